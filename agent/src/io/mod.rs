@@ -1,0 +1,232 @@
+//! The only folder with system calls.
+//!
+//! | question | file |
+//! |---|---|
+//! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
+//! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
+//! | the system calls, the only `unsafe` | `sys.rs` |
+//! | UDP on the kernel: GRO, GSO and its fallbacks | `udp.rs` |
+//! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | all of it in memory, for tests and the simulator | `memory.rs` |
+//!
+//! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
+//! into the worker's [`Ready`] queue when it may make progress again, and not before.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+pub mod batch;
+pub mod kernel;
+pub mod memory;
+pub mod ready;
+mod sys;
+pub mod udp;
+
+pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
+pub use ready::{Ready, Token};
+
+/// What a worker asks of the outside world: sockets and names. The kernel implements it, and `memory` for tests.
+pub trait Net {
+    /// Opens a UDP socket whose readiness is reported under `token`.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `AddrInUse` when another process listens there (checked by a probe bind without
+    /// `SO_REUSEPORT`) or `PermissionDenied` for a port below 1024.
+    fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>>;
+
+    /// Listens for TCP connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>>;
+
+    /// Starts to connect; `token` becomes ready when the attempt has ended (see [`TcpStream::connected`]).
+    ///
+    /// # Errors
+    /// The kernel's, when not even the attempt could start.
+    fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>>;
+
+    /// Starts to resolve `host`; `token` becomes ready when [`Net::resolved`] has an answer.
+    /// A literal address is answered at once.
+    fn resolve(&mut self, host: &str, port: u16, token: Token);
+
+    /// The answer to [`Net::resolve`] under `token`, once: every address, in the resolver's order.
+    fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>>;
+}
+
+/// How a UDP socket is to be opened.
+#[derive(Clone, Debug)]
+pub struct UdpOptions {
+    /// Where to bind; port 0 lets the kernel choose.
+    pub bind: SocketAddr,
+    /// Connect to this address, so that only its datagrams arrive and its refusals are reported.
+    pub connect: Option<SocketAddr>,
+    /// What the socket is for; it decides the path-MTU and steering options, and labels its metrics.
+    pub role: UdpRole,
+    /// `SO_RCVBUF` and `SO_SNDBUF` to ask for, in bytes.
+    pub buffer_bytes: usize,
+    /// `SO_MARK`, 0 for none. Underlay sockets only.
+    pub mark: u32,
+    /// Whether `UDP_SEGMENT` may be used at all.
+    pub gso: bool,
+}
+
+/// What a UDP socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UdpRole {
+    /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
+    QuicListen,
+    /// The underlay: carries QUIC, one dialled lane or connection.
+    QuicDial,
+    /// A local port whose datagrams go to a peer. PKTINFO, a probe bind before.
+    Ingress,
+    /// One flow's connected socket to a service.
+    Upstream,
+}
+
+/// A non-blocking UDP socket that moves batches.
+pub trait UdpSocket {
+    /// The bound address.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Fills `batch` (cleared first) with what is waiting, up to its capacity.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is waiting: the token is reported when something is. An ICMP error that the kernel
+    /// reports on a connected socket is `ConnectionRefused` or the like and costs nothing else.
+    fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<()>;
+
+    /// Sends the committed messages of `batch` in order and clears it, calling `outcome` once per message.
+    /// When the kernel would block, what is left stays in `batch` and the token is reported when there is room.
+    fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&batch::Message, SendOutcome));
+
+    /// Sends payloads straight from the buffers of `received`, as `delivery` lists them (scattered pieces of one
+    /// message are gathered by the kernel and cut by `UDP_SEGMENT`), clears `delivery`, and calls `outcome` once
+    /// per message. A message that would block is reported as such and dropped: the caller counts it.
+    fn deliver(
+        &mut self,
+        received: &ReceiveBatch,
+        delivery: &mut Delivery,
+        outcome: &mut dyn FnMut(&batch::DeliveryMessage, SendOutcome),
+    );
+
+    /// What the socket did so far; monotonic counts.
+    fn stats(&self) -> UdpStats;
+
+    /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
+    fn kernel_drops(&self) -> u64;
+}
+
+/// What became of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOutcome {
+    /// Handed to the kernel whole.
+    Sent,
+    /// Of a message that was cut into single datagrams after a failed GSO send, this many segments were not sent.
+    Partly {
+        /// Segments not sent.
+        failed: u16,
+        /// Why, for the last of them.
+        why: SendFailure,
+    },
+    /// Nothing of it was sent.
+    Failed(SendFailure),
+}
+
+/// Why the kernel refused a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SendFailure {
+    /// No room in the socket's send buffer.
+    WouldBlock,
+    /// EMSGSIZE, EINVAL: larger than the path or the interface takes.
+    TooLarge,
+    /// ECONNREFUSED: nobody listens at the far end (reported for an earlier datagram, and again after one retry).
+    Refused,
+    /// ENETUNREACH, EHOSTUNREACH, EADDRNOTAVAIL: no route, or the local address is gone.
+    Unreachable,
+    /// ENOBUFS, ENOMEM: the kernel is out of memory for packets.
+    NoBuffers,
+    /// EPERM, EACCES: a firewall refused it.
+    Forbidden,
+    /// Anything else.
+    Other,
+}
+
+/// Monotonic counts of one UDP socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpStats {
+    /// `recvmmsg` calls that returned something.
+    pub receive_calls: u64,
+    /// Buffers received; with GRO one holds many datagrams.
+    pub received_buffers: u64,
+    /// Datagrams received, GRO buffers split.
+    pub received_datagrams: u64,
+    /// Payload bytes received.
+    pub received_bytes: u64,
+    /// `sendmmsg` calls.
+    pub send_calls: u64,
+    /// Datagrams sent, GSO messages split.
+    pub sent_datagrams: u64,
+    /// Payload bytes sent.
+    pub sent_bytes: u64,
+    /// Messages sent with `UDP_SEGMENT`.
+    pub gso_messages: u64,
+    /// Segments in those.
+    pub gso_segments: u64,
+    /// Messages cut into single datagrams because GSO failed or was off for the destination.
+    pub gso_fallbacks: u64,
+    /// Times the kernel had no room to send.
+    pub would_block: u64,
+    /// Datagrams not sent, whatever the reason.
+    pub send_failures: u64,
+    /// Received buffers whose tail did not fit (truncated) and were refused whole.
+    pub truncated: u64,
+}
+
+/// A listening TCP socket.
+pub trait TcpListener {
+    /// The bound address.
+    fn local_addr(&self) -> SocketAddr;
+    /// Takes the next connection; its readiness is reported under `token` from then on.
+    ///
+    /// # Errors
+    /// `WouldBlock` when none waits. `EMFILE` and the like are returned as they are.
+    fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)>;
+}
+
+/// A non-blocking TCP connection.
+pub trait TcpStream {
+    /// Whether a started connect has ended: `WouldBlock` while it goes on, else its result.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or why the connection failed.
+    fn connected(&mut self) -> io::Result<()>;
+    /// Reads; `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or what ended the connection.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+    /// Writes a part.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or what ended the connection.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Sends a FIN: nothing more will be written.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `NotConnected`.
+    fn shutdown_write(&mut self) -> io::Result<()>;
+    /// Drops the connection with a reset instead of a FIN (`SO_LINGER` 0).
+    fn abort(&mut self);
+}
+
+/// The address family and address that a wildcard stands for when dialling `remote`.
+#[must_use]
+pub fn wildcard_for(remote: SocketAddr) -> SocketAddr {
+    match remote.ip() {
+        IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+        IpAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
+    }
+}

@@ -1,0 +1,2 @@
+//! Culvert.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The packet path of a lane.
+#![forbid(unsafe_code)]
