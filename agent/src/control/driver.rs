@@ -1,0 +1,448 @@
+//! Drives quinn-proto: datagrams and time in, packets and events out.
+//!
+//! ```text
+//!   datagram ──► Endpoint::handle ──► Connection::handle_event ─┐
+//!   deadline ─────────────────────► Connection::handle_timeout ─┤ dirty
+//!                                                               ▼
+//!                       poll: endpoint events, packets into the outbox, deadline, application events
+//! ```
+//!
+//! The endpoint never answers a stranger by itself: whatever quinn-proto would send without a connection (version
+//! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Instant,
+};
+
+use bytes::{Bytes, BytesMut};
+use quinn_proto::{
+    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
+    EndpointConfig, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId, VarInt,
+};
+use rustc_hash::FxHashMap;
+
+use super::messages::{CloseReason, Framer, Message, MessageError};
+use crate::{
+    io::Path,
+    lanes::{Lanes, UnderlayId, Underlays},
+    peer::PeerId,
+};
+
+/// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
+const MAX_HANDSHAKES: usize = 256;
+
+/// What happened on a control connection.
+#[derive(Debug)]
+pub enum Event {
+    /// The handshake is complete; the key is the far end's, proved by its certificate.
+    Connected {
+        /// The far end's public key.
+        key: [u8; 32],
+    },
+    /// A control message came.
+    Message(Message),
+    /// The far end broke the protocol of the control stream.
+    Violation(MessageError),
+    /// The far end opened a stream for a TCP forward.
+    Opened(StreamId),
+    /// A stream may have something to read, may take more, or was stopped by the far end.
+    Stream(StreamId),
+    /// The connection has ended; it is gone after this event, its packets and deadlines are not.
+    Lost(ConnectionError),
+    /// The connection needs nothing any more; its socket may be closed.
+    Drained(UnderlayId),
+}
+
+/// One control connection.
+pub struct ControlConnection {
+    quinn: Connection,
+    underlay: UnderlayId,
+    /// The peer that was dialled, or that proved its key.
+    pub peer: Option<PeerId>,
+    control: Option<StreamId>,
+    framer: Framer,
+    outgoing: Vec<u8>,
+    dirty: bool,
+    lost: bool,
+}
+
+impl ControlConnection {
+    /// Which end dialled: `Client` is this one.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.quinn.side()
+    }
+
+    /// The socket that it runs on.
+    #[must_use]
+    pub fn underlay(&self) -> UnderlayId {
+        self.underlay
+    }
+
+    /// Where the far end is.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), ecn: 0 }
+    }
+
+    /// quinn-proto's connection.
+    #[must_use]
+    pub fn quinn(&self) -> &Connection {
+        &self.quinn
+    }
+}
+
+/// Counts of the control plane; monotonic.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ControlStats {
+    /// Control messages sent.
+    pub messages_sent: u64,
+    /// Control messages received.
+    pub messages_received: u64,
+    /// Handshakes that others started.
+    pub handshakes_accepted: u64,
+    /// Handshakes not begun because too many were under way, or because the first packet was broken.
+    pub handshakes_ignored: u64,
+    /// Packets that quinn-proto would have sent to strangers.
+    pub answers_suppressed: u64,
+    /// Datagrams that belong to no lane and no connection.
+    pub unroutable: u64,
+    /// Control packets that found no room in the socket.
+    pub packets_blocked: u64,
+}
+
+/// All control connections of a worker.
+pub struct Control {
+    endpoint: Endpoint,
+    connections: FxHashMap<ConnectionHandle, ControlConnection>,
+    dirty: Vec<ConnectionHandle>,
+    events: Vec<(ConnectionHandle, Event)>,
+    /// Accepted handshakes that have not completed.
+    handshakes: usize,
+    scratch: Vec<u8>,
+    /// What it counted.
+    pub stats: ControlStats,
+}
+
+impl Control {
+    /// An endpoint that dials, and accepts if there is a server configuration.
+    #[must_use]
+    pub fn new(config: EndpointConfig, server: Option<Arc<ServerConfig>>) -> Self {
+        Self {
+            endpoint: Endpoint::new(Arc::new(config), server, true, None),
+            connections: FxHashMap::default(),
+            dirty: Vec::new(),
+            events: Vec::new(),
+            handshakes: 0,
+            scratch: Vec::with_capacity(64 * 1024),
+            stats: ControlStats::default(),
+        }
+    }
+
+    /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
+    pub fn dial(
+        &mut self,
+        peer: PeerId,
+        remote: SocketAddr,
+        underlay: UnderlayId,
+        config: ClientConfig,
+        now: Instant,
+    ) -> Option<ConnectionHandle> {
+        // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
+        let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
+        self.insert(handle, quinn, underlay, Some(peer));
+        Some(handle)
+    }
+
+    /// Takes a datagram that is no lane's.
+    pub fn datagram(
+        &mut self,
+        underlay: UnderlayId,
+        (remote, local): (SocketAddr, Option<IpAddr>),
+        ecn: u8,
+        data: &[u8],
+        now: Instant,
+    ) {
+        self.scratch.clear();
+        let ecn = EcnCodepoint::from_bits(ecn);
+        match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                if let Some(connection) = self.connections.get_mut(&handle) {
+                    connection.quinn.handle_event(event);
+                    self.touch(handle);
+                }
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.accept(incoming, underlay, now),
+            Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
+            None => self.stats.unroutable += 1,
+        }
+    }
+
+    /// The deadline of a connection has come.
+    pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            if connection.quinn.poll_timeout().is_some_and(|at| at <= now) {
+                connection.quinn.handle_timeout(now);
+            }
+            self.touch(handle);
+        }
+    }
+
+    /// A connection by its handle.
+    #[must_use]
+    pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
+        self.connections.get(&handle)
+    }
+
+    /// A connection by its handle; it is seen to in the next [`Control::poll`].
+    pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
+        self.touch(handle);
+        self.connections.get_mut(&handle)
+    }
+
+    /// quinn-proto's connection, to use its streams.
+    pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
+        self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+    }
+
+    /// How many connections there are, draining ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty()
+    }
+
+    /// Queues a control message; the dialler's first opens the control stream.
+    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.control.is_none() && connection.quinn.side() == Side::Client {
+            connection.control = connection.quinn.streams().open(Dir::Bi);
+        }
+        message.encode_framed(&mut connection.outgoing);
+        self.stats.messages_sent += 1;
+        self.touch(handle);
+    }
+
+    /// Closes a connection with a reason that the far end is told.
+    pub fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && !connection.lost
+        {
+            connection.lost = true;
+            let code = VarInt::from_u32(reason.code());
+            connection.quinn.close(now, code, Bytes::from_static(reason.words().as_bytes()));
+            self.touch(handle);
+        }
+    }
+
+    /// Sees to every connection that something happened to: what it wants to send goes to its outbox, its next
+    /// deadline to `arm`, and what it has to say to `events`.
+    pub fn poll(
+        &mut self,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+        mut arm: impl FnMut(ConnectionHandle, Instant),
+        events: &mut Vec<(ConnectionHandle, Event)>,
+    ) {
+        while let Some(handle) = self.dirty.pop() {
+            let Some(mut connection) = self.connections.remove(&handle) else { continue };
+            connection.dirty = false;
+            connection.write_control();
+            self.exchange_endpoint_events(handle, &mut connection);
+            self.read_events(handle, &mut connection);
+            connection.write_control();
+            self.transmit(&mut connection, lanes, underlays, now);
+            // Sending may have used up connection IDs or ended the draining period.
+            self.exchange_endpoint_events(handle, &mut connection);
+            if connection.quinn.is_drained() {
+                self.events.push((handle, Event::Drained(connection.underlay)));
+                continue;
+            }
+            if let Some(at) = connection.quinn.poll_timeout() {
+                arm(handle, at);
+            }
+            self.connections.insert(handle, connection);
+        }
+        events.append(&mut self.events);
+    }
+
+    fn insert(&mut self, handle: ConnectionHandle, quinn: Connection, underlay: UnderlayId, peer: Option<PeerId>) {
+        let connection = ControlConnection {
+            quinn,
+            underlay,
+            peer,
+            control: None,
+            framer: Framer::default(),
+            outgoing: Vec::new(),
+            dirty: false,
+            lost: false,
+        };
+        self.connections.insert(handle, connection);
+        self.touch(handle);
+    }
+
+    fn touch(&mut self, handle: ConnectionHandle) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && !connection.dirty
+        {
+            connection.dirty = true;
+            self.dirty.push(handle);
+        }
+    }
+
+    fn accept(&mut self, incoming: Incoming, underlay: UnderlayId, now: Instant) {
+        if self.handshakes >= MAX_HANDSHAKES {
+            self.stats.handshakes_ignored += 1;
+            self.endpoint.ignore(incoming);
+            return;
+        }
+        self.scratch.clear();
+        match self.endpoint.accept(incoming, now, &mut self.scratch, None) {
+            Ok((handle, quinn)) => {
+                self.stats.handshakes_accepted += 1;
+                self.handshakes += 1;
+                self.insert(handle, quinn, underlay, None);
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                if refused.response.is_some() {
+                    self.stats.answers_suppressed += 1;
+                }
+            }
+        }
+    }
+
+    fn exchange_endpoint_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        while let Some(event) = connection.quinn.poll_endpoint_events() {
+            if let Some(answer) = self.endpoint.handle_event(handle, event) {
+                connection.quinn.handle_event(answer);
+            }
+        }
+    }
+
+    fn read_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        while let Some(event) = connection.quinn.poll() {
+            match event {
+                QuinnEvent::Connected => {
+                    self.handshake_ended(connection);
+                    if let Some(key) = super::tls::peer_key(connection.quinn.crypto_session()) {
+                        self.events.push((handle, Event::Connected { key }));
+                    }
+                }
+                QuinnEvent::ConnectionLost { reason } => {
+                    if connection.peer.is_none() {
+                        self.handshake_ended(connection);
+                    }
+                    connection.lost = true;
+                    self.events.push((handle, Event::Lost(reason)));
+                }
+                QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
+                QuinnEvent::HandshakeDataReady
+                | QuinnEvent::DatagramReceived
+                | QuinnEvent::DatagramsUnblocked => {}
+            }
+        }
+    }
+
+    /// An accepted handshake is no longer one of those under way.
+    fn handshake_ended(&mut self, connection: &ControlConnection) {
+        if connection.quinn.side() == Side::Server {
+            self.handshakes = self.handshakes.saturating_sub(1);
+        }
+    }
+
+    fn stream_event(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection, event: StreamEvent) {
+        match event {
+            StreamEvent::Opened { .. } => {
+                while let Some(id) = connection.quinn.streams().accept(Dir::Bi) {
+                    // The dialler's first stream is the control stream.
+                    if connection.control.is_none() && connection.quinn.side() == Side::Server {
+                        connection.control = Some(id);
+                        self.read_control(handle, connection);
+                    } else {
+                        self.events.push((handle, Event::Opened(id)));
+                    }
+                }
+            }
+            StreamEvent::Readable { id } if connection.control == Some(id) => self.read_control(handle, connection),
+            StreamEvent::Writable { id } if connection.control == Some(id) => connection.write_control(),
+            StreamEvent::Readable { id }
+            | StreamEvent::Writable { id }
+            | StreamEvent::Finished { id }
+            | StreamEvent::Stopped { id, .. } => self.events.push((handle, Event::Stream(id))),
+            StreamEvent::Available { .. } => {}
+        }
+    }
+
+    fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        let Some(id) = connection.control else { return };
+        let mut stream = connection.quinn.recv_stream(id);
+        let Ok(mut chunks) = stream.read(true) else { return };
+        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
+            connection.framer.push(&chunk.bytes);
+            loop {
+                match connection.framer.next_message() {
+                    Ok(Some(message)) => {
+                        self.stats.messages_received += 1;
+                        self.events.push((handle, Event::Message(message)));
+                    }
+                    Ok(None) => break,
+                    Err(why) => {
+                        self.events.push((handle, Event::Violation(why)));
+                        let _transmit = chunks.finalize();
+                        return;
+                    }
+                }
+            }
+        }
+        // The transmission that it may ask for follows in any case: the connection is being polled.
+        let _transmit = chunks.finalize();
+    }
+
+    fn transmit(
+        &mut self,
+        connection: &mut ControlConnection,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+    ) {
+        loop {
+            self.scratch.clear();
+            let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
+            let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
+            let path = Path { destination: transmit.destination, source: transmit.src_ip, ecn };
+            let packets = &self.scratch[..transmit.size];
+            for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                let added = underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
+                    tail.copy_from_slice(packet);
+                    Some(packet.len())
+                });
+                if !added {
+                    self.stats.packets_blocked += 1;
+                }
+            }
+        }
+    }
+}
+
+impl ControlConnection {
+    /// Writes as much of the queued control messages as the stream takes.
+    fn write_control(&mut self) {
+        let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };
+        let mut stream = self.quinn.send_stream(id);
+        while !self.outgoing.is_empty() {
+            match stream.write(&self.outgoing) {
+                Ok(written) => drop(self.outgoing.drain(..written)),
+                Err(_) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! From the peer to local sockets, in packet order: [`Downlink::buffer`], then [`Downlink::packet`], then
+//! [`Downlink::frame`] and [`Downlink::deliver`].
+
+use std::{ops::Range, time::Instant};
+
+use quic_core::{ConnectionId, OpenError};
+
+use super::uplink::Uplink;
+use crate::{
+    config::Config,
+    control::driver::Control,
+    forward::Locals,
+    io::{Path, ReceiveBatch},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
+    peer::{Peer, PeerId},
+    relay::{Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing},
+    worker::Doors,
+};
+
+/// What the downlink of a worker needs.
+pub struct Downlink<'a> {
+    /// The peers.
+    pub peers: &'a mut [Peer],
+    /// Where datagrams go that are no lane's.
+    pub control: &'a mut Control,
+    /// All lanes.
+    pub lanes: &'a mut Lanes,
+    /// Their sockets.
+    pub underlays: &'a mut Underlays,
+    /// The sockets that payloads are delivered to.
+    pub locals: &'a mut Locals,
+    /// Opens the sockets of new flows.
+    pub doors: &'a mut Doors,
+    /// The services that peers may use.
+    pub config: &'a Config,
+    /// What to do when the batch is done, and scratch space.
+    pub notes: &'a mut Notes,
+    /// Time of this turn.
+    pub now: Instant,
+}
+
+/// What a pass over a batch leaves to be done, and scratch space that keeps its capacity.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// Flows that came to be.
+    pub new_flows: Vec<(PeerId, FlowId)>,
+    /// Lanes that came up or moved.
+    pub lanes_up: Vec<LaneId>,
+    /// Lanes whose peer broke the protocol.
+    pub violations: Vec<(LaneId, OpenError)>,
+    /// Packets refused, by reason.
+    pub refused: RefusedPackets,
+    /// Flows of all peers together.
+    pub flows_in_total: usize,
+    /// Ranges of the payloads of one packet within its buffer.
+    ranges: Vec<Range<usize>>,
+    /// Flows whose opening is to be confirmed, each once per batch.
+    confirm: Vec<(PeerId, u8, FlowNumber)>,
+}
+
+/// Packets that a lane did not accept; monotonic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedPackets {
+    /// Received before.
+    pub duplicate: u64,
+    /// Older than the replay window.
+    pub too_old: u64,
+    /// The tag does not verify.
+    pub authentication: u64,
+    /// Too short, or the header is not one of ours.
+    pub malformed: u64,
+    /// Authentic, and against the protocol.
+    pub violation: u64,
+    /// The lane's keys have failed too often (RFC 9001 §6.6).
+    pub exhausted: u64,
+}
+
+/// Where one datagram of the underlay came from.
+#[derive(Clone, Copy, Debug)]
+struct Origins {
+    underlay: UnderlayId,
+    path: Path,
+    slot: usize,
+}
+
+impl Downlink<'_> {
+    /// Takes a whole received batch of one underlay socket. Payloads are listed for delivery, not yet delivered.
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, underlay: UnderlayId) {
+        for slot in 0..batch.len() {
+            self.buffer(batch, underlay, slot);
+        }
+        while let Some((peer, lane, number)) = self.notes.confirm.pop() {
+            if let Some(mut uplink) = self.uplink(peer) {
+                uplink.say(lane, Context::Confirmed(number));
+            }
+        }
+    }
+
+    /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
+    fn buffer(&mut self, batch: &mut ReceiveBatch, underlay: UnderlayId, slot: usize) {
+        let (meta, data) = batch.buffer(slot);
+        let (len, segment, ecn) = (data.len(), meta.segment.max(1), meta.ecn);
+        let (source, local) = (meta.source, meta.local);
+        let origins = Origins { underlay, path: Path { destination: source, source: local, ecn: 0 }, slot };
+        let mut known: Option<(ConnectionId, LaneId)> = None;
+        let mut start = 0;
+        while start < len {
+            let end = (start + segment).min(len);
+            let (_, data) = batch.buffer_mut(slot);
+            let datagram = &mut data[start..end];
+            let lane = quic_core::destination(datagram).and_then(|cid| match known {
+                Some((last, lane)) if last == cid => Some(lane),
+                Some(_) | None => {
+                    let lane = self.lanes.of_cid(cid)?;
+                    known = Some((cid, lane));
+                    Some(lane)
+                }
+            });
+            match lane {
+                Some(lane) => self.packet(batch, &origins, lane, start..end),
+                None => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
+            }
+            start = end;
+        }
+    }
+
+    /// Opens one packet of a lane in place and takes its frames.
+    fn packet(&mut self, batch: &mut ReceiveBatch, origins: &Origins, id: LaneId, place: Range<usize>) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let (_, buffer) = batch.buffer_mut(origins.slot);
+        let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.notes.refused.count(&error);
+                if let OpenError::Violation(_) | OpenError::Exhausted = error {
+                    self.notes.violations.push((id, error));
+                }
+                return;
+            }
+        };
+        let mut ranges = std::mem::take(&mut self.notes.ranges);
+        ranges.clear();
+        ranges.extend(opened.datagrams().map(|datagram| {
+            place.start + datagram.range.start..place.start + datagram.range.end
+        }));
+        let (challenge, response) = (opened.path_challenge, opened.path_response);
+        let (peer, index) = (slot.peer, slot.index);
+        if slot.is_new_path(&origins.path) {
+            slot.validate(origins.path, self.doors.random_bytes(), self.now);
+        }
+        if let Some(data) = response
+            && slot.on_path_response(data)
+        {
+            self.notes.lanes_up.push(id);
+        }
+        self.lanes.touch(id);
+        if let Some(data) = challenge {
+            self.answer_challenge(id, origins, data);
+        }
+        for range in ranges.drain(..) {
+            self.frame(batch, origins.slot, range, (peer, index));
+        }
+        self.notes.ranges = ranges;
+    }
+
+    /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
+    fn frame(&mut self, batch: &ReceiveBatch, slot: usize, range: Range<usize>, (peer, lane): (PeerId, u8)) {
+        let (_, buffer) = batch.buffer(slot);
+        let data = &buffer[range.clone()];
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let account = &mut state.relay.downlink;
+        match Context::decode(data) {
+            Some(Context::Flow { number, payload_at }) => {
+                account.receive(1, (data.len() - payload_at) as u64);
+                let payload = range.start + payload_at..range.end;
+                match state.relay.flows.of_number(number) {
+                    Some(flow) => self.deliver(peer, flow, slot, payload),
+                    None => {
+                        account.drop(DropReason::UnknownFlow, 1);
+                        self.say(peer, lane, Context::Unknown(number));
+                    }
+                }
+            }
+            Some(Context::Open { number, service, payload_at }) => {
+                account.receive(1, (data.len() - payload_at) as u64);
+                let payload = range.start + payload_at..range.end;
+                match self.opened(peer, lane, number, service) {
+                    Ok(flow) => self.deliver(peer, flow, slot, payload),
+                    Err(reason) => self.drop(peer, reason),
+                }
+            }
+            Some(Context::OpenEmpty { number, service }) => {
+                state.relay.stats.messages_received += 1;
+                // A refusal has been sent; there is no datagram to count.
+                let _refused = self.opened(peer, lane, number, service).is_err();
+            }
+            Some(
+                message @ (Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)),
+            ) => {
+                state.relay.stats.messages_received += 1;
+                self.message(peer, message);
+            }
+            Some(Context::Unsupported(_)) => {
+                account.receive(1, data.len() as u64);
+                account.drop(DropReason::UnknownContext, 1);
+            }
+            None => {
+                account.receive(1, data.len() as u64);
+                account.drop(DropReason::Malformed, 1);
+            }
+        }
+    }
+
+    /// Lists a payload for delivery to its flow's socket.
+    #[inline]
+    fn deliver(&mut self, peer: PeerId, id: FlowId, slot: usize, payload: Range<usize>) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(flow) = state.relay.flows.get_mut(id) else { return };
+        flow.last_active = self.now;
+        state.relay.stats.downlink_bytes += payload.len() as u64;
+        let listed = match flow.origin {
+            Origin::Upstream { socket, service } => {
+                let burst = self.config.services.get(service).map_or(1, |service| service.burst);
+                self.locals.delivery(socket).map(|list| list.push(None, None, peer.0, slot, payload, burst))
+            }
+            Origin::Ingress { client, .. } => {
+                let newly_confirmed = flow.standing != Standing::Confirmed;
+                flow.standing = Standing::Confirmed;
+                let to = Some(client.address);
+                let listed = self
+                    .locals
+                    .delivery(client.socket)
+                    .map(|list| list.push(to, client.local, peer.0, slot, payload, INGRESS_BURST));
+                if newly_confirmed && let Some(mut uplink) = self.uplink(peer) {
+                    uplink.confirmed(id);
+                }
+                listed
+            }
+        };
+        if listed.is_none() {
+            self.drop(peer, DropReason::SocketOpen);
+        }
+    }
+
+    /// The flow of an opening, which comes to be if this is its first.
+    fn opened(
+        &mut self,
+        peer: PeerId,
+        lane: u8,
+        number: FlowNumber,
+        service: ServiceNumber,
+    ) -> Result<FlowId, DropReason> {
+        let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
+        let known = state.relay.flows.of_number(number);
+        let result = match known {
+            Some(flow) => Ok(flow),
+            // Only the other end may use this half of the numbers.
+            None if state.relay.flows.is_ours(number) => return Err(DropReason::Malformed),
+            None => self.accept(peer, lane, number, service),
+        };
+        match result {
+            Ok(flow) => {
+                let confirmation = (peer, lane, number);
+                if self.notes.confirm.last() != Some(&confirmation) {
+                    self.notes.confirm.push(confirmation);
+                }
+                Ok(flow)
+            }
+            Err((refusal, reason)) => {
+                self.say(peer, lane, Context::Refused(number, refusal));
+                Err(reason)
+            }
+        }
+    }
+
+    /// Accepts a flow: a socket of its own to the service.
+    fn accept(
+        &mut self,
+        peer: PeerId,
+        lane: u8,
+        number: FlowNumber,
+        service: ServiceNumber,
+    ) -> Result<FlowId, (Refusal, DropReason)> {
+        let state = self.peers.get_mut(peer.0 as usize).ok_or((Refusal::Limit, DropReason::UnknownFlow))?;
+        let place = service.0 as usize;
+        let unknown = (Refusal::UnknownService, DropReason::UnknownService);
+        let offered = self.config.services.get(place).filter(|service| service.udp).ok_or(unknown)?;
+        if !state.config.services.contains(&place) {
+            return Err((Refusal::NotAllowed, DropReason::NotAllowed));
+        }
+        if state.relay.flows.len() >= state.relay.max_flows
+            || self.notes.flows_in_total + self.notes.new_flows.len() >= self.config.limits.flows
+        {
+            return Err((Refusal::Limit, DropReason::FlowLimit));
+        }
+        let socket = self
+            .doors
+            .open_upstream(self.locals, peer, offered.upstream)
+            .map_err(|_| (Refusal::Upstream, DropReason::SocketOpen))?;
+        let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
+        self.locals.set_flow(socket, id);
+        state.relay.stats.flows_accepted += 1;
+        self.notes.new_flows.push((peer, id));
+        Ok(id)
+    }
+
+    /// Takes a message about a flow.
+    fn message(&mut self, peer: PeerId, message: Context) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let relay = &mut state.relay;
+        match message {
+            Context::Confirmed(number) => {
+                if let Some(id) = own_flow(relay, number)
+                    && let Some(flow) = relay.flows.get_mut(id)
+                {
+                    flow.standing = Standing::Confirmed;
+                    if let Some(mut uplink) = self.uplink(peer) {
+                        uplink.confirmed(id);
+                    }
+                }
+            }
+            Context::Unknown(number) => {
+                if let Some(flow) = own_flow(relay, number).and_then(|id| relay.flows.get_mut(id)) {
+                    flow.standing = Standing::Opening;
+                } else if let Some(id) = relay.flows.of_number(number) {
+                    // The opener has forgotten it: answers have nowhere to go.
+                    self.end_flow(peer, id);
+                }
+            }
+            Context::Refused(number, refusal) => {
+                if let Some(id) = own_flow(relay, number) {
+                    for run in relay.awaiting.take_flow(id) {
+                        relay.uplink.drop(DropReason::FlowRefused, run.count() as u64);
+                    }
+                    if refusal.is_temporary() {
+                        self.end_flow(peer, id);
+                    } else if let Some(flow) = relay.flows.get_mut(id) {
+                        flow.standing = Standing::Refused;
+                    }
+                }
+            }
+            Context::Closed(number) => {
+                if let Some(id) = relay.flows.of_number(number) {
+                    self.end_flow(peer, id);
+                }
+            }
+            Context::Flow { .. } | Context::Open { .. } | Context::OpenEmpty { .. } | Context::Unsupported(_) => {}
+        }
+    }
+
+    fn end_flow(&mut self, peer: PeerId, id: FlowId) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if let Some(flow) = state.relay.remove_flow(id) {
+            state.relay.stats.flows_closed += 1;
+            match flow.origin {
+                Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                Origin::Ingress { .. } => {}
+            }
+        }
+    }
+
+    fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
+        if let Some(mut uplink) = self.uplink(peer) {
+            uplink.say(lane, message);
+        }
+    }
+
+    fn drop(&mut self, peer: PeerId, reason: DropReason) {
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.relay.downlink.drop(reason, 1);
+        }
+    }
+
+    /// The way back to a peer.
+    fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        Some(Uplink {
+            relay: &mut state.relay,
+            pool: state.session.as_ref().map(|session| &session.pool),
+            lanes: self.lanes,
+            underlays: self.underlays,
+            now: self.now,
+            too_large: &mut state.too_large,
+        })
+    }
+
+    /// Answers a PATH_CHALLENGE to where it came from (RFC 9000 §8.2.2).
+    fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8]) {
+        let now = self.now;
+        self.underlays.packet(self.lanes, origins.underlay, &origins.path, PATH_PACKET, now, |lanes, tail| {
+            lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
+        });
+    }
+}
+
+/// Size of a packet that carries a PATH_CHALLENGE or PATH_RESPONSE, in bytes (RFC 9000 §8.2.1).
+pub const PATH_PACKET: usize = 1200;
+
+/// Answers to clients per send: a client's socket is as patient as the service's would be.
+const INGRESS_BURST: u16 = 16;
+
+/// The flow with this number, if it was opened at this end.
+fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {
+    relay.flows.of_number(number).filter(|_| relay.flows.is_ours(number))
+}
+
+impl RefusedPackets {
+    fn count(&mut self, error: &OpenError) {
+        match error {
+            OpenError::Duplicate => self.duplicate += 1,
+            OpenError::TooOld => self.too_old += 1,
+            OpenError::Authentication => self.authentication += 1,
+            OpenError::Header(_) => self.malformed += 1,
+            OpenError::Violation(_) => self.violation += 1,
+            OpenError::Exhausted => self.exhausted += 1,
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! START HERE: the way of a datagram through the agent.
+//!
+//! ```text
+//!  UPLINK: local socket → peer                           DOWNLINK: peer → local socket
+//!
+//!  io/udp.rs          recvmmsg, GRO: a batch             io/udp.rs          recvmmsg, GRO: a batch
+//!  datapath/uplink.rs runs of one flow; admit,           datapath/downlink.rs
+//!      │              queue or send                          │              connection ID → lane, or control
+//!  relay/flow.rs      client → flow → header             quic-core/open.rs  unprotect, check, decrypt in place
+//!      │                                                     │              → ranges of the receive buffer
+//!  lanes/outbox.rs    frames into the tail of            relay/context.rs   context → flow
+//!      │              the socket's send batch            relay/flow.rs      flow → socket, client address
+//!  quic-core/seal.rs  encrypt in place                   forward/mod.rs     listed by socket; no copy
+//!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
+//! ```
+//!
+//! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
+//! `received = delivered + in queue + Σ dropped(reason)`.
+//!
+//! * Nothing is allocated per datagram; a queue item, made only when a lane is missing or full, is a batch.
+//! * A bad datagram costs itself only: its error is counted, never returned out of a batch.
+//! * Time is read once per turn of the worker.
+
+pub mod downlink;
+pub mod uplink;

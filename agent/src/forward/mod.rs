@@ -1,0 +1,132 @@
+//! The local side: where datagrams and connections enter and leave this host.
+//!
+//! | question | file |
+//! |---|---|
+//! | which local UDP sockets are there, and how payloads are delivered to them | this one |
+//! | TCP forwards on QUIC streams | `tcp.rs` |
+
+use slab::Slab;
+
+use crate::{
+    io::{Delivery, ReceiveBatch, UdpSocket},
+    peer::PeerId,
+    relay::{FlowId, Settlement, Settlements},
+};
+
+pub mod tcp;
+
+/// A local port whose datagrams go to a peer: its place in the configuration's `[[udp]]` list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IngressId(pub u32);
+
+/// A local socket's place among the worker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalId(pub u32);
+
+/// What a local socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// `[[udp]]`: clients' datagrams come in, answers go out to whoever asked.
+    Ingress {
+        /// Which one.
+        ingress: IngressId,
+        /// The peer that offers the service.
+        peer: PeerId,
+    },
+    /// Connected to a service, for one flow.
+    Upstream {
+        /// Whose flow.
+        peer: PeerId,
+        /// Which flow.
+        flow: FlowId,
+        /// Place of the service in the configuration.
+        service: usize,
+    },
+}
+
+/// A local UDP socket and what is about to be delivered to it.
+pub struct LocalSocket {
+    /// The socket.
+    pub socket: Box<dyn UdpSocket>,
+    /// What it is for.
+    pub local: Local,
+    delivery: Option<Box<Delivery>>,
+}
+
+/// All local UDP sockets of a worker.
+#[derive(Default)]
+pub struct Locals {
+    sockets: Slab<LocalSocket>,
+    /// Lists that no socket is using: an idle socket costs none.
+    spare: Vec<Box<Delivery>>,
+    dirty: Vec<LocalId>,
+    settlements: Settlements,
+}
+
+impl Locals {
+    /// The place that [`Locals::insert`] will give the next socket.
+    #[must_use]
+    pub fn vacant(&mut self) -> LocalId {
+        LocalId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds a socket.
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local) -> LocalId {
+        let id = self.vacant();
+        self.sockets.insert(LocalSocket { socket, local, delivery: None });
+        id
+    }
+
+    /// Closes a socket. What was to be delivered to it must have been flushed.
+    pub fn remove(&mut self, id: LocalId) -> Option<LocalSocket> {
+        self.sockets.try_remove(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: LocalId) -> Option<&LocalSocket> {
+        self.sockets.get(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    #[inline]
+    pub fn get_mut(&mut self, id: LocalId) -> Option<&mut LocalSocket> {
+        self.sockets.get_mut(id.0 as usize)
+    }
+
+    /// All sockets.
+    pub fn iter(&self) -> impl Iterator<Item = &LocalSocket> {
+        self.sockets.iter().map(|(_, socket)| socket)
+    }
+
+    /// The list to which payloads for socket `id` are added, until [`Locals::flush`] delivers them.
+    #[inline]
+    pub fn delivery(&mut self, id: LocalId) -> Option<&mut Delivery> {
+        let socket = self.sockets.get_mut(id.0 as usize)?;
+        if socket.delivery.is_none() {
+            socket.delivery = Some(self.spare.pop().unwrap_or_default());
+            self.dirty.push(id);
+        }
+        socket.delivery.as_deref_mut()
+    }
+
+    /// Delivers everything that was listed, straight from the buffers of `received`.
+    pub fn flush(&mut self, received: &ReceiveBatch) {
+        while let Some(id) = self.dirty.pop() {
+            let Some(socket) = self.sockets.get_mut(id.0 as usize) else { continue };
+            let Some(mut delivery) = socket.delivery.take() else { continue };
+            let settlements = &mut self.settlements;
+            socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
+                let payloads = u64::from(message.payloads);
+                settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+            });
+            self.spare.push(delivery);
+        }
+    }
+
+    /// What became of payloads since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+}

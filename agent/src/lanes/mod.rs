@@ -1,0 +1,308 @@
+//! The lanes: stripes of QUIC short-header packets beside the control connection.
+//!
+//! | question | file |
+//! |---|---|
+//! | which lane has this connection ID; is it validated; where do its packets go | this one |
+//! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
+//! | which lanes a peer has, and how they are opened and opened again | `pool.rs` |
+//!
+//! ```text
+//!   dialler                                   listener
+//!   LaneOpen (control stream)  ─────────────► slot, address not known yet
+//!   slot ◄──────────────────── LaneAccept
+//!   PATH_CHALLENGE (the lane's own packet) ─► PATH_RESPONSE + PATH_CHALLENGE to where it came from
+//!   Up   ◄───────────────────────────────────
+//!   PATH_RESPONSE ──────────────────────────► Up
+//! ```
+
+use std::time::{Duration, Instant};
+
+use quic_core::{ConnectionId, Lane};
+use quinn_proto::ConnectionHandle;
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use crate::{io::Path, peer::PeerId};
+
+pub mod outbox;
+pub mod pool;
+
+pub use outbox::{Frame, PushError, UnderlayId, Underlays};
+pub use pool::Pool;
+
+/// A lane that is not validated after this long is opened again (design: "within 3 s").
+pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// An unanswered PATH_CHALLENGE is repeated after this long.
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long a replaced lane still opens packets that were under way, at least as long as any queue holds them.
+pub const DRAIN_TIME: Duration = Duration::from_secs(3);
+
+/// A lane's place in the worker's table. It is used again after the lane has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+
+/// Whether a lane may carry payloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneState {
+    /// Its path is being validated.
+    Validating,
+    /// It carries payloads.
+    Up,
+    /// It has been replaced: it opens packets until the given time, and sends none.
+    Draining {
+        /// When it ends.
+        until: Instant,
+    },
+}
+
+impl LaneState {
+    /// The values of the metric label `state`.
+    pub const LABELS: [&'static str; 3] = ["validating", "up", "draining"];
+
+    /// The place of this state in [`LaneState::LABELS`].
+    #[must_use]
+    pub const fn label_index(self) -> usize {
+        match self {
+            Self::Validating => 0,
+            Self::Up => 1,
+            Self::Draining { .. } => 2,
+        }
+    }
+}
+
+/// A path that is being validated (RFC 9000 §8.2).
+#[derive(Clone, Copy, Debug)]
+struct Validation {
+    path: Path,
+    data: [u8; 8],
+    give_up: Instant,
+    repeat: Instant,
+    /// Whether a PATH_CHALLENGE is to be sent at the next opportunity.
+    due: bool,
+}
+
+/// One lane of one peer.
+#[derive(Debug)]
+pub struct LaneSlot {
+    /// Keys, packet numbers, windows.
+    pub core: Lane,
+    /// Whose lane it is.
+    pub peer: PeerId,
+    /// The control connection that it was opened on.
+    pub connection: ConnectionHandle,
+    /// Its index within the peer's pool.
+    pub index: u8,
+    /// Which opening of that index this is.
+    pub epoch: u64,
+    /// What its received packets carry.
+    pub local_cid: ConnectionId,
+    /// Whether it may carry payloads.
+    pub state: LaneState,
+    /// The socket that it sends on.
+    pub underlay: UnderlayId,
+    /// Where its packets go; `None` at the listener until the first packet has come.
+    pub path: Option<Path>,
+    /// The largest packet to send, in bytes of UDP payload.
+    pub packet_budget: usize,
+    validation: Option<Validation>,
+    touched: bool,
+}
+
+impl LaneSlot {
+    /// A lane that starts to validate `path`, or waits for the first packet to learn it.
+    #[must_use]
+    pub fn new(
+        core: Lane,
+        owner: (PeerId, ConnectionHandle),
+        (index, epoch): (u8, u64),
+        local_cid: ConnectionId,
+        underlay: UnderlayId,
+        packet_budget: usize,
+    ) -> Self {
+        Self {
+            core,
+            peer: owner.0,
+            connection: owner.1,
+            index,
+            epoch,
+            local_cid,
+            state: LaneState::Validating,
+            underlay,
+            path: None,
+            packet_budget,
+            validation: None,
+            touched: false,
+        }
+    }
+
+    /// Whether payloads may be put on it.
+    #[inline]
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        match self.state {
+            LaneState::Up => true,
+            LaneState::Validating | LaneState::Draining { .. } => false,
+        }
+    }
+
+    /// Starts to validate `path` with `data`, unless that path is being validated already.
+    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
+        if self.validation.is_some_and(|running| running.path == path) {
+            return;
+        }
+        let give_up = now + VALIDATION_TIMEOUT;
+        self.validation = Some(Validation { path, data, give_up, repeat: now, due: true });
+    }
+
+    /// A packet that opened came from `source`: whether its path is neither the lane's nor under validation.
+    #[must_use]
+    pub fn is_new_path(&self, source: &Path) -> bool {
+        let same = |known: &Path| known.destination == source.destination;
+        !self.path.as_ref().is_some_and(same) && !self.validation.is_some_and(|running| same(&running.path))
+    }
+
+    /// The far end answered a challenge: true if the lane came up or moved by it.
+    pub fn on_path_response(&mut self, data: [u8; 8]) -> bool {
+        let Some(running) = self.validation.filter(|running| running.data == data) else { return false };
+        self.validation = None;
+        self.path = Some(running.path);
+        match self.state {
+            LaneState::Validating => self.state = LaneState::Up,
+            LaneState::Up | LaneState::Draining { .. } => {}
+        }
+        true
+    }
+
+    /// The challenge that is to be sent now, and where.
+    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path)> {
+        let running = self.validation.as_mut()?;
+        if !running.due {
+            return None;
+        }
+        running.due = false;
+        running.repeat = now + CHALLENGE_INTERVAL;
+        Some((running.data, running.path))
+    }
+
+    /// When [`LaneSlot::on_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let draining = match self.state {
+            LaneState::Draining { until } => return Some(until),
+            LaneState::Validating | LaneState::Up => None,
+        };
+        let validation = self.validation.map(|running| running.repeat.min(running.give_up));
+        let core = self.core.poll_timeout().map(|(at, _)| at);
+        [draining, validation, core].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub fn on_timeout(&mut self, now: Instant) -> Due {
+        match self.state {
+            LaneState::Draining { until } => return if until <= now { Due::Remove } else { Due::Nothing },
+            LaneState::Validating | LaneState::Up => {}
+        }
+        if let Some(running) = self.validation.as_mut() {
+            if running.give_up <= now {
+                self.validation = None;
+                match self.state {
+                    LaneState::Validating => return Due::Reopen,
+                    LaneState::Up | LaneState::Draining { .. } => {}
+                }
+            } else if running.repeat <= now {
+                running.due = true;
+            }
+        }
+        if self.core.poll_timeout().is_some_and(|(at, _)| at <= now) {
+            self.core.handle_timeout(now);
+        }
+        Due::Transmit
+    }
+}
+
+/// What a lane's timeout asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// It was woken too early.
+    Nothing,
+    /// It may have a packet of its own to send.
+    Transmit,
+    /// It could not be validated.
+    Reopen,
+    /// Its draining time is over.
+    Remove,
+}
+
+/// All lanes of a worker, found by place or by the connection ID of a received packet.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    slots: Slab<LaneSlot>,
+    by_cid: FxHashMap<ConnectionId, LaneId>,
+    /// Lanes that sent or received in this turn, each once.
+    touched: Vec<LaneId>,
+}
+
+impl Lanes {
+    /// Adds a lane.
+    pub fn insert(&mut self, slot: LaneSlot) -> LaneId {
+        let cid = slot.local_cid;
+        // A lane costs kilobytes: memory ends long before 2^32 of them.
+        let id = LaneId(u32::try_from(self.slots.insert(slot)).unwrap_or(u32::MAX));
+        self.by_cid.insert(cid, id);
+        id
+    }
+
+    /// Ends a lane.
+    pub fn remove(&mut self, id: LaneId) -> Option<LaneSlot> {
+        let slot = self.slots.try_remove(id.0 as usize)?;
+        self.by_cid.remove(&slot.local_cid);
+        Some(slot)
+    }
+
+    /// The lane whose packets carry `cid`.
+    #[inline]
+    #[must_use]
+    pub fn of_cid(&self, cid: ConnectionId) -> Option<LaneId> {
+        self.by_cid.get(&cid).copied()
+    }
+
+    /// A lane by its place.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: LaneId) -> Option<&LaneSlot> {
+        self.slots.get(id.0 as usize)
+    }
+
+    /// A lane by its place.
+    #[inline]
+    pub fn get_mut(&mut self, id: LaneId) -> Option<&mut LaneSlot> {
+        self.slots.get_mut(id.0 as usize)
+    }
+
+    /// Notes that a lane sent or received, so that its ACKs and timers are seen to at the end of the turn.
+    #[inline]
+    pub fn touch(&mut self, id: LaneId) {
+        if let Some(slot) = self.slots.get_mut(id.0 as usize)
+            && !slot.touched
+        {
+            slot.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    /// Takes one of the lanes that were touched.
+    pub fn next_touched(&mut self) -> Option<LaneId> {
+        let id = self.touched.pop()?;
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            slot.touched = false;
+        }
+        Some(id)
+    }
+
+    /// All lanes.
+    pub fn iter(&self) -> impl Iterator<Item = (LaneId, &LaneSlot)> {
+        self.slots.iter().map(|(id, slot)| (LaneId(u32::try_from(id).unwrap_or(u32::MAX)), slot))
+    }
+}

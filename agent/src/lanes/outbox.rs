@@ -1,0 +1,329 @@
+//! Outboxes: payloads become packets here, straight in the tail of their socket's send batch.
+//!
+//! ```text
+//!   SendBatch  [packet][packet][packet][ header room | frame | frame | … ]
+//!               └──────── committed ───┘└──── under construction ───────┘ ──finish──► sealed, committed
+//! ```
+//!
+//! At most one packet is under construction per socket. Payloads of one batch that fit share it; whoever writes
+//! for another lane finishes it first. A packet in which no further payload of this size would fit is finished at
+//! once, with a DATAGRAM frame without length (RFC 9221 §4), so a run of equal payloads makes equal packets: one
+//! GSO message.
+
+use std::time::Instant;
+
+use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
+use slab::Slab;
+
+use super::{LaneId, Lanes};
+use crate::{
+    io::{Path, SendBatch, SendOutcome, UdpSocket, batch::Message},
+    peer::PeerId,
+    relay::{DropReason, Settlement, Settlements},
+};
+
+/// Marks a message without a peer's payloads: control packets, acknowledgements.
+const NO_OWNER: u32 = u32::MAX;
+
+/// A socket's place among the worker's underlay sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UnderlayId(pub u32);
+
+/// Why a payload was not put into a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// It does not fit into a packet; `most` is the largest payload that does, with this header.
+    TooLarge {
+        /// In bytes.
+        most: usize,
+    },
+    /// The socket has no room: try again when it has.
+    Blocked,
+    /// The lane is not up.
+    NotUp,
+}
+
+/// What one DATAGRAM frame is to carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// The encoded context.
+    pub header: &'a [u8],
+    /// The payload; empty for a message about a flow.
+    pub payload: &'a [u8],
+    /// Whether it carries a datagram, which the peer's account settles.
+    pub counted: bool,
+}
+
+/// The packet under construction.
+#[derive(Clone, Copy, Debug)]
+struct OpenPacket {
+    lane: LaneId,
+    /// Bytes so far, header room included.
+    len: usize,
+    frames: u16,
+    /// Frames that carry a datagram, not only a message about a flow.
+    payloads: u16,
+}
+
+/// One socket of the underlay and what is about to be sent on it.
+pub struct Underlay {
+    /// The socket.
+    pub socket: Box<dyn UdpSocket>,
+    /// Whether it listens for peers; else it belongs to one dialled connection or lane.
+    pub listens: bool,
+    outbox: Option<Box<SendBatch>>,
+    open: Option<OpenPacket>,
+    /// The kernel had no room; nothing is added until it has.
+    blocked: bool,
+    dirty: bool,
+}
+
+/// All underlay sockets of a worker.
+#[derive(Default)]
+pub struct Underlays {
+    sockets: Slab<Underlay>,
+    /// Batches that no socket is using: an idle socket costs none.
+    spare: Vec<Box<SendBatch>>,
+    dirty: Vec<UnderlayId>,
+    settlements: Settlements,
+}
+
+impl Underlays {
+    /// The place that [`Underlays::insert`] will give the next socket.
+    #[must_use]
+    pub fn vacant(&mut self) -> UnderlayId {
+        UnderlayId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds a socket.
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, listens: bool) -> UnderlayId {
+        let id = self.vacant();
+        self.sockets.insert(Underlay { socket, listens, outbox: None, open: None, blocked: false, dirty: false });
+        id
+    }
+
+    /// Closes a socket; payloads still in its outbox are settled as blocked.
+    pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
+        let mut underlay = self.sockets.try_remove(id.0 as usize)?;
+        if let Some(mut batch) = underlay.outbox.take() {
+            for message in batch.messages() {
+                settle(&mut self.settlements, message, SendOutcome::Failed(crate::io::SendFailure::WouldBlock));
+            }
+            batch.clear();
+            self.spare.push(batch);
+        }
+        Some(underlay)
+    }
+
+    /// A socket by its place.
+    #[must_use]
+    pub fn get(&self, id: UnderlayId) -> Option<&Underlay> {
+        self.sockets.get(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    pub fn get_mut(&mut self, id: UnderlayId) -> Option<&mut Underlay> {
+        self.sockets.get_mut(id.0 as usize)
+    }
+
+    /// All sockets.
+    pub fn iter(&self) -> impl Iterator<Item = &Underlay> {
+        self.sockets.iter().map(|(_, underlay)| underlay)
+    }
+
+    /// Puts one frame into a packet of `lane`.
+    ///
+    /// # Errors
+    /// See [`PushError`]; the frame is then not in any packet.
+    #[inline]
+    pub fn push(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        frame: Frame<'_>,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
+        let (id, budget) = (slot.underlay, slot.packet_budget);
+        let data_len = frame.header.len() + frame.payload.len();
+        let with_len = datagram::encoded_len(data_len);
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        if let Some(open) = underlay.open {
+            if open.lane == lane && open.len + with_len + TAG_LEN <= budget {
+                return underlay.append(open, budget, frame, with_len - data_len);
+            }
+            underlay.finish(lanes, now, &mut self.settlements);
+        }
+        let alone = HEADER_LEN + datagram::encoded_len_to_end(data_len) + TAG_LEN;
+        if alone > budget {
+            let overhead = HEADER_LEN + datagram::encoded_len_to_end(frame.header.len()) + TAG_LEN;
+            return Err(PushError::TooLarge { most: budget.saturating_sub(overhead) });
+        }
+        self.make_room(id, budget)?;
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        let open = OpenPacket { lane, len: HEADER_LEN, frames: 0, payloads: 0 };
+        if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
+            underlay.append(open, budget, frame, with_len - data_len)
+        } else {
+            underlay.append(open, budget, frame, 1)?;
+            underlay.finish(lanes, now, &mut self.settlements);
+            Ok(())
+        }
+    }
+
+    /// Seals what is under construction on the socket of `lane`, so that nothing joins it.
+    pub fn finish(&mut self, lanes: &mut Lanes, lane: LaneId, now: Instant) {
+        if let Some(slot) = lanes.get(lane)
+            && let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize)
+        {
+            underlay.finish(lanes, now, &mut self.settlements);
+        }
+    }
+
+    /// Adds one packet that is already protected: `write` fills a slice of `most` bytes and returns the length,
+    /// or `None` to add nothing. A packet that finds no room is not sent: acknowledgements and control packets are
+    /// made again by who made them.
+    pub fn packet(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        most: usize,
+        now: Instant,
+        write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
+    ) -> bool {
+        let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return false };
+        underlay.finish(lanes, now, &mut self.settlements);
+        if self.make_room(id, most).is_err() {
+            return false;
+        }
+        let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut()) else {
+            return false;
+        };
+        let Some(len) = batch.tail(most).and_then(|tail| write(lanes, &mut tail[..most])) else { return false };
+        batch.commit(path, NO_OWNER, len, 0);
+        true
+    }
+
+    /// Makes sure that a packet of `most` bytes has room on socket `id`, sending what is there if it must.
+    fn make_room(&mut self, id: UnderlayId, most: usize) -> Result<(), PushError> {
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        if underlay.blocked {
+            return Err(PushError::Blocked);
+        }
+        if !underlay.dirty {
+            underlay.dirty = true;
+            self.dirty.push(id);
+        }
+        let spare = &mut self.spare;
+        let batch =
+            underlay.outbox.get_or_insert_with(|| spare.pop().unwrap_or_else(|| Box::new(SendBatch::default())));
+        if batch.tail(most).is_some() {
+            return Ok(());
+        }
+        underlay.send(&mut self.settlements);
+        match underlay.outbox.as_mut().and_then(|batch| batch.tail(most)) {
+            Some(_) => Ok(()),
+            None => Err(PushError::Blocked),
+        }
+    }
+
+    /// Sends everything: finishes what is under construction and hands it to the kernel.
+    pub fn flush(&mut self, lanes: &mut Lanes, now: Instant) {
+        while let Some(id) = self.dirty.pop() {
+            let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
+            underlay.dirty = false;
+            underlay.finish(lanes, now, &mut self.settlements);
+            if !underlay.blocked {
+                underlay.send(&mut self.settlements);
+            }
+            if !underlay.blocked
+                && let Some(batch) = underlay.outbox.take()
+            {
+                self.spare.push(batch);
+            }
+        }
+    }
+
+    /// The socket reported that it is ready: if it had no room, try again. Returns whether it was blocked and now is not.
+    pub fn unblock(&mut self, id: UnderlayId) -> bool {
+        let Some(underlay) = self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked) else {
+            return false;
+        };
+        underlay.send(&mut self.settlements);
+        if underlay.blocked {
+            return false;
+        }
+        if let Some(batch) = underlay.outbox.take() {
+            self.spare.push(batch);
+        }
+        true
+    }
+
+    /// What became of payloads since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+}
+
+impl Underlay {
+    /// Writes one DATAGRAM frame into the packet under construction.
+    fn append(
+        &mut self,
+        mut open: OpenPacket,
+        budget: usize,
+        frame: Frame<'_>,
+        frame_header_len: usize,
+    ) -> Result<(), PushError> {
+        let Frame { header, payload, counted } = frame;
+        let tail = self.outbox.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
+        let room = &mut tail[open.len..];
+        let data_len = header.len() + payload.len();
+        let written = if frame_header_len == 1 {
+            datagram::write_header_to_end(room)
+        } else {
+            datagram::write_header_with_len(room, data_len)
+        };
+        let at = written.ok_or(PushError::Blocked)?;
+        room[at..at + header.len()].copy_from_slice(header);
+        room[at + header.len()..at + data_len].copy_from_slice(payload);
+        open.len += at + data_len;
+        open.frames += 1;
+        open.payloads += u16::from(counted);
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Seals the packet under construction and commits it to the batch.
+    fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
+        let Some(open) = self.open.take() else { return };
+        let Some(batch) = self.outbox.as_mut() else { return };
+        let Some(slot) = lanes.get_mut(open.lane) else { return };
+        let Some(path) = slot.path else { return };
+        let len = open.len + TAG_LEN;
+        let Some(tail) = batch.tail(len) else { return };
+        if slot.core.seal(&mut tail[..len], true, now).is_ok() {
+            slot.core.count_datagrams_sent(u64::from(open.frames));
+            let owner = slot.peer.0;
+            batch.commit(&path, owner, len, open.payloads);
+        } else {
+            settlements.note(slot.peer, u64::from(open.payloads), Some(DropReason::LaneExhausted));
+        }
+        lanes.touch(open.lane);
+    }
+
+    /// Hands the batch to the kernel.
+    fn send(&mut self, settlements: &mut Settlements) {
+        let Some(batch) = self.outbox.as_mut() else { return };
+        self.socket.send(batch, &mut |message, outcome| settle(settlements, message, outcome));
+        self.blocked = !batch.is_empty();
+    }
+}
+
+/// Notes what became of a message's payloads; other messages are nobody's.
+fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome) {
+    if message.owner != NO_OWNER {
+        let (payloads, segments) = (u64::from(message.payloads), u64::from(message.segments));
+        settlements.message(PeerId(message.owner), payloads, segments, outcome);
+    }
+}

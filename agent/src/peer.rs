@@ -1,0 +1,61 @@
+//! One peer, as a worker sees it.
+
+use std::{sync::Arc, time::Instant};
+
+use quinn_proto::ConnectionHandle;
+
+use crate::{
+    config,
+    control::{dial::Dialler, messages::Hello},
+    identity::PublicKey,
+    lanes::Pool,
+    relay::DatagramRelay,
+};
+
+/// A peer's place in the configuration's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+/// The established control connection with a peer.
+#[derive(Debug)]
+pub struct Session {
+    /// The connection.
+    pub handle: ConnectionHandle,
+    /// Whether this end dialled it.
+    pub dialled: bool,
+    /// What the peer said of itself.
+    pub hello: Hello,
+    /// Its lanes.
+    pub pool: Pool,
+    /// When it was established.
+    pub since: Instant,
+}
+
+/// A peer: its configuration, its connection, its datagrams.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its place.
+    pub id: PeerId,
+    /// Its name in logs and metrics.
+    pub name: Arc<str>,
+    /// What the operator decided.
+    pub config: config::Peer,
+    /// The relay of its datagrams.
+    pub relay: DatagramRelay,
+    /// When and where to dial it.
+    pub dialler: Dialler,
+    /// The connection with it, once established.
+    pub session: Option<Session>,
+    /// The process that the peer's flows belong to; survives a reconnect.
+    pub instance: Option<[u8; 16]>,
+    /// TCP forwards that are open.
+    pub tcp_streams: u32,
+}
+
+impl Peer {
+    /// Whether `key` is one of the keys that this peer may prove.
+    #[must_use]
+    pub fn has_key(&self, key: &[u8; 32]) -> bool {
+        self.config.public_keys.contains(&PublicKey(*key))
+    }
+}

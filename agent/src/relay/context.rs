@@ -1,0 +1,327 @@
+//! The payload format inside a DATAGRAM frame: a context, and what it says.
+//!
+//! ```text
+//! context (varint) | fields (varints) | payload (the rest of the frame)
+//! ```
+//!
+//! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
+//! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
+
+/// The largest value of a QUIC varint (RFC 9000 §16).
+const VARINT_MAX: u64 = (1 << 62) - 1;
+
+/// The numbers of the contexts. `docs/wire-format.md` is the reference.
+mod code {
+    pub(super) const IP: u64 = 0;
+    pub(super) const IP_PARTIAL: u64 = 1;
+    pub(super) const FLOW: u64 = 2;
+    pub(super) const OPEN: u64 = 3;
+    pub(super) const OPEN_EMPTY: u64 = 4;
+    pub(super) const CONFIRMED: u64 = 5;
+    pub(super) const REFUSED: u64 = 6;
+    pub(super) const UNKNOWN: u64 = 7;
+    pub(super) const CLOSED: u64 = 8;
+    pub(super) const TARGET: u64 = 9;
+}
+
+/// A flow's number, unique within one instance of its opener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowNumber(pub u64);
+
+/// A service's number, as the hello of the agent that offers it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceNumber(pub u32);
+
+/// Why a flow was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// No such service.
+    UnknownService,
+    /// The peer may not use it.
+    NotAllowed,
+    /// A ceiling is reached; later attempts may succeed.
+    Limit,
+    /// The service's socket could not be opened.
+    Upstream,
+    /// A reason that this version does not know.
+    Other(u64),
+}
+
+impl Refusal {
+    /// Its number on the wire.
+    #[must_use]
+    pub const fn code(self) -> u64 {
+        match self {
+            Self::UnknownService => 1,
+            Self::NotAllowed => 2,
+            Self::Limit => 3,
+            Self::Upstream => 4,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// The refusal of a number on the wire.
+    #[must_use]
+    pub const fn from_code(code: u64) -> Self {
+        match code {
+            1 => Self::UnknownService,
+            2 => Self::NotAllowed,
+            3 => Self::Limit,
+            4 => Self::Upstream,
+            other => Self::Other(other),
+        }
+    }
+
+    /// Whether a later attempt can succeed without either end's configuration changing.
+    #[must_use]
+    pub const fn is_temporary(self) -> bool {
+        match self {
+            Self::Limit | Self::Upstream => true,
+            Self::UnknownService | Self::NotAllowed | Self::Other(_) => false,
+        }
+    }
+}
+
+/// What one DATAGRAM frame says. The payload, where there is one, starts at `payload_at` within the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// A datagram of a flow that both ends know.
+    Flow {
+        /// Which flow.
+        number: FlowNumber,
+        /// Offset of the payload, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// A datagram that opens its flow; the opener repeats this form until the flow is confirmed.
+    Open {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which service of the receiver.
+        service: ServiceNumber,
+        /// Offset of the payload, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
+    OpenEmpty {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which service of the receiver.
+        service: ServiceNumber,
+    },
+    /// The receiver of an opening knows the flow now.
+    Confirmed(FlowNumber),
+    /// The receiver of an opening does not accept it.
+    Refused(FlowNumber, Refusal),
+    /// The receiver of a datagram does not know its flow: the opener opens it again.
+    Unknown(FlowNumber),
+    /// The sender has forgotten the flow.
+    Closed(FlowNumber),
+    /// A context that is reserved or not known; its number.
+    Unsupported(u64),
+}
+
+impl Context {
+    /// Reads a frame's data; `None` if a varint is cut off or the fields are followed by bytes that have no place.
+    #[must_use]
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        let mut reader = Reader { data, at: 0 };
+        let context = match reader.varint()? {
+            code::FLOW => {
+                let number = FlowNumber(reader.varint()?);
+                return Some(Self::Flow { number, payload_at: reader.at });
+            }
+            code::OPEN => {
+                let number = FlowNumber(reader.varint()?);
+                let service = reader.service()?;
+                return Some(Self::Open { number, service, payload_at: reader.at });
+            }
+            code::OPEN_EMPTY => {
+                let number = FlowNumber(reader.varint()?);
+                Self::OpenEmpty { number, service: reader.service()? }
+            }
+            code::CONFIRMED => Self::Confirmed(FlowNumber(reader.varint()?)),
+            code::REFUSED => {
+                let number = FlowNumber(reader.varint()?);
+                Self::Refused(number, Refusal::from_code(reader.varint()?))
+            }
+            code::UNKNOWN => Self::Unknown(FlowNumber(reader.varint()?)),
+            code::CLOSED => Self::Closed(FlowNumber(reader.varint()?)),
+            reserved @ (code::IP | code::IP_PARTIAL | code::TARGET) => return Some(Self::Unsupported(reserved)),
+            unknown => return Some(Self::Unsupported(unknown)),
+        };
+        (reader.at == data.len()).then_some(context)
+    }
+
+    /// Writes the context and its fields, without a payload.
+    #[must_use]
+    pub fn encode(&self) -> Header {
+        let mut header = Header::default();
+        match *self {
+            Self::Flow { number, .. } => {
+                header.varint(code::FLOW);
+                header.varint(number.0);
+            }
+            Self::Open { number, service, .. } => {
+                header.varint(code::OPEN);
+                header.varint(number.0);
+                header.varint(u64::from(service.0));
+            }
+            Self::OpenEmpty { number, service } => {
+                header.varint(code::OPEN_EMPTY);
+                header.varint(number.0);
+                header.varint(u64::from(service.0));
+            }
+            Self::Confirmed(number) => {
+                header.varint(code::CONFIRMED);
+                header.varint(number.0);
+            }
+            Self::Refused(number, refusal) => {
+                header.varint(code::REFUSED);
+                header.varint(number.0);
+                header.varint(refusal.code());
+            }
+            Self::Unknown(number) => {
+                header.varint(code::UNKNOWN);
+                header.varint(number.0);
+            }
+            Self::Closed(number) => {
+                header.varint(code::CLOSED);
+                header.varint(number.0);
+            }
+            Self::Unsupported(number) => header.varint(number),
+        }
+        header
+    }
+}
+
+/// An encoded context: at most 24 bytes, on the stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    bytes: [u8; Self::CAPACITY],
+    len: u8,
+}
+
+impl Header {
+    /// Three varints of eight bytes.
+    const CAPACITY: usize = 24;
+
+    /// The bytes to put before the payload.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    fn varint(&mut self, value: u64) {
+        let at = usize::from(self.len);
+        // Numbers come from counters and from decoded varints, so they are within the varint's range.
+        debug_assert!(value <= VARINT_MAX);
+        let width = match value {
+            0..=0x3f => 1,
+            0x40..=0x3fff => 2,
+            0x4000..=0x3fff_ffff => 4,
+            _ => 8,
+        };
+        let prefix = match width {
+            1 => 0,
+            2 => 0x4000,
+            4 => 0x8000_0000,
+            _ => 0xc000_0000_0000_0000,
+        };
+        let encoded = ((value & VARINT_MAX) | prefix).to_be_bytes();
+        self.bytes[at..at + width].copy_from_slice(&encoded[8 - width..]);
+        self.len += u8::try_from(width).unwrap_or(8);
+    }
+}
+
+struct Reader<'a> {
+    data: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        let first = *self.data.get(self.at)?;
+        let width = 1usize << (first >> 6);
+        let bytes = self.data.get(self.at..self.at + width)?;
+        self.at += width;
+        Some(bytes[1..].iter().fold(u64::from(first & 0x3f), |value, byte| (value << 8) | u64::from(*byte)))
+    }
+
+    fn service(&mut self) -> Option<ServiceNumber> {
+        u32::try_from(self.varint()?).ok().map(ServiceNumber)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn contexts() -> impl Strategy<Value = Context> {
+        let number = (0..=VARINT_MAX).prop_map(FlowNumber);
+        let service = any::<u32>().prop_map(ServiceNumber);
+        prop_oneof![
+            number.clone().prop_map(|number| Context::Flow { number, payload_at: 0 }),
+            (number.clone(), service.clone())
+                .prop_map(|(number, service)| Context::Open { number, service, payload_at: 0 }),
+            (number.clone(), service).prop_map(|(number, service)| Context::OpenEmpty { number, service }),
+            number.clone().prop_map(Context::Confirmed),
+            (number.clone(), 0..=VARINT_MAX)
+                .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
+            number.clone().prop_map(Context::Unknown),
+            number.prop_map(Context::Closed),
+        ]
+    }
+
+    fn at_header_end(context: Context, len: usize) -> Context {
+        match context {
+            Context::Flow { number, .. } => Context::Flow { number, payload_at: len },
+            Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
+            other @ (Context::OpenEmpty { .. }
+            | Context::Confirmed(_)
+            | Context::Refused(..)
+            | Context::Unknown(_)
+            | Context::Closed(_)
+            | Context::Unsupported(_)) => other,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(context in contexts()) {
+            let header = context.encode();
+            let expected = at_header_end(context, header.as_slice().len());
+            prop_assert_eq!(Context::decode(header.as_slice()), Some(expected));
+        }
+
+        #[test]
+        fn a_cut_header_is_malformed(context in contexts()) {
+            let header = context.encode();
+            for len in 0..header.as_slice().len() {
+                prop_assert_eq!(Context::decode(&header.as_slice()[..len]), None);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(data in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Some(Context::Flow { payload_at, .. } | Context::Open { payload_at, .. }) = Context::decode(&data) {
+                prop_assert!(payload_at <= data.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_bytes_on_the_wire_are_those_of_the_document() {
+        // docs/wire-format.md gives these examples.
+        let open = Context::Open { number: FlowNumber(2), service: ServiceNumber(1), payload_at: 0 };
+        assert_eq!(open.encode().as_slice(), [3, 2, 1]);
+        let flow = Context::Flow { number: FlowNumber(300), payload_at: 0 };
+        assert_eq!(flow.encode().as_slice(), [2, 0x41, 0x2c]);
+        assert_eq!(Context::decode(&[9, 1, 2, 3]), Some(Context::Unsupported(9)));
+        assert_eq!(Context::decode(&[0, 0x45]), Some(Context::Unsupported(0)));
+        assert_eq!(Context::decode(&[5, 2, 0]), None, "a confirmation has no payload");
+    }
+}

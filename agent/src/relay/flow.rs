@@ -1,0 +1,297 @@
+//! The flows of one peer: who opened them, where they come from and go to, and for how long they live.
+//!
+//! ```text
+//!   opened here:    client address ──► Flow ──► number on the wire        (origin: Ingress)
+//!   accepted here:  number on the wire ──► Flow ──► socket to the service (origin: Upstream)
+//! ```
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use super::context::{Context, FlowNumber, Header, ServiceNumber};
+use crate::forward::{IngressId, LocalId};
+
+/// A flow's place in its peer's table. It is used again after the flow has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowId(pub u32);
+
+/// What the datagrams of a flow have in common at the end that opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    /// The socket they came to.
+    pub socket: LocalId,
+    /// Who sent them.
+    pub address: SocketAddr,
+    /// Which of our addresses was asked, and so must answer.
+    pub local: Option<IpAddr>,
+}
+
+/// Which end opened a flow, and its local side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Opened here by a client's datagram.
+    Ingress {
+        /// Whose.
+        client: Client,
+        /// Which forward they came through, and so which service they are for.
+        ingress: IngressId,
+    },
+    /// Opened by the peer; its datagrams go to a service through a socket of its own.
+    Upstream {
+        /// The socket.
+        socket: LocalId,
+        /// Place of the service in the configuration.
+        service: usize,
+    },
+}
+
+/// What the far end knows of a flow that was opened here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Perhaps nothing: every datagram carries the opening form.
+    Opening,
+    /// It confirmed: datagrams carry the short form. A flow that was accepted here is confirmed from the start.
+    Confirmed,
+    /// It refused, for good; datagrams are dropped here until the client falls silent.
+    Refused,
+}
+
+/// One flow.
+#[derive(Debug)]
+pub struct Flow {
+    /// Its number on the wire.
+    pub number: FlowNumber,
+    /// Which end opened it.
+    pub origin: Origin,
+    /// What the far end knows.
+    pub standing: Standing,
+    /// The index of the lane that its datagrams take.
+    pub lane: u8,
+    /// The index of the lane that they took last: another one while its own is down.
+    pub on: u8,
+    /// When a datagram last passed, in either direction.
+    pub last_active: Instant,
+    /// How long it may be silent.
+    pub idle: Duration,
+}
+
+impl Flow {
+    /// The header that its next datagrams carry, and the shorter one that they will carry once confirmed.
+    #[must_use]
+    pub fn header(&self, service: ServiceNumber) -> Header {
+        match self.standing {
+            Standing::Opening => Context::Open { number: self.number, service, payload_at: 0 }.encode(),
+            Standing::Confirmed | Standing::Refused => self.confirmed_header(),
+        }
+    }
+
+    /// The header of a datagram of a flow that both ends know.
+    #[must_use]
+    pub fn confirmed_header(&self) -> Header {
+        Context::Flow { number: self.number, payload_at: 0 }.encode()
+    }
+}
+
+/// All flows of one peer, found by client or by number.
+#[derive(Debug)]
+pub struct Flows {
+    flows: Slab<Flow>,
+    by_number: FxHashMap<FlowNumber, FlowId>,
+    /// Keyed by what strangers choose (addresses), so hashed with a secret.
+    by_client: HashMap<Client, FlowId>,
+    /// The number of the next flow opened here; the low bit never changes.
+    next: u64,
+}
+
+impl Flows {
+    /// An empty table; `parity` is the low bit of the numbers of flows opened here.
+    #[must_use]
+    pub fn new(parity: u64) -> Self {
+        Self { flows: Slab::new(), by_number: FxHashMap::default(), by_client: HashMap::new(), next: parity & 1 }
+    }
+
+    /// How many flows there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// The flow of a client.
+    #[must_use]
+    pub fn of_client(&self, client: &Client) -> Option<FlowId> {
+        self.by_client.get(client).copied()
+    }
+
+    /// The flow with this number.
+    #[inline]
+    #[must_use]
+    pub fn of_number(&self, number: FlowNumber) -> Option<FlowId> {
+        self.by_number.get(&number).copied()
+    }
+
+    /// A flow by its place.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: FlowId) -> Option<&Flow> {
+        self.flows.get(id.0 as usize)
+    }
+
+    /// A flow by its place.
+    #[inline]
+    pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
+        self.flows.get_mut(id.0 as usize)
+    }
+
+    /// Whether a flow with this number would have been opened at this end.
+    #[must_use]
+    pub fn is_ours(&self, number: FlowNumber) -> bool {
+        number.0 & 1 == self.next & 1
+    }
+
+    /// Opens a flow for a client on one of `lanes` lanes, in turn.
+    pub fn open(
+        &mut self,
+        (client, ingress): (Client, IngressId),
+        lanes: u8,
+        idle: Duration,
+        now: Instant,
+    ) -> FlowId {
+        let number = FlowNumber(self.next);
+        self.next += 2;
+        let lane = u8::try_from((number.0 >> 1) % u64::from(lanes.max(1))).unwrap_or(0);
+        let origin = Origin::Ingress { client, ingress };
+        let flow = Flow { number, origin, standing: Standing::Opening, lane, on: lane, last_active: now, idle };
+        let id = self.insert(flow);
+        self.by_client.insert(client, id);
+        id
+    }
+
+    /// Adds a flow that the peer opened.
+    pub fn accept(
+        &mut self,
+        number: FlowNumber,
+        (socket, service): (LocalId, usize),
+        lane: u8,
+        idle: Duration,
+        now: Instant,
+    ) -> FlowId {
+        let origin = Origin::Upstream { socket, service };
+        self.insert(Flow { number, origin, standing: Standing::Confirmed, lane, on: lane, last_active: now, idle })
+    }
+
+    /// Ends a flow.
+    pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
+        let flow = self.flows.try_remove(id.0 as usize)?;
+        self.by_number.remove(&flow.number);
+        if let Origin::Ingress { client, .. } = flow.origin {
+            self.by_client.remove(&client);
+        }
+        Some(flow)
+    }
+
+    /// Puts every flow that was opened here back to the opening form: the far end has forgotten them.
+    pub fn reopen_all(&mut self) {
+        for (_, flow) in &mut self.flows {
+            match flow.origin {
+                Origin::Ingress { .. } => {
+                    flow.standing = Standing::Opening;
+                }
+                Origin::Upstream { .. } => {}
+            }
+        }
+    }
+
+    /// The places of the flows that the peer opened.
+    #[must_use]
+    pub fn accepted(&self) -> Vec<FlowId> {
+        self.ids(|flow| match flow.origin {
+            Origin::Upstream { .. } => true,
+            Origin::Ingress { .. } => false,
+        })
+    }
+
+    /// The places of all flows.
+    #[must_use]
+    pub fn all(&self) -> Vec<FlowId> {
+        self.ids(|_| true)
+    }
+
+    fn ids(&self, wanted: impl Fn(&Flow) -> bool) -> Vec<FlowId> {
+        self.flows
+            .iter()
+            .filter(|(_, flow)| wanted(flow))
+            .filter_map(|(id, _)| u32::try_from(id).ok().map(FlowId))
+            .collect()
+    }
+
+    fn insert(&mut self, flow: Flow) -> FlowId {
+        let number = flow.number;
+        // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
+        let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
+        self.by_number.insert(number, id);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    fn client(port: u16) -> Client {
+        Client { socket: LocalId(0), address: SocketAddr::from(([192, 0, 2, 1], port)), local: None }
+    }
+
+    fn open(flows: &mut Flows, port: u16, lanes: u8, now: Instant) -> FlowId {
+        flows.open((client(port), IngressId(0)), lanes, Duration::from_secs(60), now)
+    }
+
+    #[test]
+    fn numbers_keep_their_parity_and_are_never_reused() {
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(1);
+        let first = open(&mut flows, 1, 4, now);
+        let number = flows.get(first).map(|flow| flow.number);
+        assert_eq!(number, Some(FlowNumber(1)));
+        flows.remove(first);
+        let second = open(&mut flows, 1, 4, now);
+        assert_eq!(second, first, "the place is used again");
+        assert_eq!(flows.get(second).map(|flow| flow.number), Some(FlowNumber(3)));
+        assert!(flows.is_ours(FlowNumber(5)) && !flows.is_ours(FlowNumber(4)));
+    }
+
+    #[test]
+    fn flows_spread_evenly_over_the_lanes() {
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(0);
+        let mut per_lane = [0; 3];
+        for port in 0..300 {
+            let id = open(&mut flows, port, 3, now);
+            per_lane[usize::from(flows.get(id).unwrap().lane)] += 1;
+        }
+        assert_eq!(per_lane, [100, 100, 100]);
+    }
+
+    #[test]
+    fn a_removed_flow_is_found_neither_by_client_nor_by_number() {
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(0);
+        let id = open(&mut flows, 9, 1, now);
+        let flow = flows.remove(id).unwrap();
+        assert_eq!(flows.of_client(&client(9)), None);
+        assert_eq!(flows.of_number(flow.number), None);
+        assert!(flows.remove(id).is_none());
+    }
+}

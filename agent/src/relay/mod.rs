@@ -1,0 +1,199 @@
+//! `DatagramRelay`: what one worker knows of one peer's datagrams. Pure state; `datapath/` moves the bytes.
+//!
+//! | question | file |
+//! |---|---|
+//! | what is counted, and the reasons for drops | `accounting.rs` |
+//! | what a DATAGRAM frame says | `context.rs` |
+//! | which flow does a datagram belong to | `flow.rs` |
+//! | what waits, and what gives way | `queue.rs` |
+//! | the peer's services; what is outstanding | this one |
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{config, control::messages};
+
+pub mod accounting;
+pub mod context;
+pub mod flow;
+pub mod queue;
+
+pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
+pub use context::{Context, FlowNumber, Refusal, ServiceNumber};
+pub use flow::{Client, Flow, FlowId, Flows, Origin, Standing};
+pub use queue::{Queue, Run};
+
+use crate::forward::IngressId;
+
+/// A service that the peer offers to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteService {
+    /// What the peer calls it on the wire.
+    pub number: ServiceNumber,
+    /// How long a flow to it may be silent.
+    pub idle: Duration,
+}
+
+/// Counts of one relay besides its accounts; monotonic.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayStats {
+    /// Flows opened here.
+    pub flows_opened: u64,
+    /// Flows that the peer opened.
+    pub flows_accepted: u64,
+    /// Flows ended because they were silent.
+    pub flows_idle: u64,
+    /// Flows ended because the far end closed or refused them.
+    pub flows_closed: u64,
+    /// Flows ended because the process that opened them is gone.
+    pub flows_orphaned: u64,
+    /// Times that a flow went to another lane.
+    pub flows_moved: u64,
+    /// Messages about flows that were sent.
+    pub messages_sent: u64,
+    /// Messages about flows that came.
+    pub messages_received: u64,
+    /// Bytes of payload that went into packets.
+    pub uplink_bytes: u64,
+    /// Bytes of payload that went to local sockets.
+    pub downlink_bytes: u64,
+}
+
+/// The relay of one peer's datagrams.
+#[derive(Debug)]
+pub struct DatagramRelay {
+    /// From local sockets to the peer.
+    pub uplink: Account,
+    /// From the peer to local sockets.
+    pub downlink: Account,
+    /// Its flows.
+    pub flows: Flows,
+    /// Datagrams that wait for a lane, or for room in its socket.
+    pub queue: Queue,
+    /// Datagrams that wait for their flow's confirmation, because they do not fit beside the opening form.
+    pub awaiting: Queue,
+    /// Datagrams in packets that the kernel has not taken yet.
+    pub in_outbox: u64,
+    /// Other counts.
+    pub stats: RelayStats,
+    /// The ceiling on flows.
+    pub max_flows: usize,
+    /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
+    services: Vec<(Arc<str>, Option<RemoteService>)>,
+}
+
+impl DatagramRelay {
+    /// A relay without flows. `parity` is the low bit of the numbers of the flows that this end opens; `ingresses`
+    /// are the services' names of all ingresses of this agent, in their order.
+    #[must_use]
+    pub fn new(peer: &config::Peer, limits: &config::Limits, parity: u64, ingresses: &[Arc<str>]) -> Self {
+        let per_flow = share(peer.queue.packets, peer.quota);
+        let queue = queue::Limits {
+            datagrams: peer.queue.packets,
+            bytes: peer.queue.bytes,
+            time: peer.queue.time,
+            policy: peer.drop,
+            per_flow,
+        };
+        let awaiting =
+            queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
+        Self {
+            uplink: Account::default(),
+            downlink: Account::default(),
+            flows: Flows::new(parity),
+            queue: Queue::new(queue),
+            awaiting: Queue::new(awaiting),
+            in_outbox: 0,
+            stats: RelayStats::default(),
+            max_flows: limits.flows_per_peer,
+            services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
+        }
+    }
+
+    /// Learns what the peer offers.
+    pub fn set_services(&mut self, offered: &[messages::Service]) {
+        for (name, known) in &mut self.services {
+            *known = offered
+                .iter()
+                .find(|service| service.udp && *service.name == **name)
+                .map(|service| RemoteService { number: ServiceNumber(service.number), idle: service.idle });
+        }
+    }
+
+    /// The service that an ingress's datagrams are for, if the peer offers it.
+    #[inline]
+    #[must_use]
+    pub fn service(&self, ingress: IngressId) -> Option<RemoteService> {
+        self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
+    }
+
+    /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is
+    /// delivered or dropped in the same turn.
+    #[must_use]
+    pub fn queued(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Uplink => (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_outbox,
+            Direction::Downlink => 0,
+        }
+    }
+
+    /// The account of one direction.
+    #[must_use]
+    pub fn account(&self, direction: Direction) -> &Account {
+        match direction {
+            Direction::Uplink => &self.uplink,
+            Direction::Downlink => &self.downlink,
+        }
+    }
+
+    /// When the oldest datagram that waits arrived.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Instant> {
+        [self.queue.oldest(), self.awaiting.oldest()].into_iter().flatten().min()
+    }
+
+    /// Drops what has waited too long.
+    pub fn expire(&mut self, now: Instant) {
+        self.queue.expire(now, &mut self.uplink);
+        self.awaiting.expire(now, &mut self.uplink);
+    }
+
+    /// Payloads that were in an outbox are with the kernel, or were dropped.
+    pub fn settle_uplink(&mut self, settled: Settlement) {
+        self.in_outbox = self.in_outbox.saturating_sub(settled.payloads);
+        match settled.dropped {
+            None => self.uplink.delivered += settled.payloads,
+            Some(reason) => self.uplink.drop(reason, settled.payloads),
+        }
+    }
+
+    /// Payloads for local sockets are with the kernel, or were dropped.
+    pub fn settle_downlink(&mut self, settled: Settlement) {
+        match settled.dropped {
+            None => self.downlink.delivered += settled.payloads,
+            Some(reason) => self.downlink.drop(reason, settled.payloads),
+        }
+    }
+
+    /// Ends a flow; datagrams of it that still wait are dropped.
+    pub fn remove_flow(&mut self, id: FlowId) -> Option<Flow> {
+        for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
+            self.uplink.drop(DropReason::Shutdown, run.count() as u64);
+        }
+        self.flows.remove(id)
+    }
+}
+
+/// The part of `whole` that one flow may hold, at least one.
+fn share(whole: usize, quota: f64) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "the quota is within 0..=1 and a queue holds far fewer than 2^52 datagrams"
+    )]
+    let part = (whole as f64 * quota) as usize;
+    part.max(1)
+}

@@ -1,0 +1,277 @@
+//! The relay's queue: bounded in datagrams, in bytes and in time.
+//!
+//! It is empty while the peer can be reached. It holds what arrives while no lane is open, while the underlay's
+//! socket has no room, or while a flow waits for its confirmation.
+//!
+//! ```text
+//!           oldest                                    newest
+//!   expire ◄──[run of flow 7][run of flow 4][run of flow 7]◄── push
+//! ```
+//!
+//! An item is a run: consecutive datagrams of one flow and of one size (the last may be smaller), as one receive
+//! call gave them.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use rustc_hash::FxHashMap;
+
+use super::{accounting::{Account, DropReason}, flow::FlowId};
+use crate::config::DropPolicy;
+
+/// What the queue may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Datagrams.
+    pub datagrams: usize,
+    /// Payload bytes.
+    pub bytes: usize,
+    /// How long a datagram may wait.
+    pub time: Duration,
+    /// What gives way when it is full.
+    pub policy: DropPolicy,
+    /// Datagrams that one flow may hold.
+    pub per_flow: usize,
+}
+
+/// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
+#[derive(Debug)]
+pub struct Run {
+    /// The flow they belong to.
+    pub flow: FlowId,
+    /// When they arrived.
+    pub arrived: Instant,
+    /// The size of each datagram but the last, in bytes.
+    pub segment: usize,
+    data: Box<[u8]>,
+    /// Where the first datagram that is still here starts.
+    start: usize,
+    /// Datagrams still here; kept apart, because a run of one empty datagram has no bytes.
+    count: usize,
+}
+
+impl Run {
+    fn new(flow: FlowId, data: &[u8], segment: usize, arrived: Instant) -> Self {
+        let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
+        Self { flow, arrived, segment: segment.max(1), data: data.into(), start: 0, count }
+    }
+
+    /// The datagrams that are still here, end to end.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.data[self.start..]
+    }
+
+    /// How many datagrams are still here.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes the first `datagrams` out and returns their bytes.
+    fn advance(&mut self, datagrams: usize) -> usize {
+        let bytes = (datagrams * self.segment).min(self.data.len() - self.start);
+        self.start += bytes;
+        self.count -= datagrams;
+        bytes
+    }
+}
+
+/// A bounded queue of runs.
+#[derive(Debug)]
+pub struct Queue {
+    limits: Limits,
+    runs: VecDeque<Run>,
+    datagrams: usize,
+    bytes: usize,
+    /// Datagrams by flow, for the quota; only flows that have some.
+    held: FxHashMap<FlowId, usize>,
+}
+
+impl Queue {
+    /// An empty queue.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, runs: VecDeque::new(), datagrams: 0, bytes: 0, held: FxHashMap::default() }
+    }
+
+    /// Datagrams waiting.
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        self.datagrams
+    }
+
+    /// Payload bytes waiting.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// When the oldest datagram arrived.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Instant> {
+        self.runs.front().map(|run| run.arrived)
+    }
+
+    /// Appends a run; what does not fit is dropped by the policy and counted in `account`.
+    ///
+    /// Returns how many of the run's datagrams were taken in.
+    pub fn push(
+        &mut self,
+        flow: FlowId,
+        data: &[u8],
+        segment: usize,
+        now: Instant,
+        account: &mut Account,
+    ) -> usize {
+        self.expire(now, account);
+        let mut run = Run::new(flow, data, segment, now);
+        let held = self.held.get(&flow).copied().unwrap_or(0);
+        let allowed = self.limits.per_flow.saturating_sub(held).min(run.count);
+        self.cut(&mut run, allowed, DropReason::FlowQuota, account);
+        match self.limits.policy {
+            DropPolicy::Newest => {
+                let fits = self.fitting(&run);
+                self.cut(&mut run, fits, DropReason::QueueFull, account);
+            }
+            DropPolicy::Oldest => {
+                let most = self.limits.datagrams.min(self.limits.bytes / run.segment);
+                self.cut(&mut run, most.min(run.count), DropReason::QueueFull, account);
+                self.make_room(&run, account);
+            }
+        }
+        if run.count == 0 {
+            return 0;
+        }
+        let taken = run.count;
+        self.remember(&run);
+        self.runs.push_back(run);
+        taken
+    }
+
+    /// Takes the oldest run out.
+    pub fn pop(&mut self) -> Option<Run> {
+        let run = self.runs.pop_front()?;
+        self.forget(run.flow, run.count, run.data().len());
+        Some(run)
+    }
+
+    /// Puts back what [`Queue::pop`] gave, less its first `sent` datagrams, at the front.
+    pub fn put_back(&mut self, mut run: Run, sent: usize) {
+        run.advance(sent);
+        if run.count > 0 {
+            self.remember(&run);
+            self.runs.push_front(run);
+        }
+    }
+
+    /// Puts a run, less its first `sent` datagrams, at the end: it came from another queue of the same relay.
+    pub fn put_back_last(&mut self, mut run: Run, sent: usize) {
+        run.advance(sent);
+        if run.count > 0 {
+            self.remember(&run);
+            self.runs.push_back(run);
+        }
+    }
+
+    /// Whether datagrams of `flow` wait here.
+    #[inline]
+    #[must_use]
+    pub fn holds(&self, flow: FlowId) -> bool {
+        self.held.contains_key(&flow)
+    }
+
+    /// Takes all runs of `flow` out, oldest first.
+    pub fn take_flow(&mut self, flow: FlowId) -> Vec<Run> {
+        if !self.held.contains_key(&flow) {
+            return Vec::new();
+        }
+        let (taken, kept): (Vec<Run>, VecDeque<Run>) =
+            std::mem::take(&mut self.runs).into_iter().partition(|run| run.flow == flow);
+        self.runs = kept;
+        for run in &taken {
+            self.forget(run.flow, run.count, run.data().len());
+        }
+        taken
+    }
+
+    /// Drops what has waited too long; returns how many datagrams that were.
+    pub fn expire(&mut self, now: Instant, account: &mut Account) -> usize {
+        let mut expired = 0;
+        while self.runs.front().is_some_and(|run| now.saturating_duration_since(run.arrived) > self.limits.time) {
+            if let Some(run) = self.pop() {
+                account.drop(DropReason::Expired, run.count as u64);
+                expired += run.count;
+            }
+        }
+        expired
+    }
+
+    /// Drops everything for `reason`.
+    pub fn clear(&mut self, reason: DropReason, account: &mut Account) {
+        while let Some(run) = self.pop() {
+            account.drop(reason, run.count as u64);
+        }
+    }
+
+    /// How many datagrams of `run` fit into what is free.
+    fn fitting(&self, run: &Run) -> usize {
+        let by_count = self.limits.datagrams.saturating_sub(self.datagrams);
+        let free = self.limits.bytes.saturating_sub(self.bytes);
+        let by_bytes = if run.data().len() <= free { run.count } else { free / run.segment };
+        by_count.min(by_bytes).min(run.count)
+    }
+
+    /// Drops the oldest datagrams until `run` fits.
+    fn make_room(&mut self, run: &Run, account: &mut Account) {
+        while self.fitting(run) < run.count {
+            let Some(oldest) = self.runs.front_mut() else { return };
+            let bytes = oldest.advance(1);
+            let (flow, done) = (oldest.flow, oldest.count == 0);
+            self.forget(flow, 1, bytes);
+            if done {
+                self.runs.pop_front();
+            }
+            account.drop(DropReason::QueueEvicted, 1);
+        }
+    }
+
+    /// Keeps the first `keep` datagrams of `run` and counts the rest as dropped.
+    fn cut(&self, run: &mut Run, keep: usize, reason: DropReason, account: &mut Account) {
+        if keep < run.count {
+            account.drop(reason, (run.count - keep) as u64);
+            let bytes = keep * run.segment;
+            run.data = run.data[..run.start + bytes].into();
+            run.count = keep;
+        }
+    }
+
+    fn remember(&mut self, run: &Run) {
+        self.datagrams += run.count;
+        self.bytes += run.data().len();
+        *self.held.entry(run.flow).or_insert(0) += run.count;
+    }
+
+    fn forget(&mut self, flow: FlowId, datagrams: usize, bytes: usize) {
+        self.datagrams -= datagrams;
+        self.bytes -= bytes;
+        if let Some(held) = self.held.get_mut(&flow) {
+            *held -= datagrams;
+            if *held == 0 {
+                self.held.remove(&flow);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
