@@ -1,5 +1,8 @@
 //! What a lane counts.
 
+use crate::OpenError;
+use crate::ack::{AckOutcome, Volume};
+
 /// Monotonic counters of one lane, from its construction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LaneStats {
@@ -25,7 +28,7 @@ pub struct LaneStats {
     pub ack_frames_received: u64,
     /// Probes (PING packets) sent because the tail stayed unacknowledged.
     pub probes_sent: u64,
-    /// Ack-eliciting packets acknowledged; a spuriously lost one counts here too.
+    /// Ack-eliciting packets acknowledged; a spuriously lost one counts here as well as in `lost_packets`.
     pub acked_packets: u64,
     /// Bytes of acknowledged packets.
     pub acked_bytes: u64,
@@ -47,6 +50,41 @@ pub struct LaneStats {
     pub authentication_failures: u64,
     /// Those of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
     pub other_phase_failures: u64,
+    /// Packets refused because the key reached its integrity limit.
+    pub integrity_limit: u64,
     /// Authenticated packets that broke the protocol.
     pub violations: u64,
+}
+
+impl LaneStats {
+    /// Counts a packet that was refused.
+    #[cold]
+    pub(crate) fn count(&mut self, error: &OpenError) {
+        match error {
+            OpenError::Header(_) => self.header_errors += 1,
+            OpenError::Duplicate => self.duplicates += 1,
+            OpenError::TooOld => self.too_old += 1,
+            OpenError::Authentication => self.authentication_failures += 1,
+            OpenError::AuthenticationOtherPhase => {
+                self.authentication_failures += 1;
+                self.other_phase_failures += 1;
+            }
+            OpenError::IntegrityLimit => self.integrity_limit += 1,
+            OpenError::Violation(_) => self.violations += 1,
+        }
+    }
+
+    /// Counts what an ACK told.
+    pub(crate) fn count_acked(&mut self, outcome: &AckOutcome) {
+        self.acked_packets += outcome.acked.packets;
+        self.acked_bytes += outcome.acked.bytes;
+        self.spuriously_lost_packets += outcome.spuriously_lost;
+        self.count_lost(outcome.lost);
+    }
+
+    /// Counts packets declared lost.
+    pub(crate) fn count_lost(&mut self, lost: Volume) {
+        self.lost_packets += lost.packets;
+        self.lost_bytes += lost.bytes;
+    }
 }

@@ -1,4 +1,12 @@
-//! Keys.
+//! Packet protection (RFC 9001 §5): `schedule.rs` makes the keys, `aead.rs` and `header_mask.rs` use them.
+
+mod aead;
+mod header_mask;
+mod schedule;
+
+pub(crate) use aead::{AuthenticationFailed, PacketKey, PayloadTooLong};
+pub(crate) use header_mask::HeaderKey;
+pub(crate) use schedule::Keys;
 
 /// The cipher suite of a lane: the one that TLS negotiated on the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,4 +46,24 @@ impl Suite {
             Self::Aes256Gcm => 48,
         }
     }
+
+    /// Packets that one key may seal (RFC 9001 §6.6).
+    pub(crate) const fn confidentiality_limit(self) -> u64 {
+        match self {
+            Self::Aes128Gcm | Self::Aes256Gcm => 1 << 23,
+            // More than there are packet numbers.
+            Self::ChaCha20Poly1305 => u64::MAX,
+        }
+    }
+
+    /// Packets that may fail authentication before a lane stops opening (RFC 9001 §6.6).
+    pub(crate) const fn integrity_limit(self) -> u64 {
+        match self {
+            Self::Aes128Gcm | Self::Aes256Gcm => 1 << 52,
+            Self::ChaCha20Poly1305 => 1 << 36,
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;
