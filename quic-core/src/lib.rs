@@ -1,2 +1,70 @@
-//! The packet path of a lane.
+//! The packet path of a lane: QUIC short-header packets, sealed and opened in place in the caller's slices.
+//!
+//! A [`Lane`] is one sequence of short-header packets (RFC 9000 §17.3.1) under packet protection (RFC 9001 §5) that carry
+//! DATAGRAM frames (RFC 9221). It numbers and seals what the caller sends, opens and checks what the caller received,
+//! acknowledges it, and tells from the other end's acknowledgements what was lost and how long the round trip takes.
+//!
+//! ```text
+//!  Lane::seal                                             Lane::open
+//!  ┌──────────────────────────────────┐                   ┌──────────────────────────────────┐
+//!  │ room │ frames             │ room │  caller's slice   │ a received datagram              │
+//!  └──────────────────────────────────┘                   └──────────────────────────────────┘
+//!     │ number, key budget   seal.rs                         │ shape, connection ID    packet/header.rs
+//!     │ header               packet/header.rs                ▼
+//!     ▼                                                   Protected
+//!   Plain                                                    │ remove header mask      crypto/header_mask.rs
+//!     │ encrypt, tag         crypto/aead.rs                  │ expand the number       packet/number.rs
+//!     ▼                                                      ▼
+//!  Encrypted                                              Encrypted
+//!     │ apply header mask    crypto/header_mask.rs           │ duplicate, too old?     replay.rs
+//!     ▼                                                      │ decrypt, check tag      crypto/aead.rs
+//!  Protected                                                 ▼
+//!     │                                                    Plain
+//!     │ into the window      ack/sent.rs                     │ slide the window        replay.rs
+//!     ▼                                                      │ validate all frames     frame/mod.rs
+//!   the wire                                                 ▼
+//!                                                         Opened
+//!                                                            │ what to acknowledge     ack/received.rs
+//!                                                            │ acked, lost, RTT        ack/sent.rs
+//!                                                            ▼
+//!                                                          the caller takes the datagrams
+//! ```
+//!
+//! `seal.rs` and `open.rs` are the two columns, top to bottom; `lane.rs` joins them to what each packet changes.
+//!
+//! # What it does not do
+//!
+//! * No I/O, no clock, no threads, no logging: time is an argument, and what happened is a value or a counter.
+//! * No handshake: secrets and connection IDs come from the control connection.
+//! * No retransmission and no streams: a lost datagram stays lost.
+//! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
+//! * No congestion control: the traffic inside controls itself. A controller's place is where `Lane` applies an ACK.
+//! * No key update yet: a key that reaches its limit ends the lane ([`SealError::KeyExhausted`]).
+//!
+//! # The contract
+//!
+//! In each turn: [`Lane::open`] what arrived, [`Lane::seal`] what is to be sent, then [`Lane::poll_transmit`] until `None`, then
+//! set a timer for [`Lane::poll_timeout`]. When it fires: [`Lane::handle_timeout`], then [`Lane::poll_transmit`] again.
+
 #![forbid(unsafe_code)]
+
+mod ack;
+mod bits;
+mod crypto;
+mod error;
+pub mod frame;
+mod lane;
+mod open;
+mod packet;
+mod replay;
+mod seal;
+mod stats;
+mod varint;
+
+pub use ack::{AckProfile, Rtt, Volume};
+pub use crypto::Suite;
+pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
+pub use lane::{Lane, LaneConfig, TRANSMIT_CAPACITY, Timer};
+pub use open::{Datagram, Datagrams, Opened};
+pub use packet::{ConnectionId, HEADER_LEN, OVERHEAD, PacketNumber, TAG_LEN, destination};
+pub use stats::LaneStats;

@@ -1,0 +1,23 @@
+//! Acknowledgement: which packets we received and when to say so, what became of those we sent.
+//!
+//! * `ranges.rs`: the packet numbers received, as few ranges
+//! * `received.rs`: when an ACK is due, and the ACK
+//! * `sent.rs`: the packets in flight; what an ACK, or the lack of one, tells of them
+//! * `rtt.rs`: the round-trip time, and the delays that follow from it
+
+mod ranges;
+mod received;
+mod rtt;
+mod sent;
+
+pub(crate) use received::{Asks, ReceivedPackets};
+pub(crate) use sent::{AckOutcome, Evicted, SentWindow};
+
+pub use received::AckProfile;
+pub use rtt::Rtt;
+pub use sent::Volume;
+
+use std::time::Duration;
+
+/// The longest that an end holds back an ACK: the default max_ack_delay (RFC 9000 §18.2), fixed for lanes.
+const MAX_ACK_DELAY: Duration = Duration::from_millis(25);

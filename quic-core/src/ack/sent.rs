@@ -1,0 +1,295 @@
+//! The packets in flight, and what an ACK, or the lack of one, tells of them.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::Rtt;
+use crate::bits::BitRing;
+use crate::frame::AckFrame;
+
+/// Packets that the window remembers: 16 ms at a million packets per second, in 132 KiB.
+pub(super) const CAPACITY: u64 = BitRing::<WORDS>::BITS;
+const WORDS: usize = 256;
+
+/// How far below an acknowledged packet one must be to be lost by count (RFC 9002 §6.1.1, kPacketThreshold).
+const PACKET_THRESHOLD: u64 = 3;
+/// The back-off of probes stops at 2^6 times the PTO, so that a lane that works again is noticed soon.
+const MAX_BACKOFF: u32 = 6;
+
+/// A number of packets and their bytes, headers and tags included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Volume {
+    #[inline]
+    fn add(&mut self, bytes: u16) {
+        self.packets += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    #[inline]
+    fn remove(&mut self, bytes: u16) {
+        self.packets -= 1;
+        self.bytes -= u64::from(bytes);
+    }
+}
+
+/// The sliding window over sent packets.
+///
+/// ```text
+///              settled          |        being settled         |  not sent yet
+///  0 ───────────────────────────┼──────────────────────────────┼──────────────▶
+///                            oldest                          next
+///
+///              ┌── acknowledged ──▶ acked ◀── acknowledged late ──┐
+///  in flight ──┤                                                  │
+///              ├── by count or time ──▶ lost ─────────────────────┘
+///              └── window full ──▶ forgotten, counted
+/// ```
+///
+/// ACK-only packets are recorded for their time, but are never in flight. The memory is allocated with the first packet.
+/// An ACK costs one step for each packet that it newly acknowledges; ranges that repeat old news cost a step for each
+/// 64 packets of them above `oldest`.
+#[derive(Debug)]
+pub(crate) struct SentWindow {
+    ring: Option<Box<Ring>>,
+    next: u64,
+    oldest: u64,
+    largest_acked: Option<u64>,
+    in_flight: Volume,
+    /// When the newest ack-eliciting packet was sent.
+    last_ack_eliciting: Option<Instant>,
+    /// When the oldest packet below `largest_acked` is lost by time.
+    loss_time: Option<Instant>,
+    /// Probes sent since an ACK last acknowledged something new.
+    probes: u32,
+}
+
+#[derive(Debug)]
+struct Ring {
+    /// What the records' times are relative to.
+    origin: Instant,
+    records: Box<[Record; CAPACITY as usize]>,
+    in_flight: BitRing<WORDS>,
+    lost: BitRing<WORDS>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    /// Microseconds after `Ring::origin`, modulo 2^32: an age of more than 71 minutes reads as less, and is of no use anyway.
+    sent_us: u32,
+    bytes: u16,
+}
+
+/// Whether the window forgot a packet in flight to make room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Evicted {
+    None,
+    InFlight,
+}
+
+/// What one ACK frame told: what a congestion controller is to be fed with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct AckOutcome {
+    pub(crate) acked: Volume,
+    pub(crate) lost: Volume,
+    /// Of `acked`: packets that had been declared lost.
+    pub(crate) spuriously_lost: u64,
+}
+
+impl SentWindow {
+    pub(crate) const fn new() -> Self {
+        Self {
+            ring: None,
+            next: 0,
+            oldest: 0,
+            largest_acked: None,
+            in_flight: Volume { packets: 0, bytes: 0 },
+            last_ack_eliciting: None,
+            loss_time: None,
+            probes: 0,
+        }
+    }
+
+    /// Takes the packet of the next number.
+    #[inline]
+    pub(crate) fn record(&mut self, number: u64, bytes: u16, ack_eliciting: bool, now: Instant) -> Evicted {
+        debug_assert_eq!(number, self.next, "packet numbers are used in order");
+        let ring = self.ring.get_or_insert_with(|| Box::new(Ring::new(now)));
+        self.next = number + 1;
+
+        // The place of this packet may still hold the one CAPACITY before it.
+        let mut evicted = Evicted::None;
+        let record = &mut ring.records[place(number)];
+        if ring.in_flight.contains(number) {
+            self.in_flight.remove(record.bytes);
+            ring.in_flight.remove(number);
+            evicted = Evicted::InFlight;
+        }
+        ring.lost.remove(number);
+
+        *record = Record { sent_us: micros(ring.origin, now), bytes };
+        if ack_eliciting {
+            ring.in_flight.insert(number);
+            self.in_flight.add(bytes);
+            self.last_ack_eliciting = Some(now);
+        }
+        evicted
+    }
+
+    /// Applies an ACK frame that acknowledges nothing but packets that were sent.
+    pub(crate) fn on_ack(&mut self, ack: &AckFrame<'_>, now: Instant, rtt: &mut Rtt) -> AckOutcome {
+        let mut outcome = AckOutcome::default();
+        let unsettled = self.unsettled();
+        let Some(ring) = self.ring.as_deref_mut() else {
+            return outcome;
+        };
+        for range in ack.ranges() {
+            let (start, end) = (*range.start().max(&unsettled.start), range.end() + 1);
+            if end <= unsettled.start {
+                break;
+            }
+            ring.in_flight.drain(start..end, |number| {
+                let bytes = ring.records[place(number)].bytes;
+                self.in_flight.remove(bytes);
+                outcome.acked.add(bytes);
+            });
+            ring.lost.drain(start..end, |number| {
+                outcome.acked.add(ring.records[place(number)].bytes);
+                outcome.spuriously_lost += 1;
+            });
+        }
+
+        if outcome.acked.packets > 0 {
+            self.probes = 0;
+        }
+        if self.largest_acked < Some(ack.largest) {
+            self.largest_acked = Some(ack.largest);
+            if outcome.acked.packets > 0 {
+                rtt.sample(ring.records[place(ack.largest)].age(ring.origin, now), ack.delay);
+            }
+        }
+        outcome.lost = self.detect_losses(now, rtt);
+        outcome
+    }
+
+    /// When the oldest packet below the largest acknowledged one is lost by time.
+    #[inline]
+    pub(crate) fn loss_time(&self) -> Option<Instant> {
+        self.loss_time
+    }
+
+    /// When to probe (RFC 9002 §6.2.1): the tail is unacknowledged, and no packet is about to be lost by time.
+    #[inline]
+    pub(crate) fn probe_time(&self, rtt: &Rtt) -> Option<Instant> {
+        if self.in_flight.packets == 0 || self.loss_time.is_some() {
+            return None;
+        }
+        Some(self.last_ack_eliciting? + rtt.pto() * (1 << self.probes.min(MAX_BACKOFF)))
+    }
+
+    /// Notes that the packet recorded last is a probe.
+    pub(crate) fn probe_sent(&mut self) {
+        self.probes = self.probes.saturating_add(1);
+    }
+
+    /// Probes sent since an ACK last acknowledged something new.
+    pub(crate) fn probes(&self) -> u32 {
+        self.probes
+    }
+
+    /// One above the highest number sent.
+    #[inline]
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    #[inline]
+    pub(crate) fn in_flight(&self) -> Volume {
+        self.in_flight
+    }
+
+    /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1).
+    pub(crate) fn detect_losses(&mut self, now: Instant, rtt: &Rtt) -> Volume {
+        let mut outcome = Volume::default();
+        self.loss_time = None;
+        let unsettled = self.unsettled();
+        let (Some(ring), Some(largest_acked)) = (self.ring.as_deref_mut(), self.largest_acked) else {
+            return outcome;
+        };
+        let Ring { origin, records, in_flight, lost } = ring;
+        let mut lose = |number: u64| {
+            let bytes = records[place(number)].bytes;
+            self.in_flight.remove(bytes);
+            lost.insert(number);
+            outcome.add(bytes);
+        };
+        let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
+        in_flight.drain(unsettled.start..by_count, &mut lose);
+
+        // Fewer than PACKET_THRESHOLD numbers are left.
+        let loss_delay = rtt.loss_delay();
+        for number in by_count..largest_acked {
+            if !in_flight.contains(number) {
+                continue;
+            }
+            let left = loss_delay.saturating_sub(records[place(number)].age(*origin, now));
+            if left.is_zero() {
+                in_flight.remove(number);
+                lose(number);
+            } else {
+                self.loss_time = Some(self.loss_time.map_or(now + left, |earlier| earlier.min(now + left)));
+            }
+        }
+        self.oldest = ring.first_unsettled(unsettled);
+        outcome
+    }
+
+    /// The numbers that an ACK may still tell something of.
+    #[inline]
+    fn unsettled(&self) -> Range<u64> {
+        self.oldest.max(self.next.saturating_sub(CAPACITY))..self.next
+    }
+}
+
+impl Ring {
+    /// The records get their box as a slice: the array is too large to pass through the stack.
+    #[cold]
+    fn new(origin: Instant) -> Self {
+        let records = vec![Record { sent_us: 0, bytes: 0 }; CAPACITY as usize].into_boxed_slice();
+        let records = records.try_into().expect("the slice was made with the length of the array");
+        Self { origin, records, in_flight: BitRing::new(), lost: BitRing::new() }
+    }
+
+    /// The lowest number of `range` that is in flight or lost, or else the end of `range`.
+    fn first_unsettled(&self, range: Range<u64>) -> u64 {
+        let in_flight = self.in_flight.first_in(range.clone()).unwrap_or(range.end);
+        self.lost.first_in(range.start..in_flight).unwrap_or(in_flight)
+    }
+}
+
+impl Record {
+    fn age(self, origin: Instant, now: Instant) -> Duration {
+        Duration::from_micros(micros(origin, now).wrapping_sub(self.sent_us).into())
+    }
+}
+
+/// Where the record of a packet is.
+#[inline]
+const fn place(number: u64) -> usize {
+    (number % CAPACITY) as usize
+}
+
+#[inline]
+fn micros(origin: Instant, now: Instant) -> u32 {
+    now.saturating_duration_since(origin).as_micros() as u32
+}
+
+#[cfg(test)]
+#[path = "sent_tests.rs"]
+mod tests;

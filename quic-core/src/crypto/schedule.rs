@@ -1,0 +1,87 @@
+//! From a secret to the keys of one direction (RFC 9001 §5.1).
+
+use ring::aead::{self, LessSafeKey, UnboundKey, quic};
+use ring::hkdf;
+
+use super::aead::IV_LEN;
+use super::{HeaderKey, PacketKey, Suite};
+use crate::LaneError;
+
+/// The longest key of a suite: 256 bits.
+const MAX_KEY_LEN: usize = 32;
+
+/// What one direction of a lane seals or opens with.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    pub(crate) packet: PacketKey,
+    pub(crate) header: HeaderKey,
+}
+
+impl Keys {
+    /// Derives the keys of key phase 0. Those of later phases come from the secret by way of "quic ku".
+    pub(crate) fn derive(suite: Suite, secret: &[u8]) -> Result<Self, LaneError> {
+        if secret.len() != suite.secret_len() {
+            return Err(LaneError::SecretLength { want: suite.secret_len(), got: secret.len() });
+        }
+        let algorithms = Algorithms::of(suite);
+        let secret = hkdf::Prk::new_less_safe(algorithms.hkdf, secret);
+
+        let mut key = [0; MAX_KEY_LEN];
+        let key = &mut key[..algorithms.aead.key_len()];
+        expand_label(&secret, b"quic key", key);
+        let key = UnboundKey::new(algorithms.aead, key).expect("the slice has the algorithm's key length");
+        let mut iv = [0; IV_LEN];
+        expand_label(&secret, b"quic iv", &mut iv);
+
+        let mut header = [0; MAX_KEY_LEN];
+        let header = &mut header[..algorithms.header.key_len()];
+        expand_label(&secret, b"quic hp", header);
+        let header = quic::HeaderProtectionKey::new(algorithms.header, header)
+            .expect("the slice has the algorithm's key length");
+
+        Ok(Self { packet: PacketKey::new(LessSafeKey::new(key), iv), header: HeaderKey::new(header) })
+    }
+}
+
+/// What `ring` calls the parts of a suite.
+struct Algorithms {
+    aead: &'static aead::Algorithm,
+    header: &'static quic::Algorithm,
+    hkdf: hkdf::Algorithm,
+}
+
+impl Algorithms {
+    fn of(suite: Suite) -> Self {
+        match suite {
+            Suite::Aes128Gcm => {
+                Self { aead: &aead::AES_128_GCM, header: &quic::AES_128, hkdf: hkdf::HKDF_SHA256 }
+            }
+            Suite::Aes256Gcm => {
+                Self { aead: &aead::AES_256_GCM, header: &quic::AES_256, hkdf: hkdf::HKDF_SHA384 }
+            }
+            Suite::ChaCha20Poly1305 => {
+                Self { aead: &aead::CHACHA20_POLY1305, header: &quic::CHACHA20, hkdf: hkdf::HKDF_SHA256 }
+            }
+        }
+    }
+}
+
+/// HKDF-Expand-Label with an empty context (RFC 8446 §7.1), filling `out`, which is at most 255 bytes.
+pub(super) fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
+    const PREFIX: &[u8] = b"tls13 ";
+    let length = (out.len() as u16).to_be_bytes();
+    let label_length = [(PREFIX.len() + label.len()) as u8];
+    let info: [&[u8]; 5] = [&length, &label_length, PREFIX, label, &[0]];
+    secret
+        .expand(&info, OutputLen(out.len()))
+        .and_then(|okm| okm.fill(out))
+        .expect("the output has the length that was asked for, and HKDF gives 255 hashes");
+}
+
+struct OutputLen(usize);
+
+impl hkdf::KeyType for OutputLen {
+    fn len(&self) -> usize {
+        self.0
+    }
+}

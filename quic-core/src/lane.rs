@@ -1,0 +1,308 @@
+//! The state machine of one lane: the two chains, and what each packet changes.
+
+use std::time::{Duration, Instant};
+
+use crate::ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
+use crate::open::{Opened, Opener};
+use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
+use crate::seal::Sealer;
+use crate::{LaneError, LaneStats, OpenError, SealError, Suite};
+
+/// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
+#[derive(Clone, Copy)]
+pub struct LaneConfig<'a> {
+    /// The suite that TLS negotiated.
+    pub suite: Suite,
+    /// Secret of the packets that this end seals; [`Suite::secret_len`] bytes.
+    pub send_secret: &'a [u8],
+    /// Secret of the packets that this end opens; [`Suite::secret_len`] bytes.
+    pub receive_secret: &'a [u8],
+    /// The connection ID that sealed packets carry.
+    pub remote_cid: ConnectionId,
+    /// The connection ID that received packets must carry.
+    pub local_cid: ConnectionId,
+    /// When to acknowledge.
+    pub ack: AckProfile,
+    /// The control connection's RTT, if it has one; `None` = 333 ms (RFC 9002 §6.2.2). Holds until the first sample.
+    pub initial_rtt: Option<Duration>,
+}
+
+/// Why [`Lane::poll_timeout`] wants to be called back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timer {
+    /// A delayed ACK is due.
+    AckDelay,
+    /// A packet sent before an acknowledged one is lost by time (RFC 9002 §6.1.2).
+    LossDetection,
+    /// The tail is unacknowledged for a PTO (RFC 9002 §6.2).
+    Probe,
+}
+
+/// Capacity that the packets of the lane's own need: the least packet that QUIC requires of a path (RFC 9000 §14).
+/// An ACK of 32 ranges takes less than half of it.
+pub const TRANSMIT_CAPACITY: usize = 1200;
+
+/// One lane: its keys, its packet numbers, what it received and what it sent.
+#[derive(Debug)]
+pub struct Lane {
+    sealer: Sealer,
+    opener: Opener,
+    received: ReceivedPackets,
+    sent: SentWindow,
+    rtt: Rtt,
+    stats: LaneStats,
+    ping: Ping,
+    last_heard: Option<Instant>,
+    /// When the current wait for a sign of life began; means nothing while nothing is in flight.
+    silent_since: Option<Instant>,
+}
+
+/// Why the next [`Lane::poll_transmit`] sends a PING.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ping {
+    None,
+    Requested,
+    Probe,
+}
+
+impl Lane {
+    /// Makes a lane. It has sent nothing and runs no timer.
+    pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
+        Ok(Self {
+            sealer: Sealer::new(config.suite, config.send_secret, config.remote_cid)?,
+            opener: Opener::new(config.suite, config.receive_secret, config.local_cid)?,
+            received: ReceivedPackets::new(config.ack),
+            sent: SentWindow::new(),
+            rtt: Rtt::new(config.initial_rtt),
+            stats: LaneStats::default(),
+            ping: Ping::None,
+            last_heard: None,
+            silent_since: None,
+        })
+    }
+
+    /// Seals `packet` in place: [`HEADER_LEN`] bytes of room, the frames, [`TAG_LEN`] bytes of room.
+    ///
+    /// The caller sends exactly `packet.len()` bytes. `ack_eliciting`: the frames hold anything but ACK and PADDING.
+    #[inline]
+    pub fn seal(
+        &mut self,
+        packet: &mut [u8],
+        ack_eliciting: bool,
+        now: Instant,
+    ) -> Result<PacketNumber, SealError> {
+        let number = self.sealer.seal(packet)?;
+        self.stats.sealed_packets += 1;
+        self.stats.sealed_bytes += packet.len() as u64;
+
+        if ack_eliciting && self.sent.in_flight().packets == 0 {
+            self.silent_since = Some(now);
+        }
+        // The sealer refuses packets that are longer than a UDP datagram, so that 16 bits hold the length.
+        match self.sent.record(number.0, packet.len() as u16, ack_eliciting, now) {
+            Evicted::None => {}
+            Evicted::InFlight => self.stats.window_overflows += 1,
+        }
+        Ok(number)
+    }
+
+    /// Opens one received packet in place and applies its ACK, PING and PADDING frames.
+    ///
+    /// All frames are validated before any takes effect. After an error the bytes of `packet` mean nothing.
+    #[inline]
+    pub fn open<'a>(&mut self, packet: &'a mut [u8], now: Instant) -> Result<Opened<'a>, OpenError> {
+        let len = packet.len() as u64;
+        let (opened, contents) =
+            self.opener.open(packet, self.sent.next()).inspect_err(|error| self.stats.count(error))?;
+        self.stats.opened_packets += 1;
+        self.stats.opened_bytes += len;
+        self.stats.datagrams_received += u64::from(contents.datagrams);
+        self.last_heard = Some(now);
+        self.silent_since = Some(now);
+
+        self.received.record(opened.packet_number.0, asks(&contents), now, &self.rtt);
+        if contents.acks > 0 {
+            self.apply_acks(&opened, now);
+            self.stats.ack_frames_received += u64::from(contents.acks);
+            self.stats.ack_packets_received += u64::from(!contents.ack_eliciting());
+        }
+        Ok(opened)
+    }
+
+    /// Seals what the lane itself wants to send now, an ACK or a probe, at the front of `packet`: its length.
+    ///
+    /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes. To be called at the end of each turn and after a timeout, until `None`.
+    pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
+        let ping = match self.ping {
+            Ping::None => false,
+            Ping::Requested | Ping::Probe => true,
+        };
+        // A PING goes out anyway, so an ACK that is not due yet costs no packet of its own.
+        let ack = self.received.is_due() || ping && self.received.is_waiting();
+        if !ack && !ping {
+            return Ok(None);
+        }
+        let too_short = SealError::Size { len: packet.len() };
+        if packet.len() < TRANSMIT_CAPACITY {
+            return Err(too_short);
+        }
+        let mut end = HEADER_LEN;
+        if ack {
+            end += self.received.write_ack(&mut packet[HEADER_LEN..], now).ok_or(too_short)?;
+            self.stats.ack_frames_sent += 1;
+            self.stats.ack_packets_sent += u64::from(!ping);
+        }
+        if ping {
+            packet[end] = PING;
+            end += 1;
+        }
+        let len = end + TAG_LEN;
+        self.seal(&mut packet[..len], ping, now)?;
+        if self.ping == Ping::Probe {
+            self.sent.probe_sent();
+            self.stats.probes_sent += 1;
+        }
+        self.ping = Ping::None;
+        Ok(Some(len))
+    }
+
+    /// Seals a PATH_CHALLENGE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`] (RFC 9000 §8.2.1).
+    pub fn seal_path_challenge(
+        &mut self,
+        data: [u8; 8],
+        packet: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, SealError> {
+        self.seal_path_frame(PATH_CHALLENGE, data, packet, now)
+    }
+
+    /// Seals a PATH_RESPONSE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`] (RFC 9000 §8.2.2).
+    pub fn seal_path_response(
+        &mut self,
+        data: [u8; 8],
+        packet: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, SealError> {
+        self.seal_path_frame(PATH_RESPONSE, data, packet, now)
+    }
+
+    /// Makes the next [`poll_transmit`](Self::poll_transmit) send a PING: a keepalive, or a question whether the lane lives.
+    pub fn request_ping(&mut self) {
+        if self.ping == Ping::None {
+            self.ping = Ping::Requested;
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called, and why.
+    ///
+    /// `None` when nothing is outstanding and nothing is to be acknowledged: an idle lane runs no timer.
+    #[inline]
+    pub fn poll_timeout(&self) -> Option<(Instant, Timer)> {
+        let timers = [
+            (self.received.deadline(), Timer::AckDelay),
+            (self.sent.loss_time(), Timer::LossDetection),
+            (self.probe_time(), Timer::Probe),
+        ];
+        timers.into_iter().filter_map(|(at, timer)| Some((at?, timer))).min_by_key(|(at, _timer)| *at)
+    }
+
+    /// Does what has become due; [`poll_transmit`](Self::poll_transmit) is to follow. Early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.received.on_timeout(now);
+        if self.sent.loss_time().is_some_and(|at| at <= now) {
+            let lost = self.sent.detect_losses(now, &self.rtt);
+            self.stats.count_lost(lost);
+        } else if self.probe_time().is_some_and(|at| at <= now) {
+            self.ping = Ping::Probe;
+        }
+    }
+
+    /// When the last packet was opened.
+    pub fn last_heard(&self) -> Option<Instant> {
+        self.last_heard
+    }
+
+    /// Since when something is outstanding and nothing was heard; `None` when nothing is outstanding.
+    pub fn silent_since(&self) -> Option<Instant> {
+        self.silent_since.filter(|_since| self.sent.in_flight().packets > 0)
+    }
+
+    /// Probes sent since an ACK last acknowledged something new.
+    ///
+    /// It climbs too while the other end is heard but does not hear us; [`silent_since`](Self::silent_since) does not.
+    pub fn probe_count(&self) -> u32 {
+        self.sent.probes()
+    }
+
+    /// The round-trip time.
+    pub fn rtt(&self) -> &Rtt {
+        &self.rtt
+    }
+
+    /// Ack-eliciting packets that are neither acknowledged nor lost.
+    pub fn in_flight(&self) -> Volume {
+        self.sent.in_flight()
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &LaneStats {
+        &self.stats
+    }
+
+    /// Counts DATAGRAM frames that the caller put into packets that it sealed.
+    #[inline]
+    pub fn count_datagrams_sent(&mut self, frames: u64) {
+        self.stats.datagrams_sent += frames;
+    }
+
+    /// Applies the ACK frames of a packet, all of them valid.
+    fn apply_acks(&mut self, opened: &Opened<'_>, now: Instant) {
+        for frame in opened.frames() {
+            if let Ok(Frame::Ack(ack)) = frame {
+                // A congestion controller would take the outcome from here.
+                let outcome = self.sent.on_ack(&ack, now, &mut self.rtt);
+                self.stats.count_acked(&outcome);
+            }
+        }
+    }
+
+    /// Path frames are ack-eliciting, and padded so that they prove the path carries packets of this length.
+    fn seal_path_frame(
+        &mut self,
+        kind: u8,
+        data: [u8; 8],
+        packet: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, SealError> {
+        let len = packet.len();
+        let packet = packet.get_mut(..TRANSMIT_CAPACITY).ok_or(SealError::Size { len })?;
+        let frames = &mut packet[HEADER_LEN..TRANSMIT_CAPACITY - TAG_LEN];
+        frames.fill(PADDING);
+        frames[0] = kind;
+        frames[1..9].copy_from_slice(&data);
+        self.seal(packet, true, now)?;
+        Ok(TRANSMIT_CAPACITY)
+    }
+
+    /// When to probe; `None` also while a probe waits to be sent.
+    #[inline]
+    fn probe_time(&self) -> Option<Instant> {
+        match self.ping {
+            Ping::None | Ping::Requested => self.sent.probe_time(&self.rtt),
+            Ping::Probe => None,
+        }
+    }
+}
+
+/// What the frames of a packet ask of us.
+#[inline]
+fn asks(contents: &Contents) -> Asks {
+    if contents.ping {
+        Asks::AckNow
+    } else if contents.ack_eliciting() {
+        Asks::Ack
+    } else {
+        Asks::Nothing
+    }
+}

@@ -1,0 +1,73 @@
+//! The transmit chain: from frames in the caller's slice to a packet for the wire.
+
+use crate::crypto::{Keys, Suite};
+use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Plain};
+use crate::{LaneError, SealError};
+
+/// The longest packet: a UDP datagram in IPv6 without extension headers, which fits the sent window's 16-bit length.
+const MAX_PACKET_LEN: usize = 65_527;
+
+/// What one direction seals with.
+#[derive(Debug)]
+pub(crate) struct Sealer {
+    remote_cid: ConnectionId,
+    keys: Keys,
+    /// Flips when keys are updated.
+    phase: KeyPhase,
+    next_number: u64,
+    /// Packets that the current key may still seal.
+    key_budget: u64,
+}
+
+impl Sealer {
+    pub(crate) fn new(suite: Suite, secret: &[u8], remote_cid: ConnectionId) -> Result<Self, LaneError> {
+        Ok(Self {
+            remote_cid,
+            keys: Keys::derive(suite, secret)?,
+            phase: KeyPhase::Zero,
+            next_number: 0,
+            key_budget: suite.confidentiality_limit(),
+        })
+    }
+
+    /// Seals `packet`, which is room for the header, frames, and room for the tag. On an error no number is used.
+    #[inline]
+    pub(crate) fn seal(&mut self, packet: &mut [u8]) -> Result<PacketNumber, SealError> {
+        let size = SealError::Size { len: packet.len() };
+        if packet.len() > MAX_PACKET_LEN {
+            return Err(size);
+        }
+        let number = self.number()?;
+        Plain::with_header(packet, self.remote_cid, number, self.phase)
+            .ok_or(size)?
+            .encrypt(&self.keys.packet)
+            .map_err(|_too_long| size)?
+            .protect(&self.keys.header);
+
+        self.next_number += 1;
+        self.key_budget -= 1;
+        Ok(number)
+    }
+
+    /// The number of the next packet, if there may be one.
+    #[inline]
+    fn number(&self) -> Result<PacketNumber, SealError> {
+        if self.key_budget == 0 {
+            return Err(SealError::KeyExhausted);
+        }
+        let number = PacketNumber(self.next_number);
+        if number > PacketNumber::MAX {
+            return Err(SealError::NumbersExhausted);
+        }
+        Ok(number)
+    }
+}
+
+#[cfg(test)]
+impl Sealer {
+    /// As if so many packets had been sealed.
+    pub(crate) fn skip(&mut self, packets: u64) {
+        self.next_number += packets;
+        self.key_budget = self.key_budget.saturating_sub(packets);
+    }
+}

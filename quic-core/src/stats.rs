@@ -1,0 +1,90 @@
+//! What a lane counts.
+
+use crate::OpenError;
+use crate::ack::{AckOutcome, Volume};
+
+/// Monotonic counters of one lane, from its construction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LaneStats {
+    /// Packets sealed, of all kinds.
+    pub sealed_packets: u64,
+    /// Bytes of sealed packets, headers and tags included.
+    pub sealed_bytes: u64,
+    /// Packets opened: authenticated, in the replay window, without violation.
+    pub opened_packets: u64,
+    /// Bytes of opened packets, headers and tags included.
+    pub opened_bytes: u64,
+    /// DATAGRAM frames in sealed packets, as reported with [`Lane::count_datagrams_sent`](crate::Lane::count_datagrams_sent).
+    pub datagrams_sent: u64,
+    /// DATAGRAM frames in opened packets.
+    pub datagrams_received: u64,
+    /// ACK-only packets sealed.
+    pub ack_packets_sent: u64,
+    /// Opened packets that held an ACK frame and nothing that asks for one.
+    pub ack_packets_received: u64,
+    /// ACK frames sent.
+    pub ack_frames_sent: u64,
+    /// ACK frames received.
+    pub ack_frames_received: u64,
+    /// Probes (PING packets) sent because the tail stayed unacknowledged.
+    pub probes_sent: u64,
+    /// Ack-eliciting packets acknowledged; a spuriously lost one counts here as well as in `lost_packets`.
+    pub acked_packets: u64,
+    /// Bytes of acknowledged packets.
+    pub acked_bytes: u64,
+    /// Packets declared lost (RFC 9002 §6.1).
+    pub lost_packets: u64,
+    /// Bytes of packets declared lost.
+    pub lost_bytes: u64,
+    /// Packets declared lost and acknowledged afterwards: they were late, not lost.
+    pub spuriously_lost_packets: u64,
+    /// Packets that left the sent window unacknowledged because it was full; their fate is unknown.
+    pub window_overflows: u64,
+    /// Packets refused as already opened.
+    pub duplicates: u64,
+    /// Packets refused as below the replay window.
+    pub too_old: u64,
+    /// Packets refused for their header, before any key was used.
+    pub header_errors: u64,
+    /// Packets whose tag did not match, both key phases counted.
+    pub authentication_failures: u64,
+    /// Those of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
+    pub other_phase_failures: u64,
+    /// Packets refused because the key reached its integrity limit.
+    pub integrity_limit: u64,
+    /// Authenticated packets that broke the protocol.
+    pub violations: u64,
+}
+
+impl LaneStats {
+    /// Counts a packet that was refused.
+    #[cold]
+    pub(crate) fn count(&mut self, error: &OpenError) {
+        match error {
+            OpenError::Header(_) => self.header_errors += 1,
+            OpenError::Duplicate => self.duplicates += 1,
+            OpenError::TooOld => self.too_old += 1,
+            OpenError::Authentication => self.authentication_failures += 1,
+            OpenError::AuthenticationOtherPhase => {
+                self.authentication_failures += 1;
+                self.other_phase_failures += 1;
+            }
+            OpenError::IntegrityLimit => self.integrity_limit += 1,
+            OpenError::Violation(_) => self.violations += 1,
+        }
+    }
+
+    /// Counts what an ACK told.
+    pub(crate) fn count_acked(&mut self, outcome: &AckOutcome) {
+        self.acked_packets += outcome.acked.packets;
+        self.acked_bytes += outcome.acked.bytes;
+        self.spuriously_lost_packets += outcome.spuriously_lost;
+        self.count_lost(outcome.lost);
+    }
+
+    /// Counts packets declared lost.
+    pub(crate) fn count_lost(&mut self, lost: Volume) {
+        self.lost_packets += lost.packets;
+        self.lost_bytes += lost.bytes;
+    }
+}
