@@ -228,22 +228,22 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Why an identity could not be loaded or written, each with its remedy.
+/// Why an identity could not be loaded or written; [`IdentityError::remedy`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// Nothing at that path.
-    #[error("{}: does not exist (remedy: culvert keygen --out {})", .0.display(), .0.display())]
+    #[error("{} does not exist", .0.display())]
     Missing(PathBuf),
     /// The kernel refused to read it.
-    #[error("{}: cannot be read: {cause} (remedy: let the user that runs culvert read it)", path.display())]
+    #[error("{} cannot be read: {cause}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why, in the kernel's words.
         cause: io::Error,
     },
-    /// Everybody on the machine can read or change the private key.
-    #[error("{}: other users have access to it, mode {mode:04o} (remedy: chmod o= {})", path.display(), path.display())]
+    /// Everybody on the machine can read, change or replace the private key.
+    #[error("{} is accessible to every user (mode {mode:04o})", path.display())]
     Exposed {
         /// The file.
         path: PathBuf,
@@ -251,7 +251,7 @@ pub enum IdentityError {
         mode: u32,
     },
     /// What it holds is not an identity.
-    #[error("{}: {cause} (remedy: {})", path.display(), cause.remedy())]
+    #[error("{} {cause}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
@@ -259,19 +259,35 @@ pub enum IdentityError {
         cause: KeyError,
     },
     /// `write_new` never overwrites.
-    #[error("{}: exists already, and an identity is never overwritten (remedy: choose another path, or move it away)", .0.display())]
+    #[error("{} exists, and an identity is never overwritten", .0.display())]
     Exists(PathBuf),
     /// The kernel refused to write it.
-    #[error("{}: cannot be written: {cause} (remedy: check the folder and its permissions)", path.display())]
+    #[error("{} cannot be written: {cause}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why, in the kernel's words.
         cause: io::Error,
     },
     /// The system's random generator failed.
-    #[error("the system gives no random numbers (remedy: check that getrandom(2) is allowed)")]
+    #[error("the system gives no random numbers")]
     Random,
+}
+
+impl IdentityError {
+    /// What the operator can do.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Missing(path) => format!("write one with culvert keygen --out {}", path.display()),
+            Self::Read { .. } => "let the user that runs culvert read it".to_owned(),
+            Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
+            Self::Key { cause, .. } => cause.remedy().to_owned(),
+            Self::Exists(_) => "choose another path, or move the file away".to_owned(),
+            Self::Write { .. } => "check the folder and its permissions".to_owned(),
+            Self::Random => "allow the system call getrandom(2)".to_owned(),
+        }
+    }
 }
 
 /// Why bytes are not an Ed25519 private key.

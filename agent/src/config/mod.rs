@@ -4,11 +4,12 @@
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
 //! | which keys the file may have, and their TOML types | `file.rs` |
-//! | what a key's value may be, and what it is when left out | `resolve.rs` (checks), `defaults.rs` (the one place of defaults) |
+//! | what a value may be, and what it is when left out | `resolve.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,9 +18,17 @@ use std::{
 
 use crate::identity::{Endpoint, Identity, PublicKey};
 
+mod checks;
+pub mod defaults;
+mod file;
 mod problem;
+mod resolve;
+#[cfg(test)]
+mod tests;
+mod value;
 
 pub use problem::{ConfigProblem, ConfigProblems, LoadError};
+use resolve::Draft;
 
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -188,12 +197,18 @@ pub struct Limits {
 }
 
 impl Config {
-    /// Reads and checks the file at `path`, and the identity that it names.
+    /// Reads and checks the file at `path` and the identity that it names; no peer may have our own key.
     ///
     /// # Errors
     /// The file cannot be read, or every problem that it has.
     pub fn load(path: &Path) -> Result<(Self, Identity), LoadError> {
-        todo!("{}", path.display())
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(cause) => return Err(LoadError::Read { path: path.to_owned(), cause }),
+        };
+        // The parent of a bare file name is the empty path, which joins to nothing: the current folder.
+        let draft = Draft::read(&text, path.parent().unwrap_or_else(|| Path::new("")));
+        Ok(draft.finish_with_identity(path)?)
     }
 
     /// Checks `text`; relative paths in it are taken from `base`.
@@ -201,6 +216,6 @@ impl Config {
     /// # Errors
     /// Every problem of the text, in the order of its lines.
     pub fn parse(text: &str, base: &Path) -> Result<Self, ConfigProblems> {
-        todo!("{text} {}", base.display())
+        Draft::read(text, base).finish(None)
     }
 }

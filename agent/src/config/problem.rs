@@ -1,6 +1,10 @@
 //! What an operator sees when the configuration is wrong.
 
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 /// One thing that is wrong with the configuration, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,4 +70,47 @@ pub enum LoadError {
     /// What it says is wrong, its identity included.
     #[error(transparent)]
     Problems(#[from] ConfigProblems),
+}
+
+/// Collects the problems of one text.
+pub(super) struct Report<'t> {
+    text: &'t str,
+    problems: Vec<ConfigProblem>,
+}
+
+impl<'t> Report<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        Self { text, problems: Vec::new() }
+    }
+
+    /// Records a problem; `span` is its position in the text, in bytes.
+    pub(super) fn add(
+        &mut self,
+        key_path: &str,
+        span: Option<Range<usize>>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let line = |span: Range<usize>| {
+            let before = self.text.as_bytes().iter().take(span.start);
+            1 + before.filter(|b| **b == b'\n').count()
+        };
+        self.problems.push(ConfigProblem {
+            key_path: key_path.to_owned(),
+            line: span.map(line),
+            problem: problem.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// Whether nothing was reported.
+    pub(super) fn is_empty(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// What was reported, in the order of the lines.
+    pub(super) fn into_problems(mut self, file: Option<&Path>) -> ConfigProblems {
+        self.problems.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
+        ConfigProblems { file: file.map(Path::to_owned), problems: self.problems }
+    }
 }
