@@ -1,1 +1,3 @@
 //! Culvert.
+pub mod config;
+pub mod identity;

@@ -1,0 +1,43 @@
+//! What a key is when it is left out: the one place of every default.
+
+use std::time::Duration;
+
+use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Queue, Transport};
+
+/// `[transport]`: dials only, uses what the kernel offers.
+pub const TRANSPORT: Transport =
+    Transport { listen: Vec::new(), gso: true, mark: 0, advertise: None, max_packet: MaxPacket::Auto };
+
+/// `peer.lanes`: one per worker.
+pub const LANES: u8 = 0;
+
+/// `peer.keepalive`: below the 30 s after which common NATs forget a UDP mapping (RFC 4787 REQ-5 allows no less than
+/// 2 minutes, home routers do it all the same).
+pub const KEEPALIVE: Option<Duration> = Some(Duration::from_secs(20));
+
+/// `peer.queue`: 100 ms is where a queue hurts more than a loss; 4 MiB is 100 ms at 335 Mbit/s.
+pub const QUEUE: Queue = Queue { packets: 4096, bytes: 4 << 20, time: Duration::from_millis(100) };
+
+/// `peer.drop`: in real-time traffic the newest datagram is worth the most.
+pub const DROP: DropPolicy = DropPolicy::Oldest;
+
+/// `peer.quota`: one flow leaves half of the queue to the others.
+pub const QUOTA: f64 = 0.5;
+
+/// `service.idle`.
+pub const IDLE: Duration = Duration::from_secs(60);
+
+/// `service.burst`: 16 datagrams of 1,200 B fit a default 208 KiB socket buffer several times over.
+pub const BURST: u16 = 16;
+
+/// `[log]`.
+pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
+
+/// `[limits]`: 25,000 flows are about what the ports of one source address allow.
+pub const LIMITS: Limits = Limits {
+    flows_per_peer: 25_000,
+    flows: 50_000,
+    tcp_streams_per_peer: 1024,
+    pending_open_packets: 64,
+    receive_buffer: 4 << 20,
+};

@@ -1,0 +1,221 @@
+//! The configuration: a TOML file, read once, becomes the immutable [`Config`] that everything else takes.
+//!
+//! | question | file |
+//! |---|---|
+//! | what the daemon reads | this one: [`Config`] and its parts |
+//! | which keys the file may have, and their TOML types | `file.rs` |
+//! | what a value may be, and what it is when left out | `resolve.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
+//! | what an operator sees when something is wrong | `problem.rs` |
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::identity::{Endpoint, Identity, PublicKey};
+
+mod checks;
+pub mod defaults;
+mod file;
+mod problem;
+mod resolve;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use problem::{ConfigProblem, ConfigProblems, LoadError};
+use resolve::Draft;
+
+/// Everything that an operator decided, checked and with defaults filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The file of our private key; relative paths were resolved against the folder of the configuration file.
+    pub identity_key_file: PathBuf,
+    /// The underlay: where we listen, and how packets leave.
+    pub transport: Transport,
+    /// The other agents that we know, in the order of the file.
+    pub peers: Vec<Peer>,
+    /// Local UDP ports whose datagrams go to a peer's service.
+    pub udp: Vec<Forward>,
+    /// Local TCP ports whose connections go to a peer's service.
+    pub tcp: Vec<Forward>,
+    /// What our peers may reach through us.
+    pub services: Vec<Service>,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served; `None`: nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged, and how.
+    pub log: Log,
+    /// Hard ceilings.
+    pub limits: Limits,
+}
+
+/// `[transport]`: the underlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// Where peers can reach us; empty: this agent only dials.
+    pub listen: Vec<SocketAddr>,
+    /// Whether UDP segmentation offload may be used (it is probed, and repaired when it fails).
+    pub gso: bool,
+    /// `SO_MARK` of the underlay sockets; 0: none.
+    pub mark: u32,
+    /// What `culvert link` prints as our address.
+    pub advertise: Option<Endpoint>,
+    /// The largest QUIC packet.
+    pub max_packet: MaxPacket,
+}
+
+/// The largest QUIC packet that we send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxPacket {
+    /// What path MTU discovery finds.
+    Auto,
+    /// At most this many bytes of UDP payload.
+    Bytes(u16),
+}
+
+/// `[[peer]]`: another agent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Peer {
+    /// Its name here: in logs, metrics and `[[udp]]`/`[[tcp]]`.
+    pub name: Arc<str>,
+    /// The keys that it may prove; more than one during a rotation, never none.
+    pub public_keys: Vec<PublicKey>,
+    /// Where to dial it; empty: it dials us.
+    pub endpoints: Vec<Endpoint>,
+    /// How many lanes to open; 0: one per worker of the larger side.
+    pub lanes: u8,
+    /// After how long an idle path gets a keepalive; `None`: never.
+    pub keepalive: Option<Duration>,
+    /// The bounds of its queue.
+    pub queue: Queue,
+    /// What is dropped when the queue is full.
+    pub drop: DropPolicy,
+    /// The share of the queue that one flow may hold, above 0 and at most 1.
+    pub quota: f64,
+    /// Indices into [`Config::services`]: which of our services it may use.
+    pub services: Vec<usize>,
+}
+
+/// The bounds of one peer's queue; the first one reached counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Datagrams.
+    pub packets: usize,
+    /// Payload bytes.
+    pub bytes: usize,
+    /// Age; an older payload is dropped instead of sent late.
+    pub time: Duration,
+}
+
+/// What a full queue drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropPolicy {
+    /// What has waited longest: right for real-time traffic.
+    Oldest,
+    /// What just arrived.
+    Newest,
+}
+
+/// `[[udp]]` or `[[tcp]]`: a local port that stands for a peer's service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// The local port.
+    pub listen: SocketAddr,
+    /// Index into [`Config::peers`].
+    pub peer: usize,
+    /// The service's name at that peer.
+    pub service: Arc<str>,
+}
+
+/// `[[service]]`: a named upstream that peers may reach through us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// What peers call it.
+    pub name: Arc<str>,
+    /// Where its traffic goes.
+    pub upstream: SocketAddr,
+    /// A UDP flow's life without traffic.
+    pub idle: Duration,
+    /// Datagrams per send to the upstream, 1 to 64.
+    pub burst: u16,
+    /// Whether it takes UDP flows.
+    pub udp: bool,
+    /// Whether it takes TCP forwards.
+    pub tcp: bool,
+}
+
+/// `[log]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// The least severe level that is written.
+    pub level: LogLevel,
+    /// For people or for machines.
+    pub format: LogFormat,
+}
+
+/// A log level, most severe first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// The daemon cannot do its work.
+    Error,
+    /// Worth waking someone.
+    Warn,
+    /// What happens once per peer, connection or change.
+    Info,
+    /// What happens once per flow.
+    Debug,
+    /// What happens once per packet.
+    Trace,
+}
+
+/// How a log line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One line for people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// `[limits]`: hard ceilings, so that memory is bounded whatever arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Flows that one peer may have, both directions together.
+    pub flows_per_peer: usize,
+    /// Flows of all peers together.
+    pub flows: usize,
+    /// TCP forwards that one peer may have open.
+    pub tcp_streams_per_peer: u32,
+    /// Datagrams that one flow may hold back until its far end has confirmed it.
+    pub pending_open_packets: usize,
+    /// Socket buffer to ask the kernel for, in bytes per UDP socket.
+    pub receive_buffer: usize,
+}
+
+impl Config {
+    /// Reads and checks the file at `path` and the identity that it names; no peer may have our own key.
+    ///
+    /// # Errors
+    /// The file cannot be read, or every problem that it has.
+    pub fn load(path: &Path) -> Result<(Self, Identity), LoadError> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(cause) => return Err(LoadError::Read { path: path.to_owned(), cause }),
+        };
+        // The parent of a bare file name is the empty path, which joins to nothing: the current folder.
+        let draft = Draft::read(&text, path.parent().unwrap_or_else(|| Path::new("")));
+        Ok(draft.finish_with_identity(path)?)
+    }
+
+    /// Checks `text`; relative paths in it are taken from `base`.
+    ///
+    /// # Errors
+    /// Every problem of the text, in the order of its lines.
+    pub fn parse(text: &str, base: &Path) -> Result<Self, ConfigProblems> {
+        Draft::read(text, base).finish(None)
+    }
+}

@@ -1,0 +1,525 @@
+//! Who an agent is: its Ed25519 key, the public key that others pin, and the link that hands it to them.
+
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    net::Ipv6Addr,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use data_encoding::{BASE64, BASE64URL_NOPAD};
+use ring::{
+    rand::{SecureRandom, SystemRandom},
+    signature::{Ed25519KeyPair, KeyPair},
+};
+use rustls_pki_types::pem::{PemObject, SectionKind};
+use zeroize::Zeroizing;
+
+/// The Ed25519 public key by which an agent is known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublicKey(pub [u8; 32]);
+
+impl PublicKey {
+    /// Characters of the written form: 32 bytes as unpadded base64url.
+    pub const TEXT_LEN: usize = 43;
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&BASE64URL_NOPAD.encode(&self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({self})")
+    }
+}
+
+/// Why a text is not a public key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PublicKeyError {
+    /// Too long or too short.
+    #[error("a public key has 43 characters, this has {0}")]
+    Length(usize),
+    /// A character outside base64url.
+    #[error("character {position} is {character:?}; a public key has only A-Z, a-z, 0-9, '-' and '_'")]
+    Character {
+        /// Which character, counted from 1.
+        position: usize,
+        /// What stands there.
+        character: char,
+    },
+    /// The last character carries bits that no 32-byte key has, so it was mistyped.
+    #[error("the last character cannot end a public key: it was mistyped or cut")]
+    NotCanonical,
+}
+
+impl FromStr for PublicKey {
+    type Err = PublicKeyError;
+
+    fn from_str(text: &str) -> Result<Self, PublicKeyError> {
+        let length = text.chars().count();
+        if length != Self::TEXT_LEN {
+            return Err(PublicKeyError::Length(length));
+        }
+        let strange = |c: &char| !(c.is_ascii_alphanumeric() || *c == '-' || *c == '_');
+        if let Some((index, character)) = text.chars().enumerate().find(|(_, c)| strange(c)) {
+            return Err(PublicKeyError::Character { position: index + 1, character });
+        }
+        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| PublicKeyError::NotCanonical)?;
+        <[u8; 32]>::try_from(bytes).map(Self).map_err(|_| PublicKeyError::NotCanonical)
+    }
+}
+
+/// A host and a port to dial; the host is a name or an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// A DNS name, an IPv4 address, or an IPv6 address without brackets.
+    pub host: String,
+    /// The UDP port, never 0.
+    pub port: u16,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why a text is not an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// Nothing after the host.
+    #[error("the port is missing: write host:port")]
+    NoPort,
+    /// Not a number from 1 to 65535.
+    #[error("the port {0:?} is not a number from 1 to 65535")]
+    Port(String),
+    /// Nothing before the port.
+    #[error("the host is missing: write host:port")]
+    NoHost,
+    /// A character that no host name has.
+    #[error("the host {host:?} has the character {character:?}, which no host name has")]
+    HostCharacter {
+        /// The host as written.
+        host: String,
+        /// What does not belong there.
+        character: char,
+    },
+    /// Longer than DNS allows, or with an empty or too long label.
+    #[error("the host {0:?} is not a DNS name: at most 253 characters, each part 1 to 63")]
+    HostName(String),
+    /// Brackets without an IPv6 address, or not closed.
+    #[error("{0:?} is not an IPv6 address in brackets")]
+    Brackets(String),
+    /// An IPv6 address without brackets.
+    #[error("an IPv6 address stands in brackets: [{0}]:port")]
+    NoBrackets(String),
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let bad = || EndpointError::Brackets(text.to_owned());
+            let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
+            host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+            (host, rest.strip_prefix(':').ok_or(EndpointError::NoPort)?)
+        } else {
+            if text.parse::<Ipv6Addr>().is_ok() {
+                return Err(EndpointError::NoBrackets(text.to_owned()));
+            }
+            let (host, port) = text.rsplit_once(':').ok_or(EndpointError::NoPort)?;
+            if host.parse::<Ipv6Addr>().is_ok() {
+                return Err(EndpointError::NoBrackets(host.to_owned()));
+            }
+            check_host(host)?;
+            (host, port)
+        };
+        let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+        match port.parse::<u16>() {
+            Ok(number) if digits && number != 0 => Ok(Self { host: host.to_owned(), port: number }),
+            Ok(_) | Err(_) => Err(EndpointError::Port(port.to_owned())),
+        }
+    }
+}
+
+fn check_host(host: &str) -> Result<(), EndpointError> {
+    if host.is_empty() {
+        return Err(EndpointError::NoHost);
+    }
+    let strange = |c: &char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+    if let Some(character) = host.chars().find(strange) {
+        return Err(EndpointError::HostCharacter { host: host.to_owned(), character });
+    }
+    // A trailing dot makes a name absolute and is not a label.
+    let name = host.strip_suffix('.').unwrap_or(host);
+    if name.len() > 253 || name.split('.').any(|label| label.is_empty() || label.len() > 63) {
+        return Err(EndpointError::HostName(host.to_owned()));
+    }
+    Ok(())
+}
+
+/// All that a dialler needs: `culvert://host:port/<public key>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareLink {
+    /// Where to dial.
+    pub endpoint: Endpoint,
+    /// Whom to expect there.
+    pub key: PublicKey,
+}
+
+const SCHEME: &str = "culvert://";
+
+impl fmt::Display for ShareLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}", self.endpoint, self.key)
+    }
+}
+
+/// Which part of a share link is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShareLinkError {
+    /// Another scheme, or none.
+    #[error("the scheme: a link begins with culvert://")]
+    Scheme,
+    /// The part between the scheme and the slash.
+    #[error("the address: {0}")]
+    Endpoint(EndpointError),
+    /// No slash after the address.
+    #[error("the public key is missing: write culvert://host:port/<public key>")]
+    NoKey,
+    /// The part after the slash.
+    #[error("the public key: {0}")]
+    Key(PublicKeyError),
+}
+
+impl FromStr for ShareLink {
+    type Err = ShareLinkError;
+
+    fn from_str(text: &str) -> Result<Self, ShareLinkError> {
+        let rest = text.strip_prefix(SCHEME).ok_or(ShareLinkError::Scheme)?;
+        let (endpoint, key) = rest.split_once('/').ok_or(ShareLinkError::NoKey)?;
+        Ok(Self {
+            endpoint: endpoint.parse().map_err(ShareLinkError::Endpoint)?,
+            key: key.parse().map_err(ShareLinkError::Key)?,
+        })
+    }
+}
+
+/// Our own Ed25519 key. The private part is wiped when dropped, and is never shown.
+pub struct Identity {
+    seed: Zeroizing<[u8; 32]>,
+    public_key: PublicKey,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Identity({})", self.public_key)
+    }
+}
+
+/// Why an identity could not be loaded or written; [`IdentityError::remedy`] says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// Nothing at that path.
+    #[error("{} does not exist", .0.display())]
+    Missing(PathBuf),
+    /// The kernel refused to read it.
+    #[error("{} cannot be read: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why, in the kernel's words.
+        cause: io::Error,
+    },
+    /// Everybody on the machine can read, change or replace the private key.
+    #[error("{} is accessible to every user (mode {mode:04o})", path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// What it holds is not an identity.
+    #[error("{} {cause}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: KeyError,
+    },
+    /// `write_new` never overwrites.
+    #[error("{} exists, and an identity is never overwritten", .0.display())]
+    Exists(PathBuf),
+    /// The kernel refused to write it.
+    #[error("{} cannot be written: {cause}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why, in the kernel's words.
+        cause: io::Error,
+    },
+    /// The system's random generator failed.
+    #[error("the system gives no random numbers")]
+    Random,
+}
+
+impl IdentityError {
+    /// What the operator can do.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Missing(path) => format!("write one with culvert keygen --out {}", path.display()),
+            Self::Read { .. } => "let the user that runs culvert read it".to_owned(),
+            Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
+            Self::Key { cause, .. } => cause.remedy().to_owned(),
+            Self::Exists(_) => "choose another path, or move the file away".to_owned(),
+            Self::Write { .. } => "check the folder and its permissions".to_owned(),
+            Self::Random => "allow the system call getrandom(2)".to_owned(),
+        }
+    }
+}
+
+/// Why bytes are not an Ed25519 private key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// No `-----BEGIN PRIVATE KEY-----` section, or base64 that does not decode.
+    #[error("holds no PEM private key")]
+    NotPem,
+    /// A public key or a certificate where the private key belongs.
+    #[error("holds no private key, only a public key or certificate")]
+    NotPrivate,
+    /// More than one key.
+    #[error("holds more than one private key")]
+    Several,
+    /// RSA, ECDSA, X25519 …
+    #[error("holds a private key of another type than Ed25519")]
+    WrongType,
+    /// DER that is cut or not PKCS#8.
+    #[error("holds a damaged private key")]
+    Damaged,
+    /// A v2 key whose two halves do not belong together.
+    #[error("holds a private key and a public key that do not belong together")]
+    Mismatch,
+}
+
+impl KeyError {
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::NotPem => "write a new one with culvert keygen; encrypted and OpenSSH keys are not read",
+            Self::NotPrivate => "name the file that culvert keygen wrote",
+            Self::Several => "leave one key in the file",
+            Self::WrongType => "write an Ed25519 key with culvert keygen",
+            Self::Damaged | Self::Mismatch => {
+                "restore the file from a backup, or write a new key with culvert keygen"
+            }
+        }
+    }
+}
+
+impl Identity {
+    /// A new key from the system's random generator.
+    ///
+    /// # Errors
+    /// [`IdentityError::Random`].
+    pub fn generate() -> Result<Self, IdentityError> {
+        let mut seed = Zeroizing::new([0; 32]);
+        SystemRandom::new().fill(seed.as_mut()).map_err(|_| IdentityError::Random)?;
+        Self::from_seed(seed).map_err(|_| IdentityError::Random)
+    }
+
+    /// The key whose 32 private bytes (RFC 8032 §5.1.5) are `seed`; the same seed gives the same key.
+    ///
+    /// # Errors
+    /// Never for the seeds of today's Ed25519; the library's constructor is fallible.
+    pub fn from_seed(seed: Zeroizing<[u8; 32]>) -> Result<Self, KeyError> {
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed.as_ref()).map_err(|_| KeyError::Damaged)?;
+        let public_key = pair.public_key().as_ref().try_into().map_err(|_| KeyError::Damaged)?;
+        Ok(Self { seed, public_key: PublicKey(public_key) })
+    }
+
+    /// Reads a PKCS#8 PEM file, version 1 (what `openssl genpkey -algorithm ed25519` writes) or 2.
+    ///
+    /// Group permissions are the operator's decision: systemd hands credentials over with mode 0440.
+    ///
+    /// # Errors
+    /// Every variant that is about reading; a file that everybody can access is refused.
+    pub fn load(path: &Path) -> Result<Self, IdentityError> {
+        let read = |cause: io::Error| {
+            let path = path.to_owned();
+            if cause.kind() == io::ErrorKind::NotFound {
+                IdentityError::Missing(path)
+            } else {
+                IdentityError::Read { path, cause }
+            }
+        };
+        let file = File::open(path).map_err(read)?;
+        let mode = file.metadata().map_err(read)?.permissions().mode() & 0o7777;
+        if mode & 0o007 != 0 {
+            return Err(IdentityError::Exposed { path: path.to_owned(), mode });
+        }
+        // Room for the whole of a key file up front: growing would leave unwiped copies behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE_BYTES + 1));
+        file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text).map_err(read)?;
+        Self::from_pem(&text).map_err(|cause| IdentityError::Key { path: path.to_owned(), cause })
+    }
+
+    /// Reads the text of a PKCS#8 PEM file.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
+        if pem.len() > MAX_FILE_BYTES {
+            return Err(KeyError::NotPem);
+        }
+        let mut key = None;
+        let mut other_type = false;
+        let mut public_only = false;
+        for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
+            let (kind, der) = section.map_err(|_| KeyError::NotPem)?;
+            let der = Zeroizing::new(der);
+            if kind == SectionKind::PrivateKey {
+                if key.replace(der).is_some() {
+                    return Err(KeyError::Several);
+                }
+            } else if kind == SectionKind::RsaPrivateKey || kind == SectionKind::EcPrivateKey {
+                other_type = true;
+            } else {
+                public_only = true;
+            }
+        }
+        match key {
+            Some(der) => Self::from_pkcs8(&der),
+            None if other_type => Err(KeyError::WrongType),
+            None if public_only => Err(KeyError::NotPrivate),
+            None => Err(KeyError::NotPem),
+        }
+    }
+
+    /// Reads a PKCS#8 structure (RFC 5958) as RFC 8410 §7 fills it for Ed25519.
+    fn from_pkcs8(der: &[u8]) -> Result<Self, KeyError> {
+        let (body, rest) = der_element(der, DER_SEQUENCE)?;
+        let (version, body) = der_element(body, DER_INTEGER)?;
+        let (algorithm, body) = der_element(body, DER_SEQUENCE)?;
+        if !rest.is_empty() || !matches!(version, [0] | [1]) {
+            return Err(KeyError::Damaged);
+        }
+        if algorithm != ED25519_OID {
+            return Err(KeyError::WrongType);
+        }
+        let (private, mut body) = der_element(body, DER_OCTET_STRING)?;
+        let (seed, rest) = der_element(private, DER_OCTET_STRING)?;
+        if !rest.is_empty() {
+            return Err(KeyError::Damaged);
+        }
+        let seed = <[u8; 32]>::try_from(seed).map_err(|_| KeyError::Damaged)?;
+        let identity = Self::from_seed(Zeroizing::new(seed))?;
+        if body.first() == Some(&DER_ATTRIBUTES) {
+            body = der_element(body, DER_ATTRIBUTES)?.1;
+        }
+        // The public half of version 2: a bit string, tagged implicitly by RFC 5958, explicitly by older writers.
+        let public = match body.first() {
+            None => return Ok(identity),
+            Some(&DER_PUBLIC_EXPLICIT) => {
+                der_element(der_last(body, DER_PUBLIC_EXPLICIT)?, DER_BIT_STRING)?.0
+            }
+            Some(_) => der_last(body, DER_PUBLIC)?,
+        };
+        let Some((0, public)) = public.split_first() else { return Err(KeyError::Damaged) };
+        if public == identity.public_key.0 { Ok(identity) } else { Err(KeyError::Mismatch) }
+    }
+
+    /// Writes the key to a new file that only its owner can read.
+    ///
+    /// # Errors
+    /// [`IdentityError::Exists`] rather than overwriting, or the kernel's refusal.
+    pub fn write_new(&self, path: &Path) -> Result<(), IdentityError> {
+        let write = |cause: io::Error| {
+            let path = path.to_owned();
+            if cause.kind() == io::ErrorKind::AlreadyExists {
+                IdentityError::Exists(path)
+            } else {
+                IdentityError::Write { path, cause }
+            }
+        };
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(write)?;
+        file.write_all(self.to_pem().as_bytes()).and_then(|()| file.sync_all()).map_err(write)
+    }
+
+    /// The key as a PKCS#8 PEM file, the form that [`Identity::from_pem`] reads.
+    #[must_use]
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        let body = Zeroizing::new(BASE64.encode(&self.pkcs8_der()));
+        Zeroizing::new(format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", *body))
+    }
+
+    /// The key as a PKCS#8 version 1 structure, which every TLS library reads; wiped when dropped.
+    #[must_use]
+    pub fn pkcs8_der(&self) -> Zeroizing<Vec<u8>> {
+        let mut der = Zeroizing::new(Vec::with_capacity(PKCS8_V1_PREFIX.len() + self.seed.len()));
+        der.extend_from_slice(&PKCS8_V1_PREFIX);
+        der.extend_from_slice(self.seed.as_ref());
+        der
+    }
+
+    /// What others know us by.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.public_key
+    }
+}
+
+/// Far above any key file, so that a wrong path costs no memory.
+const MAX_FILE_BYTES: usize = 16 * 1024;
+
+/// PKCS#8 version 1 of an Ed25519 key (RFC 8410 §10.3) up to its 32 private bytes.
+const PKCS8_V1_PREFIX: [u8; 16] = [0x30, 46, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 34, 4, 32];
+
+/// `OBJECT IDENTIFIER 1.3.101.112` (RFC 8410 §3), with its tag and length.
+const ED25519_OID: [u8; 5] = [6, 3, 0x2b, 0x65, 0x70];
+
+const DER_INTEGER: u8 = 0x02;
+const DER_BIT_STRING: u8 = 0x03;
+const DER_OCTET_STRING: u8 = 0x04;
+const DER_SEQUENCE: u8 = 0x30;
+const DER_ATTRIBUTES: u8 = 0xa0;
+const DER_PUBLIC: u8 = 0x81;
+const DER_PUBLIC_EXPLICIT: u8 = 0xa1;
+
+/// Splits the element with `tag` off the front of `der`: its content, and what follows.
+fn der_element(der: &[u8], tag: u8) -> Result<(&[u8], &[u8]), KeyError> {
+    let (found, rest) = der.split_first().ok_or(KeyError::Damaged)?;
+    let (first, rest) = rest.split_first().ok_or(KeyError::Damaged)?;
+    let (length, rest) = match *first {
+        short @ 0..=0x7f => (usize::from(short), rest),
+        0x81 => rest.split_first().map(|(b, rest)| (usize::from(*b), rest)).ok_or(KeyError::Damaged)?,
+        0x82 => match rest {
+            [high, low, rest @ ..] => (usize::from(u16::from_be_bytes([*high, *low])), rest),
+            _ => return Err(KeyError::Damaged),
+        },
+        _ => return Err(KeyError::Damaged),
+    };
+    if *found != tag {
+        return Err(KeyError::Damaged);
+    }
+    rest.split_at_checked(length).ok_or(KeyError::Damaged)
+}
+
+/// The element with `tag`, which must be all of `der`.
+fn der_last(der: &[u8], tag: u8) -> Result<&[u8], KeyError> {
+    match der_element(der, tag)? {
+        (content, []) => Ok(content),
+        _ => Err(KeyError::Damaged),
+    }
+}
