@@ -1,1 +1,3 @@
 //! Culvert.
+
+pub mod control;

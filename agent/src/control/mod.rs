@@ -1,0 +1,10 @@
+//! The control connection of a peer.
+//!
+//! | question | file |
+//! |---|---|
+//! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
+
+pub mod tls;
+
+#[cfg(test)]
+mod testing;
