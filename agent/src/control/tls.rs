@@ -28,6 +28,8 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
+use super::suite::{SuiteClientConfig, SuiteServerConfig};
+
 /// The application protocol that both ends name in the handshake (RFC 7301).
 pub const ALPN: &[u8] = b"culvert/1";
 
@@ -212,7 +214,7 @@ pub(super) fn server_crypto_with(
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.max_early_data_size = 0;
-    Ok(Arc::new(QuicServerConfig::try_from(config)?))
+    Ok(Arc::new(SuiteServerConfig::new(Arc::new(QuicServerConfig::try_from(config)?))))
 }
 
 pub(super) fn client_crypto_with(
@@ -235,7 +237,7 @@ pub(super) fn client_crypto_with(
     config.enable_early_data = false;
     // The name would be the same for everyone, readable by anyone, and checked by no one.
     config.enable_sni = false;
-    Ok(Arc::new(QuicClientConfig::try_from(config)?))
+    Ok(Arc::new(SuiteClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?))))
 }
 
 /// The public key with which the other end authenticated, once its certificate was verified.
