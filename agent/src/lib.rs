@@ -1,3 +1,23 @@
-//! Culvert.
+//! Culvert: a gateway that carries UDP flows and TCP forwards between sites over QUIC.
+//!
+//! `docs/architecture.md` is the map; the way of a datagram starts in [`datapath`].
+
+pub mod admin;
+pub mod cli;
+pub mod clock;
 pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod datapath;
+pub mod demo;
+pub mod forward;
 pub mod identity;
+pub mod io;
+pub mod lanes;
+pub mod log;
+pub mod metrics;
+pub mod peer;
+pub mod relay;
+pub mod task;
+pub mod timers;
+pub mod worker;

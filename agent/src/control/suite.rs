@@ -1,0 +1,283 @@
+//! Learns the cipher suite that TLS negotiated, which quinn-proto's `Session` does not tell.
+//!
+//! The wrappers delegate everything and look at the one message that names the suite, the ServerHello, as it passes:
+//!
+//! ```text
+//! client   read_handshake(CRYPTO bytes)  ─▶ HelloWatch ─▶ rustls
+//! server   rustls ─▶ write_handshake(…)  ─▶ HelloWatch ─▶ CRYPTO frames
+//! ```
+
+use std::{any::Any, sync::Arc};
+
+use quinn_proto::{
+    ConnectError, ConnectionId, Side, TransportError,
+    crypto::{
+        self, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
+        rustls::HandshakeData as RustlsHandshakeData,
+    },
+    transport_parameters::TransportParameters,
+};
+
+/// A TLS 1.3 cipher suite that we offer (RFC 8446 §B.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Suite {
+    /// TLS_AES_128_GCM_SHA256.
+    Aes128Gcm,
+    /// TLS_AES_256_GCM_SHA384.
+    Aes256Gcm,
+    /// TLS_CHACHA20_POLY1305_SHA256.
+    ChaCha20Poly1305,
+}
+
+impl Suite {
+    /// The suite with the IANA number `code_point`; `None` for one that we never offer.
+    pub fn from_code_point(code_point: u16) -> Option<Self> {
+        [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305]
+            .into_iter()
+            .find(|suite| suite.code_point() == code_point)
+    }
+
+    /// The IANA number.
+    pub fn code_point(self) -> u16 {
+        match self {
+            Self::Aes128Gcm => 0x1301,
+            Self::Aes256Gcm => 0x1302,
+            Self::ChaCha20Poly1305 => 0x1303,
+        }
+    }
+}
+
+/// What `Session::handshake_data` of a session of this module downcasts to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandshakeData {
+    /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
+    pub suite: Option<Suite>,
+    /// The negotiated application protocol (ALPN).
+    pub protocol: Option<Vec<u8>>,
+}
+
+/// The suite that `session` negotiated; `Some` from `Event::Connected` on if the session is one of this module.
+pub fn negotiated(session: &dyn Session) -> Option<Suite> {
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.suite
+}
+
+/// A client's TLS whose sessions know their suite.
+pub struct SuiteClientConfig(Arc<dyn crypto::ClientConfig>);
+
+impl SuiteClientConfig {
+    /// Wraps `inner`, the TLS of rustls.
+    pub fn new(inner: Arc<dyn crypto::ClientConfig>) -> Self {
+        Self(inner)
+    }
+}
+
+impl crypto::ClientConfig for SuiteClientConfig {
+    fn start_session(
+        self: Arc<Self>,
+        version: u32,
+        server_name: &str,
+        params: &TransportParameters,
+    ) -> Result<Box<dyn Session>, ConnectError> {
+        let inner = Arc::clone(&self.0).start_session(version, server_name, params)?;
+        Ok(Box::new(SuiteSession { inner, side: Side::Client, watch: HelloWatch::default() }))
+    }
+}
+
+/// A server's TLS whose sessions know their suite.
+pub struct SuiteServerConfig(Arc<dyn crypto::ServerConfig>);
+
+impl SuiteServerConfig {
+    /// Wraps `inner`, the TLS of rustls.
+    pub fn new(inner: Arc<dyn crypto::ServerConfig>) -> Self {
+        Self(inner)
+    }
+}
+
+impl crypto::ServerConfig for SuiteServerConfig {
+    fn initial_keys(&self, version: u32, dst_cid: &ConnectionId) -> Result<Keys, UnsupportedVersion> {
+        self.0.initial_keys(version, dst_cid)
+    }
+
+    fn retry_tag(&self, version: u32, orig_dst_cid: &ConnectionId, packet: &[u8]) -> [u8; 16] {
+        self.0.retry_tag(version, orig_dst_cid, packet)
+    }
+
+    fn start_session(self: Arc<Self>, version: u32, params: &TransportParameters) -> Box<dyn Session> {
+        let inner = Arc::clone(&self.0).start_session(version, params);
+        Box::new(SuiteSession { inner, side: Side::Server, watch: HelloWatch::default() })
+    }
+}
+
+struct SuiteSession {
+    inner: Box<dyn Session>,
+    side: Side,
+    watch: HelloWatch,
+}
+
+impl Session for SuiteSession {
+    fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
+        if self.side.is_client() {
+            self.watch.observe(buf);
+        }
+        self.inner.read_handshake(buf)
+    }
+
+    fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
+        let start = buf.len();
+        let keys = self.inner.write_handshake(buf);
+        if self.side.is_server() {
+            self.watch.observe(&buf[start..]);
+        }
+        keys
+    }
+
+    fn handshake_data(&self) -> Option<Box<dyn Any>> {
+        let inner = self.inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
+        Some(Box::new(HandshakeData { suite: self.watch.suite(), protocol: inner.protocol }))
+    }
+
+    fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
+        self.inner.initial_keys(dst_cid, side)
+    }
+
+    fn peer_identity(&self) -> Option<Box<dyn Any>> {
+        self.inner.peer_identity()
+    }
+
+    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
+        self.inner.early_crypto()
+    }
+
+    fn early_data_accepted(&self) -> Option<bool> {
+        self.inner.early_data_accepted()
+    }
+
+    fn is_handshaking(&self) -> bool {
+        self.inner.is_handshaking()
+    }
+
+    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
+        self.inner.transport_parameters()
+    }
+
+    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
+        self.inner.next_1rtt_keys()
+    }
+
+    fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
+        self.inner.is_valid_retry(orig_dst_cid, header, payload)
+    }
+
+    fn export_keying_material(
+        &self,
+        output: &mut [u8],
+        label: &[u8],
+        context: &[u8],
+    ) -> Result<(), ExportKeyingMaterialError> {
+        self.inner.export_keying_material(output, label, context)
+    }
+}
+
+/// Reads a stream of TLS handshake messages up to the suite of the ServerHello.
+///
+/// The stream may arrive in pieces. A HelloRetryRequest is a ServerHello with a special random (RFC 8446 §4.1.4) and is
+/// skipped: the real one follows.
+#[derive(Debug)]
+enum HelloWatch {
+    /// The bytes so far, at most [`HelloWatch::MAX_BYTES`].
+    Reading(Vec<u8>),
+    Found(Suite),
+    /// Not a ServerHello that we understand; rustls decides what becomes of the handshake.
+    GaveUp,
+}
+
+impl Default for HelloWatch {
+    fn default() -> Self {
+        Self::Reading(Vec::new())
+    }
+}
+
+/// What the bytes so far hold.
+enum Hello {
+    Incomplete,
+    /// The suite's code point.
+    Real(u16),
+    /// A HelloRetryRequest of so many bytes.
+    Retry(usize),
+    Foreign,
+}
+
+impl HelloWatch {
+    /// A HelloRetryRequest and a ServerHello of rustls take less than 200 bytes together.
+    const MAX_BYTES: usize = 1024;
+
+    fn observe(&mut self, piece: &[u8]) {
+        let Self::Reading(buffer) = self else { return };
+        let room = Self::MAX_BYTES - buffer.len();
+        buffer.extend_from_slice(&piece[..piece.len().min(room)]);
+        loop {
+            match Hello::parse(buffer) {
+                Hello::Incomplete if piece.len() > room => *self = Self::GaveUp,
+                Hello::Incomplete => return,
+                Hello::Real(code_point) => {
+                    *self = Suite::from_code_point(code_point).map_or(Self::GaveUp, Self::Found);
+                }
+                Hello::Retry(length) => {
+                    buffer.drain(..length);
+                    continue;
+                }
+                Hello::Foreign => *self = Self::GaveUp,
+            }
+            return;
+        }
+    }
+
+    fn suite(&self) -> Option<Suite> {
+        match self {
+            Self::Found(suite) => Some(*suite),
+            Self::Reading(_) | Self::GaveUp => None,
+        }
+    }
+}
+
+impl Hello {
+    /// RFC 8446 §4 and §4.1.3: `02 | length 24 | legacy_version 16 | random 256 | session id 0..32 | suite 16 | …`.
+    fn parse(bytes: &[u8]) -> Self {
+        const SERVER_HELLO: u8 = 2;
+        const HEADER_BYTES: usize = 4;
+        // SHA-256 of "HelloRetryRequest" (RFC 8446 §4.1.3).
+        const RETRY_RANDOM: [u8; 32] = [
+            0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
+            0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+        ];
+        if bytes.first().is_some_and(|kind| *kind != SERVER_HELLO) {
+            return Self::Foreign;
+        }
+        let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) else { return Self::Incomplete };
+        let length = usize::from(header[1]) << 16 | usize::from(header[2]) << 8 | usize::from(header[3]);
+        // Cut to the message, so that a wrong inner length cannot read the next one.
+        let body = &rest[..rest.len().min(length)];
+        match Self::random_and_suite(body) {
+            Some((random, _)) if random == RETRY_RANDOM && rest.len() >= length => {
+                Self::Retry(HEADER_BYTES + length)
+            }
+            Some((random, _)) if random == RETRY_RANDOM => Self::Incomplete,
+            Some((_, suite)) => Self::Real(suite),
+            None if body.len() == length => Self::Foreign,
+            None => Self::Incomplete,
+        }
+    }
+
+    fn random_and_suite(body: &[u8]) -> Option<([u8; 32], u16)> {
+        const LEGACY_VERSION_BYTES: usize = 2;
+        let random = body.get(LEGACY_VERSION_BYTES..)?.first_chunk::<32>()?;
+        let after_random = body.get(LEGACY_VERSION_BYTES + random.len()..)?;
+        let (session_id_bytes, rest) = after_random.split_first()?;
+        let suite = rest.get(usize::from(*session_id_bytes)..)?.first_chunk::<2>()?;
+        Some((*random, u16::from_be_bytes(*suite)))
+    }
+}
+
+#[cfg(test)]
+#[path = "suite_tests.rs"]
+mod tests;
