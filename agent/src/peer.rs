@@ -7,6 +7,7 @@ use quinn_proto::ConnectionHandle;
 use crate::{
     config,
     control::{dial::Dialler, messages::Hello},
+    datapath::uplink::TooLarge,
     identity::PublicKey,
     lanes::Pool,
     relay::DatagramRelay,
@@ -50,6 +51,8 @@ pub struct Peer {
     pub instance: Option<[u8; 16]>,
     /// TCP forwards that are open.
     pub tcp_streams: u32,
+    /// The last payload that fitted into no packet, until it has been logged.
+    pub too_large: Option<TooLarge>,
 }
 
 impl Peer {

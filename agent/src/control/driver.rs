@@ -19,11 +19,11 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId, VarInt,
+    EndpointConfig, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId,
 };
 use rustc_hash::FxHashMap;
 
-use super::messages::{CloseReason, Framer, Message, MessageError};
+use super::messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError};
 use crate::{
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
@@ -51,6 +51,8 @@ pub enum Event {
     Stream(StreamId),
     /// The connection has ended; it is gone after this event, its packets and deadlines are not.
     Lost(ConnectionError),
+    /// The path takes packets of this size now, in bytes of UDP payload.
+    Mtu(u16),
     /// The connection needs nothing any more; its socket may be closed.
     Drained(UnderlayId),
 }
@@ -64,6 +66,8 @@ pub struct ControlConnection {
     control: Option<StreamId>,
     framer: Framer,
     outgoing: Vec<u8>,
+    /// The last path MTU that was reported.
+    mtu: u16,
     dirty: bool,
     lost: bool,
 }
@@ -225,7 +229,7 @@ impl Control {
         if connection.control.is_none() && connection.quinn.side() == Side::Client {
             connection.control = connection.quinn.streams().open(Dir::Bi);
         }
-        message.encode_framed(&mut connection.outgoing);
+        message.encode(&mut connection.outgoing);
         self.stats.messages_sent += 1;
         self.touch(handle);
     }
@@ -236,8 +240,7 @@ impl Control {
             && !connection.lost
         {
             connection.lost = true;
-            let code = VarInt::from_u32(reason.code());
-            connection.quinn.close(now, code, Bytes::from_static(reason.words().as_bytes()));
+            connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
             self.touch(handle);
         }
     }
@@ -266,6 +269,11 @@ impl Control {
                 self.events.push((handle, Event::Drained(connection.underlay)));
                 continue;
             }
+            let mtu = connection.quinn.current_mtu();
+            if mtu != connection.mtu && connection.peer.is_some() {
+                connection.mtu = mtu;
+                self.events.push((handle, Event::Mtu(mtu)));
+            }
             if let Some(at) = connection.quinn.poll_timeout() {
                 arm(handle, at);
             }
@@ -280,8 +288,9 @@ impl Control {
             underlay,
             peer,
             control: None,
-            framer: Framer::default(),
+            framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
+            mtu: 0,
             dirty: false,
             lost: false,
         };
@@ -386,19 +395,25 @@ impl Control {
         let Some(id) = connection.control else { return };
         let mut stream = connection.quinn.recv_stream(id);
         let Ok(mut chunks) = stream.read(true) else { return };
-        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
-            connection.framer.push(&chunk.bytes);
+        'stream: while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
+            let mut input = chunk.bytes;
             loop {
-                match connection.framer.next_message() {
-                    Ok(Some(message)) => {
+                let message = match connection.framer.pull(&mut input) {
+                    Ok(Some(bytes)) => Message::decode(&bytes),
+                    Ok(None) => break,
+                    Err(too_long) => Err(too_long.into()),
+                };
+                match message {
+                    Ok(message) => {
                         self.stats.messages_received += 1;
                         self.events.push((handle, Event::Message(message)));
                     }
-                    Ok(None) => break,
                     Err(why) => {
+                        let fatal = why.close_reason().is_some();
                         self.events.push((handle, Event::Violation(why)));
-                        let _transmit = chunks.finalize();
-                        return;
+                        if fatal {
+                            break 'stream;
+                        }
                     }
                 }
             }

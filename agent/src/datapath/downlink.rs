@@ -48,31 +48,12 @@ pub struct Notes {
     pub lanes_up: Vec<LaneId>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
-    /// Packets refused, by reason.
-    pub refused: RefusedPackets,
     /// Flows of all peers together.
     pub flows_in_total: usize,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
     confirm: Vec<(PeerId, u8, FlowNumber)>,
-}
-
-/// Packets that a lane did not accept; monotonic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefusedPackets {
-    /// Received before.
-    pub duplicate: u64,
-    /// Older than the replay window.
-    pub too_old: u64,
-    /// The tag does not verify.
-    pub authentication: u64,
-    /// Too short, or the header is not one of ours.
-    pub malformed: u64,
-    /// Authentic, and against the protocol.
-    pub violation: u64,
-    /// The lane's keys have failed too often (RFC 9001 §6.6).
-    pub exhausted: u64,
 }
 
 /// Where one datagram of the underlay came from.
@@ -98,16 +79,12 @@ impl Downlink<'_> {
 
     /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
     fn buffer(&mut self, batch: &mut ReceiveBatch, underlay: UnderlayId, slot: usize) {
-        let (meta, data) = batch.buffer(slot);
-        let (len, segment, ecn) = (data.len(), meta.segment.max(1), meta.ecn);
-        let (source, local) = (meta.source, meta.local);
+        let meta = *batch.meta(slot);
+        let (ecn, source, local) = (meta.ecn, meta.source, meta.local);
         let origins = Origins { underlay, path: Path { destination: source, source: local, ecn: 0 }, slot };
         let mut known: Option<(ConnectionId, LaneId)> = None;
-        let mut start = 0;
-        while start < len {
-            let end = (start + segment).min(len);
-            let (_, data) = batch.buffer_mut(slot);
-            let datagram = &mut data[start..end];
+        for place in meta.segments() {
+            let datagram = &batch.buffer(slot)[place.clone()];
             let lane = quic_core::destination(datagram).and_then(|cid| match known {
                 Some((last, lane)) if last == cid => Some(lane),
                 Some(_) | None => {
@@ -117,10 +94,9 @@ impl Downlink<'_> {
                 }
             });
             match lane {
-                Some(lane) => self.packet(batch, &origins, lane, start..end),
+                Some(lane) => self.packet(batch, &origins, lane, place),
                 None => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
             }
-            start = end;
         }
     }
 
@@ -131,8 +107,8 @@ impl Downlink<'_> {
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
             Ok(opened) => opened,
             Err(error) => {
-                self.notes.refused.count(&error);
-                if let OpenError::Violation(_) | OpenError::Exhausted = error {
+                // The lane has counted it. Only what ends a lane needs more.
+                if let OpenError::Violation(_) | OpenError::IntegrityLimit = error {
                     self.notes.violations.push((id, error));
                 }
                 return;
@@ -165,7 +141,7 @@ impl Downlink<'_> {
 
     /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
     fn frame(&mut self, batch: &ReceiveBatch, slot: usize, range: Range<usize>, (peer, lane): (PeerId, u8)) {
-        let (_, buffer) = batch.buffer(slot);
+        let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let account = &mut state.relay.downlink;
@@ -405,17 +381,4 @@ const INGRESS_BURST: u16 = 16;
 /// The flow with this number, if it was opened at this end.
 fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {
     relay.flows.of_number(number).filter(|_| relay.flows.is_ours(number))
-}
-
-impl RefusedPackets {
-    fn count(&mut self, error: &OpenError) {
-        match error {
-            OpenError::Duplicate => self.duplicate += 1,
-            OpenError::TooOld => self.too_old += 1,
-            OpenError::Authentication => self.authentication += 1,
-            OpenError::Header(_) => self.malformed += 1,
-            OpenError::Violation(_) => self.violation += 1,
-            OpenError::Exhausted => self.exhausted += 1,
-        }
-    }
 }

@@ -50,7 +50,7 @@ impl Uplink<'_> {
         new_flows: &mut NewFlows,
     ) {
         for slot in 0..batch.len() {
-            let (meta, data) = batch.buffer(slot);
+            let (meta, data) = (batch.meta(slot), batch.buffer(slot));
             let client = Client { socket, address: meta.source, local: meta.local };
             let known = self.relay.flows.of_client(&client);
             let flow = match known {
@@ -64,7 +64,7 @@ impl Uplink<'_> {
                             flow
                         }
                         Err(reason) => {
-                            let datagrams = count(data, meta.segment) as u64;
+                            let datagrams = meta.datagrams() as u64;
                             self.relay.uplink.receive(datagrams, data.len() as u64);
                             self.relay.uplink.drop(reason, datagrams);
                             continue;
@@ -79,7 +79,7 @@ impl Uplink<'_> {
     /// A service's answers came to the socket of one flow.
     pub fn upstream(&mut self, batch: &ReceiveBatch, flow: FlowId) {
         for slot in 0..batch.len() {
-            let (meta, data) = batch.buffer(slot);
+            let (meta, data) = (batch.meta(slot), batch.buffer(slot));
             self.carry(flow, data, meta.segment);
         }
     }

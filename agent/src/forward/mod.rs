@@ -8,7 +8,7 @@
 use slab::Slab;
 
 use crate::{
-    io::{Delivery, ReceiveBatch, UdpSocket},
+    io::{Delivery, ReceiveBatch, Token, UdpSocket},
     peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
 };
@@ -39,8 +39,6 @@ pub enum Local {
         peer: PeerId,
         /// Which flow.
         flow: FlowId,
-        /// Place of the service in the configuration.
-        service: usize,
     },
 }
 
@@ -50,6 +48,8 @@ pub struct LocalSocket {
     pub socket: Box<dyn UdpSocket>,
     /// What it is for.
     pub local: Local,
+    /// Its token, to be released with it.
+    pub token: Token,
     delivery: Option<Box<Delivery>>,
 }
 
@@ -71,10 +71,17 @@ impl Locals {
     }
 
     /// Adds a socket.
-    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local) -> LocalId {
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
         let id = self.vacant();
-        self.sockets.insert(LocalSocket { socket, local, delivery: None });
+        self.sockets.insert(LocalSocket { socket, local, token, delivery: None });
         id
+    }
+
+    /// Says which flow the socket `id` was opened for.
+    pub fn set_flow(&mut self, id: LocalId, flow: FlowId) {
+        if let Some(LocalSocket { local: Local::Upstream { flow: named, .. }, .. }) = self.get_mut(id) {
+            *named = flow;
+        }
     }
 
     /// Closes a socket. What was to be delivered to it must have been flushed.

@@ -17,7 +17,7 @@ use slab::Slab;
 
 use super::{LaneId, Lanes};
 use crate::{
-    io::{Path, SendBatch, SendOutcome, UdpSocket, batch::Message},
+    io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
     peer::PeerId,
     relay::{DropReason, Settlement, Settlements},
 };
@@ -69,8 +69,10 @@ struct OpenPacket {
 pub struct Underlay {
     /// The socket.
     pub socket: Box<dyn UdpSocket>,
-    /// Whether it listens for peers; else it belongs to one dialled connection or lane.
-    pub listens: bool,
+    /// Whether it listens for peers, or belongs to one dialled connection or lane.
+    pub role: UdpRole,
+    /// Its token, to be released with it.
+    pub token: Token,
     outbox: Option<Box<SendBatch>>,
     open: Option<OpenPacket>,
     /// The kernel had no room; nothing is added until it has.
@@ -96,9 +98,9 @@ impl Underlays {
     }
 
     /// Adds a socket.
-    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, listens: bool) -> UnderlayId {
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, role: UdpRole, token: Token) -> UnderlayId {
         let id = self.vacant();
-        self.sockets.insert(Underlay { socket, listens, outbox: None, open: None, blocked: false, dirty: false });
+        self.sockets.insert(Underlay { socket, role, token, outbox: None, open: None, blocked: false, dirty: false });
         id
     }
 
@@ -107,7 +109,7 @@ impl Underlays {
         let mut underlay = self.sockets.try_remove(id.0 as usize)?;
         if let Some(mut batch) = underlay.outbox.take() {
             for message in batch.messages() {
-                settle(&mut self.settlements, message, SendOutcome::Failed(crate::io::SendFailure::WouldBlock));
+                settle(&mut self.settlements, message, SendOutcome::Failed(SendFailure::WouldBlock));
             }
             batch.clear();
             self.spare.push(batch);
@@ -171,12 +173,12 @@ impl Underlays {
         }
     }
 
-    /// Seals what is under construction on the socket of `lane`, so that nothing joins it.
-    pub fn finish(&mut self, lanes: &mut Lanes, lane: LaneId, now: Instant) {
-        if let Some(slot) = lanes.get(lane)
-            && let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize)
-        {
-            underlay.finish(lanes, now, &mut self.settlements);
+    /// Seals whatever is under construction, so that only whole packets are left.
+    pub fn finish(&mut self, lanes: &mut Lanes, now: Instant) {
+        for id in &self.dirty {
+            if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
+                underlay.finish(lanes, now, &mut self.settlements);
+            }
         }
     }
 
@@ -228,7 +230,7 @@ impl Underlays {
         }
     }
 
-    /// Sends everything: finishes what is under construction and hands it to the kernel.
+    /// Hands everything to the kernel.
     pub fn flush(&mut self, lanes: &mut Lanes, now: Instant) {
         while let Some(id) = self.dirty.pop() {
             let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };

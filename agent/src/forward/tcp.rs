@@ -1,0 +1,353 @@
+//! A TCP forward: one TCP connection, one QUIC stream.
+//!
+//! ```text
+//!   client ─TCP─ [opener]  ══ stream: StreamOpen │ bytes ══►  [acceptor] ─TCP─ service
+//!                          ◄═ StreamAnswer │ bytes ═════════
+//! ```
+//!
+//! Each direction holds at most one piece of data: it reads no more until the other side has taken it, so a slow
+//! reader slows its writer and nothing grows. An end of stream is passed on as such (half-close); a reset ends both
+//! directions.
+
+use std::io::{self, ErrorKind};
+
+use bytes::{Buf, Bytes};
+use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
+
+use crate::{
+    control::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen},
+    io::{TcpStream, Token},
+};
+
+/// A TCP forward's place among the worker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TcpId(pub u32);
+
+/// What one call of [`TcpForward::pump`] moves at most in each direction, in bytes, before others have their turn.
+const BUDGET: usize = 256 * 1024;
+
+/// What is read at once, in bytes.
+const PIECE: usize = 64 * 1024;
+
+/// The error code of streams that are reset because their TCP connection was.
+pub const RESET: VarInt = VarInt::from_u32(1);
+
+/// How far a forward has come.
+#[derive(Debug)]
+pub enum Stage {
+    /// Opened here: the answer has not come. Bytes of the client are sent already.
+    AwaitingAnswer(Framer),
+    /// Opened by the peer: the header has not come.
+    AwaitingHeader(Framer),
+    /// Opened by the peer: the service is being connected.
+    Connecting,
+    /// Bytes flow.
+    Open,
+}
+
+/// What a call of [`TcpForward::pump`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pumped {
+    /// Nothing more to do until a source is ready.
+    Waiting,
+    /// There is more to do at once.
+    Busy,
+    /// The peer asks for this service: [`TcpForward::connect`] or [`TcpForward::refuse`] is to follow.
+    Wants(StreamOpen),
+    /// The service's connection attempt ended; the answer was sent.
+    Answered(StreamAnswer),
+    /// The peer did not open the forward.
+    Refused(StreamAnswer),
+    /// It is over.
+    Done,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Read and not written yet.
+    piece: Bytes,
+    /// The reading side has ended.
+    ended: bool,
+    /// The end was passed on, or the direction was given up.
+    closed: bool,
+    bytes: u64,
+}
+
+/// One TCP forward.
+pub struct TcpForward {
+    /// The stream.
+    pub stream: StreamId,
+    /// The connection, with its token; `None` until the service's address is known.
+    tcp: Option<(Box<dyn TcpStream>, Token)>,
+    stage: Stage,
+    /// TCP to stream; starts with the header or the answer.
+    outward: Direction,
+    /// Stream to TCP.
+    inward: Direction,
+}
+
+impl TcpForward {
+    /// A client's connection, for which `stream` was opened.
+    #[must_use]
+    pub fn opened(stream: StreamId, tcp: Box<dyn TcpStream>, token: Token, service: u32) -> Self {
+        let mut header = Vec::new();
+        StreamOpen { service }.encode(&mut header);
+        let outward = Direction { piece: header.into(), ..Direction::default() };
+        let stage = Stage::AwaitingAnswer(Framer::new(MAX_STREAM_HEADER_BYTES));
+        Self { stream, tcp: Some((tcp, token)), stage, outward, inward: Direction::default() }
+    }
+
+    /// A stream that the peer opened.
+    #[must_use]
+    pub fn accepted(stream: StreamId) -> Self {
+        let stage = Stage::AwaitingHeader(Framer::new(MAX_STREAM_HEADER_BYTES));
+        Self { stream, tcp: None, stage, outward: Direction::default(), inward: Direction::default() }
+    }
+
+    /// The token of its TCP connection.
+    #[must_use]
+    pub fn token(&self) -> Option<Token> {
+        self.tcp.as_ref().map(|(_, token)| *token)
+    }
+
+    /// Bytes from TCP to the stream and from the stream to TCP so far.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.outward.bytes, self.inward.bytes)
+    }
+
+    /// Whether the service is still being connected.
+    #[must_use]
+    pub fn is_connecting(&self) -> bool {
+        match self.stage {
+            Stage::Connecting => true,
+            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Open => false,
+        }
+    }
+
+    /// The service is being connected.
+    pub fn connect(&mut self, tcp: Box<dyn TcpStream>, token: Token) {
+        self.tcp = Some((tcp, token));
+        self.stage = Stage::Connecting;
+    }
+
+    /// The forward is not opened: tells the peer why.
+    pub fn refuse(&mut self, quinn: &mut Connection, answer: StreamAnswer) {
+        let mut bytes = Vec::new();
+        answer.encode(&mut bytes);
+        let mut stream = quinn.send_stream(self.stream);
+        // A few bytes at the start of a stream; a stream that takes none is being reset by the peer.
+        let _written = stream.write(&bytes).is_ok() && stream.finish().is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+    }
+
+    /// The TCP side is given up with a reset, because the connection to the peer is gone.
+    pub fn abort(&mut self) {
+        if let Some((tcp, _)) = self.tcp.as_mut() {
+            tcp.abort();
+        }
+    }
+
+    /// Moves what can be moved.
+    pub fn pump(&mut self, quinn: &mut Connection) -> Pumped {
+        match &self.stage {
+            Stage::AwaitingHeader(_) => return self.read_header(quinn),
+            Stage::Connecting => {
+                if let Some(ended) = self.finish_connect(quinn) {
+                    return ended;
+                }
+                return Pumped::Waiting;
+            }
+            Stage::AwaitingAnswer(_) => match self.read_answer(quinn) {
+                Ok(()) => {}
+                Err(ended) => return ended,
+            },
+            Stage::Open => {}
+        }
+        let outward = self.pump_outward(quinn);
+        let inward = match self.stage {
+            Stage::Open => self.pump_inward(quinn),
+            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Connecting => Ok(false),
+        };
+        match (outward, inward) {
+            (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
+            (Ok(false), Ok(false)) => Pumped::Waiting,
+            (Ok(_), Ok(_)) => Pumped::Busy,
+            (Err(Broken), _) | (_, Err(Broken)) => self.end(quinn),
+        }
+    }
+
+    /// Resets both sides.
+    fn end(&mut self, quinn: &mut Connection) -> Pumped {
+        self.abort();
+        // Either fails when that half has ended already.
+        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+        Pumped::Done
+    }
+
+    fn read_header(&mut self, quinn: &mut Connection) -> Pumped {
+        loop {
+            let Stage::AwaitingHeader(framer) = &mut self.stage else { return Pumped::Waiting };
+            match read_piece(quinn, self.stream) {
+                Ok(Piece::Data(mut bytes)) => match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes))) {
+                    Ok(Some(Ok(header))) => {
+                        self.inward.piece = bytes;
+                        return Pumped::Wants(header);
+                    }
+                    Ok(None) => {}
+                    Ok(Some(Err(_))) | Err(_) => return self.end(quinn),
+                },
+                Ok(Piece::Nothing) => return Pumped::Waiting,
+                Ok(Piece::End) | Err(Broken) => return self.end(quinn),
+            }
+        }
+    }
+
+    fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
+        loop {
+            let Stage::AwaitingAnswer(framer) = &mut self.stage else { return Ok(()) };
+            match read_piece(quinn, self.stream) {
+                Ok(Piece::Data(mut bytes)) => match framer.pull(&mut bytes).map(|answer| answer.map(|bytes| StreamAnswer::decode(&bytes))) {
+                    Ok(Some(Ok(StreamAnswer::Ok))) => {
+                        self.inward.piece = bytes;
+                        self.stage = Stage::Open;
+                    }
+                    Ok(Some(Ok(refused))) => {
+                        self.end(quinn);
+                        return Err(Pumped::Refused(refused));
+                    }
+                    Ok(None) => {}
+                    Ok(Some(Err(_))) | Err(_) => return Err(self.end(quinn)),
+                },
+                Ok(Piece::Nothing) => return Ok(()),
+                Ok(Piece::End) | Err(Broken) => return Err(self.end(quinn)),
+            }
+        }
+    }
+
+    /// If the service's connection attempt has ended, tells the peer how.
+    fn finish_connect(&mut self, quinn: &mut Connection) -> Option<Pumped> {
+        let (tcp, _) = self.tcp.as_mut()?;
+        match tcp.connected() {
+            Ok(()) => {
+                let mut answer = Vec::new();
+                StreamAnswer::Ok.encode(&mut answer);
+                self.outward.piece = answer.into();
+                self.stage = Stage::Open;
+                Some(Pumped::Answered(StreamAnswer::Ok))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) => {
+                let answer = answer_for(&error);
+                self.refuse(quinn, answer);
+                Some(Pumped::Answered(answer))
+            }
+        }
+    }
+
+    /// TCP to stream; true if the budget ended before the data did.
+    fn pump_outward(&mut self, quinn: &mut Connection) -> Result<bool, Broken> {
+        let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
+        let outward = &mut self.outward;
+        let mut moved = 0;
+        while !outward.closed {
+            if outward.piece.has_remaining() {
+                match quinn.send_stream(self.stream).write(&outward.piece) {
+                    Ok(written) => {
+                        outward.piece.advance(written);
+                        outward.bytes += written as u64;
+                        moved += written;
+                    }
+                    Err(WriteError::Blocked) => return Ok(false),
+                    // The peer wants no more: what its service said may still come the other way.
+                    Err(WriteError::Stopped(_)) => outward.closed = true,
+                    Err(WriteError::ClosedStream) => return Err(Broken),
+                }
+            } else if outward.ended {
+                outward.closed = true;
+                return quinn.send_stream(self.stream).finish().map(|()| false).map_err(|_| Broken);
+            } else if moved >= BUDGET {
+                return Ok(true);
+            } else {
+                let mut buffer = vec![0; PIECE];
+                match tcp.read(&mut buffer) {
+                    Ok(0) => outward.ended = true,
+                    Ok(len) => {
+                        buffer.truncate(len);
+                        outward.piece = buffer.into();
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                    Err(_) => return Err(Broken),
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Stream to TCP; true if the budget ended before the data did.
+    fn pump_inward(&mut self, quinn: &mut Connection) -> Result<bool, Broken> {
+        let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
+        let inward = &mut self.inward;
+        let mut moved = 0;
+        while !inward.closed {
+            if inward.piece.has_remaining() {
+                match tcp.write(&inward.piece) {
+                    Ok(written) => {
+                        inward.piece.advance(written);
+                        inward.bytes += written as u64;
+                        moved += written;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                    Err(_) => return Err(Broken),
+                }
+            } else if inward.ended {
+                inward.closed = true;
+                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken);
+            } else if moved >= BUDGET {
+                return Ok(true);
+            } else {
+                match read_piece(quinn, self.stream)? {
+                    Piece::Data(bytes) => inward.piece = bytes,
+                    Piece::End => inward.ended = true,
+                    Piece::Nothing => return Ok(false),
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// A reset on either side, or a stream that quinn-proto has forgotten.
+#[derive(Clone, Copy, Debug)]
+struct Broken;
+
+enum Piece {
+    Data(Bytes),
+    End,
+    Nothing,
+}
+
+fn read_piece(quinn: &mut Connection, stream: StreamId) -> Result<Piece, Broken> {
+    let mut stream = quinn.recv_stream(stream);
+    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    let piece = match chunks.next(PIECE) {
+        Ok(Some(chunk)) => Ok(Piece::Data(chunk.bytes)),
+        Ok(None) => Ok(Piece::End),
+        Err(ReadError::Blocked) => Ok(Piece::Nothing),
+        Err(ReadError::Reset(_)) => Err(Broken),
+    };
+    // Flow control updates are sent anyway: the worker polls the connection after it was used.
+    let _transmit = chunks.finalize();
+    piece
+}
+
+/// What the peer is told of a failed connection attempt.
+#[must_use]
+pub fn answer_for(error: &io::Error) -> StreamAnswer {
+    match error.kind() {
+        ErrorKind::TimedOut => StreamAnswer::UpstreamTimeout,
+        _ => StreamAnswer::UpstreamRefused,
+    }
+}

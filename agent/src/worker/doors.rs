@@ -1,0 +1,232 @@
+//! What a worker opens and closes: sockets, names, tokens.
+
+use std::{io, net::SocketAddr};
+
+use quinn_proto::StreamId;
+use rand::{Rng, rngs::StdRng};
+use slab::Slab;
+
+use crate::{
+    config::Config,
+    forward::{Local, LocalId, Locals, tcp::TcpId},
+    io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, wildcard_for},
+    lanes::{UnderlayId, Underlays},
+    peer::PeerId,
+    relay::FlowId,
+};
+
+/// What stands behind a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A socket that carries QUIC.
+    Underlay(UnderlayId),
+    /// A local UDP socket.
+    Local(LocalId),
+    /// A local TCP port: its place in the configuration's `[[tcp]]` list.
+    Listener(usize),
+    /// A TCP connection.
+    Tcp(TcpId),
+    /// The lookup of a peer's endpoint.
+    Resolve(PeerId),
+    /// Commands for the worker.
+    Inbox,
+}
+
+/// Opens and closes what the worker reaches the outside world through.
+pub struct Doors {
+    net: Box<dyn Net>,
+    tokens: Slab<Source>,
+    rng: StdRng,
+    udp: UdpDefaults,
+    /// Sockets to close when nothing refers to their buffers any more.
+    closing: Vec<LocalId>,
+}
+
+/// What all UDP sockets have in common.
+#[derive(Clone, Copy, Debug)]
+struct UdpDefaults {
+    buffer_bytes: usize,
+    mark: u32,
+    gso: bool,
+}
+
+impl Doors {
+    /// Doors to `net`, as the operator wants sockets to be.
+    #[must_use]
+    pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
+        let udp = UdpDefaults {
+            buffer_bytes: config.limits.receive_buffer,
+            mark: config.transport.mark,
+            gso: config.transport.gso,
+        };
+        Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new() }
+    }
+
+    /// Random bytes that an outsider cannot guess.
+    pub fn random_bytes(&mut self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        self.rng.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    /// The generator, for jitter.
+    pub fn rng(&mut self) -> &mut StdRng {
+        &mut self.rng
+    }
+
+    /// What stands behind a token; `None` if that has been closed meanwhile.
+    #[must_use]
+    pub fn source(&self, token: Token) -> Option<Source> {
+        self.tokens.get(token.0 as usize).copied()
+    }
+
+    /// Gives a token to a source that has no socket.
+    pub fn token(&mut self, source: Source) -> Token {
+        // Tokens are bounded by the limits on flows, streams and peers, far below 2^32.
+        Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
+    }
+
+    /// Takes a token back.
+    pub fn release(&mut self, token: Token) {
+        self.tokens.try_remove(token.0 as usize);
+    }
+
+    /// Listens for peers.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn listen(&mut self, underlays: &mut Underlays, address: SocketAddr) -> io::Result<UnderlayId> {
+        let options = self.options(address, None, UdpRole::QuicListen);
+        self.underlay(underlays, &options)
+    }
+
+    /// A socket for one dialled connection or lane.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dial(&mut self, underlays: &mut Underlays, remote: SocketAddr) -> io::Result<UnderlayId> {
+        let options = self.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        self.underlay(underlays, &options)
+    }
+
+    /// Closes a socket of the underlay.
+    pub fn close_underlay(&mut self, underlays: &mut Underlays, id: UnderlayId) {
+        if let Some(underlay) = underlays.remove(id) {
+            self.release(underlay.token);
+        }
+    }
+
+    /// A local port for clients.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn ingress(&mut self, locals: &mut Locals, address: SocketAddr, local: Local) -> io::Result<LocalId> {
+        let options = self.options(address, None, UdpRole::Ingress);
+        self.local(locals, &options, local)
+    }
+
+    /// A socket to a service for one flow, which [`Locals::set_flow`] is to name.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `EAGAIN` when a source address has no port left (28,232 by default).
+    pub fn open_upstream(
+        &mut self,
+        locals: &mut Locals,
+        peer: PeerId,
+        upstream: SocketAddr,
+    ) -> io::Result<LocalId> {
+        let options = self.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
+        self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
+    }
+
+    /// Closes a local socket at the end of the batch.
+    pub fn close_later(&mut self, id: LocalId) {
+        self.closing.push(id);
+    }
+
+    /// Closes what [`Doors::close_later`] noted. Nothing may wait for delivery on it.
+    pub fn close_now(&mut self, locals: &mut Locals) {
+        while let Some(id) = self.closing.pop() {
+            if let Some(socket) = locals.remove(id) {
+                self.release(socket.token);
+            }
+        }
+    }
+
+    /// Listens for TCP connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tcp_listen(&mut self, address: SocketAddr, place: usize) -> io::Result<Box<dyn TcpListener>> {
+        let token = self.token(Source::Listener(place));
+        self.net.tcp_listen(address, token).inspect_err(|_| {
+            self.tokens.try_remove(token.0 as usize);
+        })
+    }
+
+    /// Starts a TCP connection to a service; the token is its and must be released with it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tcp_connect(&mut self, address: SocketAddr, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
+        let token = self.token(Source::Tcp(id));
+        match self.net.tcp_connect(address, token) {
+            Ok(stream) => Ok((stream, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts to look up a peer's endpoint.
+    pub fn resolve(&mut self, host: &str, port: u16, token: Token) {
+        self.net.resolve(host, port, token);
+    }
+
+    /// The answer to [`Doors::resolve`].
+    pub fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
+        self.net.resolved(token)
+    }
+
+    fn options(&self, bind: SocketAddr, connect: Option<SocketAddr>, role: UdpRole) -> UdpOptions {
+        let UdpDefaults { buffer_bytes, gso, mark } = self.udp;
+        let mark = match role {
+            UdpRole::QuicListen | UdpRole::QuicDial => mark,
+            UdpRole::Ingress | UdpRole::Upstream => 0,
+        };
+        UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
+    }
+
+    fn underlay(&mut self, underlays: &mut Underlays, options: &UdpOptions) -> io::Result<UnderlayId> {
+        let (id, role) = (underlays.vacant(), options.role);
+        let (socket, token) = self.socket(options, Source::Underlay(id))?;
+        Ok(underlays.insert(socket, role, token))
+    }
+
+    fn local(&mut self, locals: &mut Locals, options: &UdpOptions, local: Local) -> io::Result<LocalId> {
+        let id = locals.vacant();
+        let (socket, token) = self.socket(options, Source::Local(id))?;
+        Ok(locals.insert(socket, local, token))
+    }
+
+    fn socket(&mut self, options: &UdpOptions, source: Source) -> io::Result<(Box<dyn UdpSocket>, Token)> {
+        let token = self.token(source);
+        match self.net.udp(options, token) {
+            Ok(socket) => Ok((socket, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A QUIC stream of one connection: the key of a TCP forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    /// The connection's place in quinn-proto's endpoint.
+    pub connection: usize,
+    /// The stream.
+    pub stream: StreamId,
+}

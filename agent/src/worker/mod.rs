@@ -1,0 +1,625 @@
+//! A worker: one thread's share of everything, driven in turns.
+//!
+//! | question | file |
+//! |---|---|
+//! | what happens in a turn, in which order | this one: [`Worker::turn`] |
+//! | what control messages and lost connections lead to | `session.rs` |
+//! | TCP forwards | `streams.rs` |
+//! | sockets, names, tokens | `doors.rs` |
+//! | the thread and the runtime around it | `shell.rs` |
+//! | how its counts reach the metrics | `publish.rs` |
+//!
+//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`Net`](crate::io::Net) gives
+//! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
+//!
+//! ```text
+//!   turn:  commands → timers → ready sources, one batch each → control connections → lanes' own packets → send → count
+//! ```
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use quinn_proto::ConnectionHandle;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use crate::{
+    config::Config,
+    control::{
+        cid::ConnectionIds,
+        dial::Dialler,
+        driver::{Control, Event},
+        tls::TlsIdentity,
+    },
+    datapath::{
+        downlink::{Downlink, Notes, PATH_PACKET},
+        uplink::Uplink,
+    },
+    forward::{IngressId, Local, LocalId, Locals, tcp::{TcpForward, TcpId}},
+    io::{Net, Ready, ReceiveBatch, TcpListener, Token},
+    lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
+    log::RateLimit,
+    peer::{Peer, PeerId},
+    relay::{Context, DatagramRelay, FlowId, Origin},
+    timers::Timers,
+};
+
+mod doors;
+mod publish;
+mod session;
+pub mod shell;
+mod streams;
+
+pub use doors::{Doors, Source, StreamKey};
+pub use publish::PeerSnapshot;
+
+/// How often counts are published while there is something new.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often idle peers are looked after: keepalives, kernel drop counters.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The interval between log lines about the same recurring condition.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What a worker is made of.
+pub struct Setup {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// Our key and certificate.
+    pub identity: Arc<TlsIdentity>,
+    /// The outside world.
+    pub net: Box<dyn Net>,
+    /// Where sources report that they are ready.
+    pub ready: Ready,
+    /// Random, made at process start; flow numbers are unique within it.
+    pub instance: [u8; 16],
+    /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
+    pub seed: [u8; 32],
+    /// Which worker this is, and of how many.
+    pub place: (u8, u8),
+    /// Where its counts go.
+    pub metrics: publish::WorkerMetrics,
+}
+
+/// Why a worker could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port could not be opened.
+    #[error("cannot listen on {address} ({what}): {source}{}", remedy(.source))]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The configuration key it comes from.
+        what: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The TLS configuration cannot be built.
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[from] crate::control::tls::TlsError),
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
+        io::ErrorKind::PermissionDenied => " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)",
+        io::ErrorKind::AddrNotAvailable => " (remedy: an address of this host, see `ip address`)",
+        _ => "",
+    }
+}
+
+/// A command from outside.
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// Stop taking traffic in, tell the peers, end.
+    Shutdown {
+        /// How long that may take.
+        within: Duration,
+    },
+}
+
+/// When the worker wants its next turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// At once: sources still have something.
+    pub busy: bool,
+    /// Else at this time, or when a source is ready.
+    pub deadline: Option<Instant>,
+    /// Never: it has shut down.
+    pub ended: bool,
+}
+
+/// What a deadline is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Timer {
+    Connection(usize),
+    Lane(LaneId),
+    Pool(PeerId),
+    Flow(PeerId, FlowId),
+    Queue(PeerId),
+    Dial(PeerId),
+    Tcp(TcpId),
+    Publish,
+    Housekeeping,
+    Stop,
+}
+
+/// One worker.
+pub struct Worker {
+    config: Arc<Config>,
+    identity: Arc<TlsIdentity>,
+    instance: [u8; 16],
+    /// How many workers this agent has.
+    workers: u8,
+    ready: Ready,
+    doors: Doors,
+    ids: ConnectionIds,
+    control: Control,
+    peers: Vec<Peer>,
+    lanes: Lanes,
+    underlays: Underlays,
+    locals: Locals,
+    listeners: Vec<(Box<dyn TcpListener>, usize)>,
+    tcp: Slab<(StreamKey, PeerId, TcpForward)>,
+    tcp_by_stream: FxHashMap<StreamKey, TcpId>,
+    timers: Timers<Timer>,
+    /// Sources that have, or may have, something.
+    run_queue: VecDeque<Token>,
+    fresh: Vec<Token>,
+    batch: Box<ReceiveBatch>,
+    notes: Notes,
+    events: Vec<(ConnectionHandle, Event)>,
+    inbox: Arc<shell::Inbox>,
+    stopping: bool,
+    ended: bool,
+    metrics: publish::WorkerMetrics,
+    totals: publish::Totals,
+    too_large_log: RateLimit,
+    refused_log: RateLimit,
+}
+
+impl Worker {
+    /// Opens every port of the configuration and starts to dial.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
+        let Setup { config, identity, net, ready, instance, seed, place, metrics } = setup;
+        let mut rng = StdRng::from_seed(seed);
+        let ids = ConnectionIds::new(rng.random(), place.0, place.1);
+        let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
+        let mut doors = Doors::new(net, &config, rng);
+        let inbox = shell::Inbox::new(ready.clone(), doors.token(Source::Inbox));
+        let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let own_key = *identity.public_key();
+        let peers = config.peers.iter().enumerate().map(|(place, peer)| {
+            let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
+            // The low bit of flow numbers: 0 at the end with the smaller key.
+            let smaller = peer.public_keys.first().is_none_or(|key| own_key < key.0);
+            Peer {
+                id,
+                name: Arc::clone(&peer.name),
+                relay: DatagramRelay::new(peer, &config.limits, u64::from(!smaller), &names),
+                dialler: Dialler::new(peer.endpoints.clone(), now),
+                config: peer.clone(),
+                session: None,
+                instance: None,
+                tcp_streams: 0,
+                too_large: None,
+                suspect: false,
+                resolve: doors.token(Source::Resolve(id)),
+            }
+        });
+        let peers = peers.collect();
+        let mut worker = Self {
+            identity,
+            instance,
+            workers: place.1,
+            ready,
+            doors,
+            ids,
+            control,
+            peers,
+            lanes: Lanes::default(),
+            underlays: Underlays::default(),
+            locals: Locals::default(),
+            listeners: Vec::new(),
+            tcp: Slab::new(),
+            tcp_by_stream: FxHashMap::default(),
+            timers: Timers::default(),
+            run_queue: VecDeque::new(),
+            fresh: Vec::new(),
+            batch: Box::default(),
+            notes: Notes::default(),
+            events: Vec::new(),
+            inbox: Arc::new(inbox),
+            stopping: false,
+            ended: false,
+            metrics,
+            totals: publish::Totals::default(),
+            too_large_log: RateLimit::new(LOG_INTERVAL),
+            refused_log: RateLimit::new(LOG_INTERVAL),
+            config,
+        };
+        worker.open_ports()?;
+        for peer in &worker.peers {
+            if let Some(at) = peer.dialler.deadline() {
+                worker.timers.arm(Timer::Dial(peer.id), at);
+            }
+        }
+        worker.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+        worker.timers.arm(Timer::Publish, now);
+        Ok(worker)
+    }
+
+    /// Where commands are put.
+    #[must_use]
+    pub fn inbox(&self) -> Arc<shell::Inbox> {
+        Arc::clone(&self.inbox)
+    }
+
+    /// The queue of ready sources.
+    #[must_use]
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    fn open_ports(&mut self) -> Result<(), StartError> {
+        let config = Arc::clone(&self.config);
+        let failed = |address: SocketAddr, what| move |source| StartError::Listen { address, what, source };
+        for address in &config.transport.listen {
+            self.doors.listen(&mut self.underlays, *address).map_err(failed(*address, "transport.listen"))?;
+        }
+        for (place, forward) in config.udp.iter().enumerate() {
+            let local = Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
+            self.doors
+                .ingress(&mut self.locals, forward.listen, local)
+                .map_err(failed(forward.listen, "udp.listen"))?;
+        }
+        for (place, forward) in config.tcp.iter().enumerate() {
+            let listener =
+                self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
+            self.listeners.push((listener, place));
+        }
+        Ok(())
+    }
+
+    /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        let ingress = self.locals.iter().filter(|socket| match socket.local {
+            Local::Ingress { .. } => true,
+            Local::Upstream { .. } => false,
+        });
+        Addresses {
+            transport: self.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
+            udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
+            tcp: self.listeners.iter().map(|(listener, _)| listener.local_addr()).collect(),
+        }
+    }
+
+    /// One turn: everything that is due and ready at `now`, at most one batch from each source.
+    pub fn turn(&mut self, now: Instant) -> Turn {
+        self.commands(now);
+        while let Some(timer) = self.timers.pop(now) {
+            self.timeout(timer, now);
+        }
+        self.ready.drain(&mut self.fresh);
+        self.run_queue.extend(self.fresh.drain(..));
+        for _ in 0..self.run_queue.len() {
+            let Some(token) = self.run_queue.pop_front() else { break };
+            if self.service(token, now) {
+                self.run_queue.push_back(token);
+            }
+        }
+        self.poll_control(now);
+        self.see_to_lanes(now);
+        self.underlays.flush(&mut self.lanes, now);
+        self.settle();
+        self.arm_queues(now);
+        self.totals.turns += 1;
+        let busy = !self.run_queue.is_empty() || !self.ready.is_empty();
+        Turn { busy, deadline: self.timers.next(), ended: self.ended }
+    }
+
+    /// Gives one ready source its share of the turn; true if it may have more.
+    fn service(&mut self, token: Token, now: Instant) -> bool {
+        match self.doors.source(token) {
+            Some(Source::Underlay(id)) => self.service_underlay(id, now),
+            Some(Source::Local(id)) => self.service_local(id, now),
+            Some(Source::Listener(place)) => self.accept_tcp(place, now),
+            Some(Source::Tcp(id)) => {
+                self.pump(id, now);
+                false
+            }
+            Some(Source::Resolve(peer)) => {
+                self.resolved(peer, token, now);
+                false
+            }
+            // Commands are looked at in every turn; what has been closed meanwhile has nothing to say.
+            Some(Source::Inbox) | None => false,
+        }
+    }
+
+    /// A batch from a socket that carries QUIC.
+    fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
+        if self.underlays.unblock(id) {
+            self.drain_queues(now);
+        }
+        let Some(underlay) = self.underlays.get_mut(id) else { return false };
+        match underlay.socket.receive(&mut self.batch) {
+            Ok(()) => {}
+            // Nothing waits; or an ICMP error of an earlier packet was reported, and there may be more behind it.
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        }
+        self.notes.flows_in_total = self.flows_in_total();
+        let mut downlink = Downlink {
+            peers: &mut self.peers,
+            control: &mut self.control,
+            lanes: &mut self.lanes,
+            underlays: &mut self.underlays,
+            locals: &mut self.locals,
+            doors: &mut self.doors,
+            config: &self.config,
+            notes: &mut self.notes,
+            now,
+        };
+        downlink.batch(&mut self.batch, id);
+        self.locals.flush(&self.batch);
+        self.doors.close_now(&mut self.locals);
+        self.take_notes(now);
+        true
+    }
+
+    /// A batch from a local socket.
+    fn service_local(&mut self, id: LocalId, now: Instant) -> bool {
+        let Some(socket) = self.locals.get_mut(id) else { return false };
+        let local = socket.local;
+        if let Err(error) = socket.socket.receive(&mut self.batch) {
+            return error.kind() != io::ErrorKind::WouldBlock;
+        }
+        let flows_in_total = self.flows_in_total();
+        let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let mut uplink = Uplink {
+            relay: &mut state.relay,
+            pool: state.session.as_ref().map(|session| &session.pool),
+            lanes: &mut self.lanes,
+            underlays: &mut self.underlays,
+            now,
+            too_large: &mut state.too_large,
+        };
+        match local {
+            Local::Ingress { ingress, .. } => {
+                let mut new_flows = Vec::new();
+                uplink.ingress(&self.batch, (id, ingress), &self.config.limits, flows_in_total, &mut new_flows);
+                for flow in new_flows {
+                    self.watch_flow(peer, flow, now);
+                }
+            }
+            Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
+        }
+        self.report_too_large(peer, now);
+        true
+    }
+
+    /// What a pass over a batch of the underlay left to be done.
+    fn take_notes(&mut self, now: Instant) {
+        while let Some((peer, flow)) = self.notes.new_flows.pop() {
+            self.watch_flow(peer, flow, now);
+        }
+        while let Some(lane) = self.notes.lanes_up.pop() {
+            self.lane_up(lane, now);
+        }
+        while let Some((lane, error)) = self.notes.violations.pop() {
+            self.lane_violation(lane, &error, now);
+        }
+    }
+
+    fn timeout(&mut self, timer: Timer, now: Instant) {
+        match timer {
+            Timer::Connection(place) => self.control.timeout(ConnectionHandle(place), now),
+            Timer::Lane(id) => self.lane_timeout(id, now),
+            Timer::Pool(peer) => self.pool_timeout(peer, now),
+            Timer::Flow(peer, flow) => self.flow_timeout(peer, flow, now),
+            Timer::Queue(peer) => {
+                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                    state.relay.expire(now);
+                }
+            }
+            Timer::Dial(peer) => self.dial(peer, now),
+            Timer::Tcp(id) => self.tcp_timeout(id, now),
+            Timer::Publish => {
+                self.publish(now);
+                self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
+            }
+            Timer::Housekeeping => {
+                self.housekeeping(now);
+                self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+            }
+            Timer::Stop => self.ended = true,
+        }
+    }
+
+    fn lane_timeout(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        match slot.on_timeout(now) {
+            Due::Nothing => {
+                if let Some(at) = slot.poll_timeout() {
+                    self.timers.arm(Timer::Lane(id), at);
+                }
+            }
+            Due::Transmit => {
+                self.lanes.touch(id);
+                self.check_silence(id, now);
+            }
+            Due::Reopen => self.reopen_lane(id, now),
+            Due::Remove => self.remove_lane(id),
+        }
+    }
+
+    /// Lanes that sent or received: their challenges, acknowledgements and probes, then their deadlines.
+    fn see_to_lanes(&mut self, now: Instant) {
+        self.underlays.finish(&mut self.lanes, now);
+        while let Some(id) = self.lanes.next_touched() {
+            let Some(slot) = self.lanes.get_mut(id) else { continue };
+            let (underlay, path) = (slot.underlay, slot.path);
+            if let Some((data, path)) = slot.due_challenge(now) {
+                self.underlays.packet(&mut self.lanes, underlay, &path, PATH_PACKET, now, |lanes, tail| {
+                    lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
+                });
+            }
+            if let Some(path) = path {
+                let most = quic_core::TRANSMIT_CAPACITY;
+                while self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
+                    lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
+                }) {}
+            }
+            if let Some(at) = self.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
+                self.timers.arm(Timer::Lane(id), at);
+            }
+        }
+    }
+
+    /// Sends what waits at every peer.
+    fn drain_queues(&mut self, now: Instant) {
+        for place in 0..self.peers.len() {
+            self.drain_queue(PeerId(number(place)), now);
+        }
+    }
+
+    fn drain_queue(&mut self, peer: PeerId, now: Instant) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if state.relay.queue.is_empty() {
+            return;
+        }
+        let mut uplink = Uplink {
+            relay: &mut state.relay,
+            pool: state.session.as_ref().map(|session| &session.pool),
+            lanes: &mut self.lanes,
+            underlays: &mut self.underlays,
+            now,
+            too_large: &mut state.too_large,
+        };
+        uplink.drain();
+    }
+
+    /// Books what became of payloads in outboxes and deliveries.
+    fn settle(&mut self) {
+        for settled in self.underlays.settlements() {
+            if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
+                peer.relay.settle_uplink(settled);
+            }
+        }
+        for settled in self.locals.settlements() {
+            if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
+                peer.relay.settle_downlink(settled);
+            }
+        }
+    }
+
+    /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
+    fn arm_queues(&mut self, now: Instant) {
+        for peer in &mut self.peers {
+            let Some(oldest) = peer.relay.oldest() else { continue };
+            self.timers.arm(Timer::Queue(peer.id), oldest + peer.config.queue.time + Duration::from_millis(1));
+            if peer.session.is_none() {
+                peer.dialler.hurry(now);
+                if let Some(at) = peer.dialler.deadline() {
+                    self.timers.arm(Timer::Dial(peer.id), at);
+                }
+            }
+        }
+    }
+
+    fn flows_in_total(&self) -> usize {
+        self.peers.iter().map(|peer| peer.relay.flows.len()).sum()
+    }
+
+    fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
+        if let Some(flow) = self.peers.get(peer.0 as usize).and_then(|state| state.relay.flows.get(id)) {
+            self.timers.arm(Timer::Flow(peer, id), now + flow.idle);
+        }
+    }
+
+    /// Ends a flow that has been silent for too long.
+    fn flow_timeout(&mut self, peer: PeerId, id: FlowId, now: Instant) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(flow) = state.relay.flows.get(id) else { return };
+        let until = flow.last_active + flow.idle;
+        if until > now {
+            self.timers.arm(Timer::Flow(peer, id), until);
+            return;
+        }
+        let lane = flow.lane;
+        if let Some(flow) = state.relay.remove_flow(id) {
+            state.relay.stats.flows_idle += 1;
+            let mut uplink = Uplink {
+                relay: &mut state.relay,
+                pool: state.session.as_ref().map(|session| &session.pool),
+                lanes: &mut self.lanes,
+                underlays: &mut self.underlays,
+                now,
+                too_large: &mut state.too_large,
+            };
+            uplink.say(lane, Context::Closed(flow.number));
+            self.close_flow_socket(flow.origin);
+        }
+    }
+
+    fn close_flow_socket(&mut self, origin: Origin) {
+        match origin {
+            Origin::Upstream { socket, .. } => {
+                self.doors.close_later(socket);
+                self.doors.close_now(&mut self.locals);
+            }
+            Origin::Ingress { .. } => {}
+        }
+    }
+
+    fn report_too_large(&mut self, peer: PeerId, now: Instant) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if let Some(too_large) = state.too_large.take()
+            && let Some(suppressed) = self.too_large_log.allow(now)
+        {
+            tracing::warn!(
+                peer = &*state.name,
+                bytes = too_large.size,
+                largest = too_large.most,
+                suppressed,
+                "a datagram is too large for the path and was dropped; the largest that fits is given"
+            );
+        }
+    }
+
+    fn commands(&mut self, now: Instant) {
+        while let Some(command) = self.inbox.take() {
+            match command {
+                Command::Shutdown { within } => self.shut_down(within, now),
+            }
+        }
+    }
+}
+
+/// The bound addresses of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Of `transport.listen`.
+    pub transport: Vec<SocketAddr>,
+    /// Of `[[udp]]`.
+    pub udp: Vec<SocketAddr>,
+    /// Of `[[tcp]]`.
+    pub tcp: Vec<SocketAddr>,
+}
+
+/// A place in a list of the configuration as an identifier; such lists are far shorter than 2^32.
+fn number(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
