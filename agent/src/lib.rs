@@ -1,3 +1,6 @@
 //! Culvert.
+
+pub mod cli;
 pub mod config;
 pub mod identity;
+pub mod log;
