@@ -9,10 +9,12 @@ use clap::{Parser, Subcommand};
 use crate::config::LoadError;
 
 mod check;
+mod demo;
 mod keygen;
 mod link;
 mod out;
 mod pubkey;
+mod run;
 
 /// Carries UDP flows and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]
@@ -28,6 +30,8 @@ enum Command {
     Pubkey(pubkey::Pubkey),
     Link(link::Link),
     Check(check::Check),
+    Run(run::Run),
+    Demo(demo::Demo),
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -60,6 +64,8 @@ impl Cli {
             Command::Pubkey(command) => command.execute(),
             Command::Link(command) => command.execute(),
             Command::Check(command) => command.execute(),
+            Command::Run(command) => command.execute(),
+            Command::Demo(command) => command.execute(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
