@@ -1,2 +1,10 @@
-//! Culvert.
-fn main() {}
+//! The `culvert` command.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use culvert::cli::Cli;
+
+fn main() -> ExitCode {
+    Cli::parse().execute()
+}

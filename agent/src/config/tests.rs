@@ -1,5 +1,7 @@
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
 
+use proptest::prelude::*;
+
 use super::*;
 
 const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -464,5 +466,26 @@ fn the_documented_defaults_are_the_real_ones() {
         let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).unwrap();
         let column = row.split('|').nth(3).unwrap().trim();
         assert_eq!(column, format!("`{default}`"), "{key}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_and_every_refusal_has_a_remedy(
+        at in 0..400_usize,
+        removed in 0..20_usize,
+        inserted in "[-a-z0-9=\"\\[\\]{}.,\n#é ]{0,8}",
+    ) {
+        let text: Vec<char> = BASE.replace("[[peer]]", "[log]\nlevel = \"info\"\n[limits]\nflows = 3\n[[peer]]\nqueue = { time = \"1s\" }\nendpoints = [\"a:1\"]").chars().collect();
+        let at = at.min(text.len());
+        let end = (at + removed).min(text.len());
+        let text: String = text[..at].iter().copied().chain(inserted.chars()).chain(text[end..].iter().copied()).collect();
+        if let Err(found) = parse(&text) {
+            let lines = text.lines().count().max(1);
+            prop_assert!(!found.problems.is_empty());
+            for problem in found.problems {
+                prop_assert!(!problem.remedy.is_empty() && problem.line.is_none_or(|line| line <= lines + 1), "{problem}");
+            }
+        }
     }
 }

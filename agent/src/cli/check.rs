@@ -1,0 +1,36 @@
+//! `culvert check`
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Failure, out};
+use crate::config::Config;
+
+/// Validate a configuration file and the identity that it names, without starting anything
+#[derive(Debug, Args)]
+pub(super) struct Check {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+impl Check {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let (config, identity) = Config::load(&self.config)?;
+        let (file, key) = (self.config.display(), identity.public_key());
+        Ok(out::say(&format_args!("{file}: valid: {key} with {}", summary(&config)))?)
+    }
+}
+
+fn summary(config: &Config) -> String {
+    let parts = [
+        (config.transport.listen.len(), "listen address", "listen addresses"),
+        (config.peers.len(), "peer", "peers"),
+        (config.udp.len(), "UDP forward", "UDP forwards"),
+        (config.tcp.len(), "TCP forward", "TCP forwards"),
+        (config.services.len(), "service", "services"),
+    ];
+    let parts = parts.map(|(count, one, many)| format!("{count} {}", if count == 1 { one } else { many }));
+    parts.join(", ")
+}

@@ -1,0 +1,95 @@
+//! The command line: one file per subcommand.
+//!
+//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::LoadError;
+
+mod check;
+mod demo;
+mod keygen;
+mod link;
+mod out;
+mod pubkey;
+mod run;
+
+/// Carries UDP flows and TCP forwards between sites over QUIC
+#[derive(Debug, Parser)]
+#[command(name = "culvert", version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Keygen(keygen::Keygen),
+    Pubkey(pubkey::Pubkey),
+    Link(link::Link),
+    Check(check::Check),
+    Run(run::Run),
+    Demo(demo::Demo),
+}
+
+/// Why a subcommand failed; it decides the exit code.
+#[derive(Debug)]
+enum Failure {
+    /// The operator has to change the configuration: 2.
+    Config(LoadError),
+    /// Everything else: 1.
+    Runtime(anyhow::Error),
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+impl Cli {
+    /// Does what the command line asks, and tells the operator if that failed.
+    #[must_use]
+    pub fn execute(self) -> ExitCode {
+        let outcome = match self.command {
+            Command::Keygen(command) => command.execute(),
+            Command::Pubkey(command) => command.execute(),
+            Command::Link(command) => command.execute(),
+            Command::Check(command) => command.execute(),
+            Command::Run(command) => command.execute(),
+            Command::Demo(command) => command.execute(),
+        };
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(Failure::Config(error)) => {
+                out::complain(&error);
+                ExitCode::from(2)
+            }
+            Err(Failure::Runtime(error)) => {
+                // `{:#}` is the whole chain of causes on one line.
+                out::complain(&format_args!("culvert: {error:#}"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}
