@@ -6,16 +6,19 @@
 //! | when is a peer dialled, and where? | `dial.rs` |
 //! | what do connection IDs look like? | `cid.rs` |
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
+//! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
-//! | what do the two ends tell each other? | `messages.rs` |
 //!
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
 
 pub mod cid;
 pub mod dial;
 pub mod driver;
+mod framing;
+pub mod messages;
 pub mod suite;
 pub mod tls;
+mod wire;
 
 #[cfg(test)]
 mod testing;

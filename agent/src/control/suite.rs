@@ -18,34 +18,8 @@ use quinn_proto::{
     transport_parameters::TransportParameters,
 };
 
-/// A TLS 1.3 cipher suite that we offer (RFC 8446 §B.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Suite {
-    /// TLS_AES_128_GCM_SHA256.
-    Aes128Gcm,
-    /// TLS_AES_256_GCM_SHA384.
-    Aes256Gcm,
-    /// TLS_CHACHA20_POLY1305_SHA256.
-    ChaCha20Poly1305,
-}
-
-impl Suite {
-    /// The suite with the IANA number `code_point`; `None` for one that we never offer.
-    pub fn from_code_point(code_point: u16) -> Option<Self> {
-        [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305]
-            .into_iter()
-            .find(|suite| suite.code_point() == code_point)
-    }
-
-    /// The IANA number.
-    pub fn code_point(self) -> u16 {
-        match self {
-            Self::Aes128Gcm => 0x1301,
-            Self::Aes256Gcm => 0x1302,
-            Self::ChaCha20Poly1305 => 0x1303,
-        }
-    }
-}
+/// A TLS 1.3 cipher suite that we offer: those that lanes know.
+pub use quic_core::Suite;
 
 /// What `Session::handshake_data` of a session of this module downcasts to.
 #[derive(Clone, Debug, PartialEq, Eq)]
