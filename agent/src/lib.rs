@@ -1,1 +1,4 @@
 //! Culvert.
+
+pub mod clock;
+pub mod task;
