@@ -1,4 +1,5 @@
 //! Culvert.
 
 pub mod clock;
+pub mod io;
 pub mod task;
