@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::crypto::{Keys, Suite};
+use crate::crypto::{Keys, Secret, Suite};
 use crate::frame::{Contents, Frame, Frames};
 use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Protected};
 use crate::replay::{ReplayWindow, Replayed};
@@ -81,7 +81,7 @@ impl Opener {
     pub(crate) fn new(suite: Suite, secret: &[u8], local_cid: ConnectionId) -> Result<Self, LaneError> {
         Ok(Self {
             local_cid,
-            keys: Keys::derive(suite, secret)?,
+            keys: Secret::new(suite, secret)?.keys(),
             phase: KeyPhase::Zero,
             replay: ReplayWindow::new(),
             failure_budget: suite.integrity_limit(),
