@@ -1,4 +1,4 @@
-//! The vectors of RFC 9001, appendix A. `tests/rustls.rs` compares whole packets of all suites with another implementation.
+//! The vectors of RFC 9001, appendix A. `tests/lane/interop.rs` compares whole packets of all suites with another implementation.
 
 use ring::hkdf;
 
