@@ -6,7 +6,7 @@ use super::ranges::{Arrival, Ranges};
 use super::{MAX_ACK_DELAY, Rtt};
 use crate::frame::ack;
 
-/// When a lane acknowledges what it received.
+/// When a lane acknowledges what it received. A PING is acknowledged at once under either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckProfile {
     /// Every 64 ack-eliciting packets, or after a quarter RTT (1 to 25 ms).

@@ -111,6 +111,20 @@ fn a_full_window_forgets_the_oldest() {
 }
 
 #[test]
+fn a_place_keeps_nothing_of_the_packet_before() {
+    let mut sender = Sender::new();
+    sender.send(100);
+    sender.now += ms(1000);
+    // Of the first 100 packets 50 are lost and 49 stay in flight above the largest acknowledged.
+    assert_eq!(sender.ack(&[50..=50]).lost, packets(50));
+    for number in 100..CAPACITY + 100 {
+        sender.window.record(number, BYTES, false, sender.now);
+    }
+    assert_eq!(sender.window.in_flight(), packets(0));
+    assert_eq!(sender.ack(&[0..=CAPACITY + 99]), AckOutcome::default());
+}
+
+#[test]
 fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     let mut sender = Sender::new();
     sender.send(1);
