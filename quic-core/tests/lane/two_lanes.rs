@@ -285,6 +285,35 @@ fn a_dead_path_shows_as_silence_and_probes_that_back_off() {
 }
 
 #[test]
+fn a_probe_that_waits_to_be_sent_sets_no_timer() {
+    let [mut lane, _] = pair(Suite::Aes128Gcm, AckProfile::Throughput);
+    let mut now = start();
+    lane.seal(&mut packet_with(b"lost"), true, now).unwrap();
+    let Some((at, Timer::Probe)) = lane.poll_timeout() else { panic!("{:?}", lane.poll_timeout()) };
+    now = at;
+    lane.handle_timeout(now);
+    assert_eq!(lane.poll_timeout(), None);
+    assert_eq!(lane.probe_count(), 0);
+    assert!(lane.poll_transmit(&mut [0; TRANSMIT_CAPACITY], now).unwrap().is_some());
+    assert_eq!(lane.probe_count(), 1);
+    assert!(lane.poll_timeout().is_some_and(|(at, timer)| at > now && timer == Timer::Probe));
+}
+
+#[test]
+fn silence_starts_over_with_each_packet_heard() {
+    let [mut here, mut there] = pair(Suite::Aes128Gcm, AckProfile::Throughput);
+    let sent = start();
+    here.seal(&mut packet_with(b"unanswered"), true, sent).unwrap();
+    assert_eq!(here.silent_since(), Some(sent));
+    let heard = sent + ms(7);
+    let mut packet = packet_with(b"of its own accord");
+    there.seal(&mut packet, true, heard).unwrap();
+    here.open(&mut packet, heard).unwrap();
+    here.seal(&mut packet_with(b"unanswered too"), true, heard + ms(1)).unwrap();
+    assert_eq!((here.silent_since(), here.last_heard()), (Some(heard), Some(heard)));
+}
+
+#[test]
 fn a_requested_ping_is_answered_at_once() {
     let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
     net.lanes[0].request_ping();
