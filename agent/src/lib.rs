@@ -1,3 +1,4 @@
 //! Culvert.
 
 pub mod control;
+pub mod metrics;
