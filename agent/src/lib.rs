@@ -1,4 +1,6 @@
 //! Culvert.
 
+pub mod admin;
 pub mod control;
 pub mod metrics;
+pub mod task;
