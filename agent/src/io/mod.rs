@@ -8,6 +8,7 @@
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | the limits of this process | `process.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
@@ -25,6 +26,7 @@ pub mod ready;
 mod sys;
 #[cfg(test)]
 mod tests;
+pub mod process;
 mod transmit;
 mod udp;
 
@@ -188,6 +190,25 @@ pub struct UdpStats {
     pub send_failures: u64,
     /// Received buffers whose tail did not fit (truncated) and were refused whole.
     pub truncated: u64,
+}
+
+impl UdpStats {
+    /// Adds what happened between `before` and `now` of one socket.
+    pub fn add_since(&mut self, now: &Self, before: &Self) {
+        self.receive_calls += now.receive_calls - before.receive_calls;
+        self.received_buffers += now.received_buffers - before.received_buffers;
+        self.received_datagrams += now.received_datagrams - before.received_datagrams;
+        self.received_bytes += now.received_bytes - before.received_bytes;
+        self.send_calls += now.send_calls - before.send_calls;
+        self.sent_datagrams += now.sent_datagrams - before.sent_datagrams;
+        self.sent_bytes += now.sent_bytes - before.sent_bytes;
+        self.gso_messages += now.gso_messages - before.gso_messages;
+        self.gso_segments += now.gso_segments - before.gso_segments;
+        self.gso_fallbacks += now.gso_fallbacks - before.gso_fallbacks;
+        self.would_block += now.would_block - before.would_block;
+        self.send_failures += now.send_failures - before.send_failures;
+        self.truncated += now.truncated - before.truncated;
+    }
 }
 
 /// A listening TCP socket.

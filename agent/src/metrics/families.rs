@@ -170,6 +170,7 @@ metrics! {
         flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (opened, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
         lanes: level "culvert_lanes" [state], "Lanes by state.";
+        lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
         handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
         refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";

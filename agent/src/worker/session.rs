@@ -73,7 +73,7 @@ pub(super) fn control(
     config: &Config,
     identity: &tls::TlsIdentity,
     ids: &ConnectionIds,
-    metrics: &publish::WorkerMetrics,
+    metrics: &publish::Publisher,
     seed: [u8; 32],
 ) -> Result<Control, StartError> {
     let generator = ids.clone();
@@ -653,9 +653,8 @@ impl Worker {
         let session = self.session_of(id).is_some_and(|session| session.handle == handle);
         if !session && side == Side::Client {
             self.totals.handshakes.failed += 1;
-            let name = self.name_of(handle);
             if let Some(suppressed) = self.refused_log.allow(now) {
-                tracing::warn!(peer = name, reason = words, suppressed, "could not connect: {}", likely_cause(reason));
+                tracing::warn!(peer = self.name_of(handle), reason = words, suppressed, "could not connect: {}", likely_cause(reason));
             }
         }
         self.lose(handle, &words, now);
