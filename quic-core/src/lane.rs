@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
 use crate::open::{Opened, Opener};
 use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
@@ -24,6 +25,10 @@ pub struct LaneConfig<'a> {
     pub local_cid: ConnectionId,
     /// When to acknowledge.
     pub ack: AckProfile,
+    /// Packets that one key seals at most; keys are updated after half of it. `None` = the suite's confidentiality limit
+    /// (RFC 9001 §6.6), above which no value goes; below 2 counts as 2. For tests, and for operators who want more frequent
+    /// updates: it must leave time for an acknowledgement, half of it at the sending rate being several RTTs.
+    pub key_limit: Option<u64>,
     /// The control connection's RTT, if it has one; `None` = 333 ms (RFC 9002 §6.2.2). Holds until the first sample.
     pub initial_rtt: Option<Duration>,
 }
@@ -69,9 +74,11 @@ enum Ping {
 impl Lane {
     /// Makes a lane. It has sent nothing and runs no timer.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
+        let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
+        let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
         Ok(Self {
-            sealer: Sealer::new(config.suite, config.send_secret, config.remote_cid)?,
-            opener: Opener::new(config.suite, config.receive_secret, config.local_cid)?,
+            sealer: Sealer::new(send_keys, config.remote_cid),
+            opener: Opener::new(receive_keys, config.suite.integrity_limit(), config.local_cid),
             received: ReceivedPackets::new(config.ack),
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
@@ -92,6 +99,9 @@ impl Lane {
         ack_eliciting: bool,
         now: Instant,
     ) -> Result<PacketNumber, SealError> {
+        if self.sealer.key_update_due() {
+            self.update_keys_if_allowed(now);
+        }
         let number = self.sealer.seal(packet)?;
         self.stats.sealed_packets += 1;
         self.stats.sealed_bytes += packet.len() as u64;
@@ -113,8 +123,13 @@ impl Lane {
     #[inline]
     pub fn open<'a>(&mut self, packet: &'a mut [u8], now: Instant) -> Result<Opened<'a>, OpenError> {
         let len = packet.len() as u64;
-        let (opened, contents) =
-            self.opener.open(packet, self.sent.next()).inspect_err(|error| self.stats.count(error))?;
+        let (opened, contents) = self
+            .opener
+            .open(packet, self.sent.next(), now, &self.rtt)
+            .inspect_err(|error| self.stats.count(error))?;
+        if self.opener.keys().generation() > self.sealer.keys().generation() {
+            self.follow_key_update().inspect_err(|error| self.stats.count(error))?;
+        }
         self.stats.opened_packets += 1;
         self.stats.opened_bytes += len;
         self.stats.datagrams_received += u64::from(contents.datagrams);
@@ -134,6 +149,7 @@ impl Lane {
     ///
     /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes. To be called at the end of each turn and after a timeout, until `None`.
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
+        self.opener.expire_keys(now);
         let ping = match self.ping {
             Ping::None => false,
             Ping::Requested | Ping::Probe => true,
@@ -163,7 +179,9 @@ impl Lane {
             self.sent.probe_sent();
             self.stats.probes_sent += 1;
         }
-        self.ping = Ping::None;
+        if ping {
+            self.ping = Ping::None;
+        }
         Ok(Some(len))
     }
 
@@ -254,6 +272,31 @@ impl Lane {
     #[inline]
     pub fn count_datagrams_sent(&mut self, frames: u64) {
         self.stats.datagrams_sent += frames;
+    }
+
+    /// Updates the keys, unless the last update is not confirmed yet (RFC 9001 §6.1) or is so recent that the other end may
+    /// still need the keys before it (§6.5).
+    #[cold]
+    fn update_keys_if_allowed(&mut self, now: Instant) {
+        let (sending, receiving) = (self.sealer.keys(), self.opener.keys());
+        let acknowledged = self.sent.largest_acked() >= Some(sending.first());
+        if !acknowledged || receiving.generation() < sending.generation() {
+            // An end that sends nothing but ACKs is not acknowledged unless it asks.
+            if self.sent.in_flight().packets == 0 {
+                self.request_ping();
+            }
+        } else if !receiving.keeps_previous(now) || self.sealer.key_update_overdue() {
+            self.sealer.update_keys();
+            self.stats.key_updates_initiated += 1;
+        }
+    }
+
+    /// Seals with new keys because the other end does (RFC 9001 §6.2): before the packet that told it is acknowledged.
+    #[cold]
+    fn follow_key_update(&mut self) -> Result<(), OpenError> {
+        self.sealer.follow_key_update()?;
+        self.stats.key_updates_followed += 1;
+        Ok(())
     }
 
     /// Applies the ACK frames of a packet, all of them valid.

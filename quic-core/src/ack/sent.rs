@@ -209,6 +209,11 @@ impl SentWindow {
         self.next
     }
 
+    /// The largest number that an ACK named.
+    pub(crate) fn largest_acked(&self) -> Option<u64> {
+        self.largest_acked
+    }
+
     #[inline]
     pub(crate) fn in_flight(&self) -> Volume {
         self.in_flight

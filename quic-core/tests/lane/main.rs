@@ -5,6 +5,10 @@ mod hostile;
 #[cfg(test)]
 mod interop;
 #[cfg(test)]
+mod key_update;
+#[cfg(test)]
+mod net;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod two_lanes;

@@ -18,6 +18,11 @@ pub(crate) fn start() -> Instant {
 
 /// Two lanes that talk to each other.
 pub(crate) fn pair(suite: Suite, ack: AckProfile) -> [Lane; 2] {
+    pair_with_key_limits(suite, ack, [None, None])
+}
+
+/// Two lanes of which each updates its keys after half its limit.
+pub(crate) fn pair_with_key_limits(suite: Suite, ack: AckProfile, key_limits: [Option<u64>; 2]) -> [Lane; 2] {
     let secrets = [vec![0xaa; suite.secret_len()], vec![0xbb; suite.secret_len()]];
     [0, 1].map(|end| {
         Lane::new(&LaneConfig {
@@ -27,6 +32,7 @@ pub(crate) fn pair(suite: Suite, ack: AckProfile) -> [Lane; 2] {
             remote_cid: CIDS[1 - end],
             local_cid: CIDS[end],
             ack,
+            key_limit: key_limits[end],
             initial_rtt: None,
         })
         .unwrap()
