@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::congestion::{Congestion, PathState, Unlimited};
 use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
 use crate::open::{Opened, Opener};
@@ -50,12 +51,13 @@ pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
 #[derive(Debug)]
-pub struct Lane {
+pub struct Lane<C = Unlimited> {
     sealer: Sealer,
     opener: Opener,
     received: ReceivedPackets,
     sent: SentWindow,
     rtt: Rtt,
+    congestion: C,
     stats: LaneStats,
     ping: Ping,
     last_heard: Option<Instant>,
@@ -74,6 +76,13 @@ enum Ping {
 impl Lane {
     /// Makes a lane. It has sent nothing and runs no timer.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
+        Self::with_congestion(config, Unlimited)
+    }
+}
+
+impl<C: Congestion> Lane<C> {
+    /// Makes a lane under a congestion controller.
+    pub fn with_congestion(config: &LaneConfig<'_>, congestion: C) -> Result<Self, LaneError> {
         let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
         let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
         Ok(Self {
@@ -82,6 +91,7 @@ impl Lane {
             received: ReceivedPackets::new(config.ack),
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
+            congestion,
             stats: LaneStats::default(),
             ping: Ping::None,
             last_heard: None,
@@ -113,6 +123,9 @@ impl Lane {
         match self.sent.record(number.0, packet.len() as u16, ack_eliciting, now) {
             Evicted::None => {}
             Evicted::InFlight => self.stats.window_overflows += 1,
+        }
+        if ack_eliciting {
+            self.congestion.on_sent(packet.len() as u64, &path(&self.sent, &self.rtt), now);
         }
         Ok(number)
     }
@@ -231,6 +244,7 @@ impl Lane {
         if self.sent.loss_time().is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt);
             self.stats.count_lost(lost);
+            self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
         } else if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
@@ -261,6 +275,18 @@ impl Lane {
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub fn in_flight(&self) -> Volume {
         self.sent.in_flight()
+    }
+
+    /// Bytes per second that got through in the last round trip, headers and tags included; `None` before the first.
+    ///
+    /// It is what was delivered, not what the path could deliver.
+    pub fn delivery_rate(&self) -> Option<u64> {
+        self.sent.delivery_rate()
+    }
+
+    /// The congestion controller, whose window the caller respects.
+    pub fn congestion(&self) -> &C {
+        &self.congestion
     }
 
     /// The counters.
@@ -303,10 +329,23 @@ impl Lane {
     fn apply_acks(&mut self, opened: &Opened<'_>, now: Instant) {
         for frame in opened.frames() {
             if let Ok(Frame::Ack(ack)) = frame {
-                // A congestion controller would take the outcome from here.
                 let outcome = self.sent.on_ack(&ack, now, &mut self.rtt);
                 self.stats.count_acked(&outcome);
+                self.control_congestion(&outcome, now);
             }
+        }
+    }
+
+    fn control_congestion(&mut self, outcome: &AckOutcome, now: Instant) {
+        let path = path(&self.sent, &self.rtt);
+        if outcome.acked.packets > 0 {
+            self.congestion.on_acked(outcome.acked, &path, now);
+        }
+        if outcome.spuriously_lost > 0 {
+            self.congestion.on_spuriously_lost(outcome.spuriously_lost, &path, now);
+        }
+        if outcome.lost.packets > 0 {
+            self.congestion.on_lost(outcome.lost, &path, now);
         }
     }
 
@@ -336,6 +375,12 @@ impl Lane {
             Ping::Probe => None,
         }
     }
+}
+
+/// What a congestion controller is shown.
+#[inline]
+fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
+    PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
 /// What the frames of a packet ask of us.

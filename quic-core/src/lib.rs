@@ -42,7 +42,7 @@
 //! * No handshake: secrets and connection IDs come from the control connection.
 //! * No retransmission and no streams: a lost datagram stays lost.
 //! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
-//! * No congestion control: the traffic inside controls itself. A controller's place is where `Lane` applies an ACK.
+//! * No congestion control: the traffic inside controls itself. A controller's place is the trait [`Congestion`].
 //!
 //! # The contract
 //!
@@ -53,6 +53,7 @@
 
 mod ack;
 mod bits;
+mod congestion;
 mod crypto;
 mod error;
 pub mod frame;
@@ -65,6 +66,7 @@ mod stats;
 mod varint;
 
 pub use ack::{AckProfile, Rtt, Volume};
+pub use congestion::{Congestion, PathState, Unlimited};
 pub use crypto::Suite;
 pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
 pub use lane::{Lane, LaneConfig, TRANSMIT_CAPACITY, Timer};

@@ -1,6 +1,8 @@
 //! Lanes from outside: against each other, against another implementation, against strangers.
 
 #[cfg(test)]
+mod congestion;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod interop;
