@@ -58,6 +58,8 @@ mod publish;
 mod session;
 pub mod shell;
 mod streams;
+#[cfg(test)]
+mod tests;
 
 pub use doors::{Doors, Source, StreamKey};
 pub use publish::{Booked, DirectionSnapshot, PeerSnapshot, Publisher, Snapshot, Snapshots, SocketBooks};
@@ -210,12 +212,12 @@ impl Worker {
         let own_key = *identity.public_key();
         let peers = config.peers.iter().enumerate().map(|(place, peer)| {
             let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
-            // The low bit of flow numbers: 0 at the end with the smaller key.
-            let smaller = peer.public_keys.first().is_none_or(|key| own_key < key.0);
+            // Of several keys the one that the peer proves counts; until then no number leaves this agent.
+            let parity = peer.public_keys.first().map_or(0, |key| session::parity(&own_key, &key.0));
             Peer {
                 id,
                 name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, u64::from(!smaller), &names),
+                relay: DatagramRelay::new(peer, &config.limits, parity, &names),
                 dialler: Dialler::new(peer.endpoints.clone(), now),
                 config: peer.clone(),
                 session: None,

@@ -218,6 +218,7 @@ impl Worker {
         };
         if let Some(connection) = self.control.get_mut(handle) {
             connection.peer = Some(peer);
+            connection.key = Some(*key);
         }
         if side == Side::Client {
             let hello = self.hello(peer);
@@ -246,7 +247,9 @@ impl Worker {
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Some(connection) = self.control.get(handle) else { return };
-        let (Some(peer), side) = (connection.peer, connection.side()) else { return };
+        let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
+            return;
+        };
         let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Hello(hello) if !established => {
@@ -254,7 +257,7 @@ impl Worker {
                     let answer = self.hello(peer);
                     self.control.send(handle, &answer);
                 }
-                self.establish(peer, handle, side, hello, now);
+                self.establish(peer, (handle, side, key), hello, now);
             }
             // Before its hello, or of a connection that another one has replaced meanwhile.
             _ if !established => self.out_of_order(handle, now),
@@ -302,7 +305,13 @@ impl Worker {
     }
 
     /// The peer's hello came: this connection becomes its session, unless another one stays.
-    fn establish(&mut self, id: PeerId, handle: ConnectionHandle, side: Side, hello: Hello, now: Instant) {
+    fn establish(
+        &mut self,
+        id: PeerId,
+        (handle, side, key): (ConnectionHandle, Side, [u8; 32]),
+        hello: Hello,
+        now: Instant,
+    ) {
         if self.stopping {
             self.control.close(handle, CloseReason::Shutdown, now);
             return;
@@ -341,10 +350,11 @@ impl Worker {
             lanes = wanted,
             "connected"
         );
-        peer.session = Some(Session { handle, dialled, hello, pool: Pool::new(handle, wanted), since: now });
+        peer.session =
+            Some(Session { handle, dialled, key, hello, pool: Pool::new(handle, wanted), since: now });
         self.totals.handshakes.established += 1;
         if !same_process {
-            self.orphan_flows(id);
+            self.orphan_flows(id, key);
         }
         if dialled {
             for index in 0..wanted {
@@ -358,8 +368,7 @@ impl Worker {
     fn old_session_stays(&self, id: PeerId, dialled: bool, hello: &Hello) -> bool {
         let Some(peer) = self.peers.get(id.0 as usize) else { return false };
         let Some(old) = peer.session.as_ref() else { return false };
-        let we_are_smaller =
-            peer.config.public_keys.first().is_none_or(|key| *self.identity.public_key() < key.0);
+        let we_are_smaller = *self.identity.public_key() < old.key;
         old.hello.instance == hello.instance
             && old.dialled != dialled
             && !peer.suspect
@@ -367,9 +376,9 @@ impl Worker {
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    fn orphan_flows(&mut self, id: PeerId) {
+    fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.relay.flows.reopen_all();
+        peer.relay.flows.reopen_all(parity(self.identity.public_key(), &key));
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
@@ -529,6 +538,7 @@ impl Worker {
             local_cid,
             ack: AckProfile::Throughput,
             initial_rtt: Some(quinn.rtt()),
+            key_limit: None,
         };
         let core = Lane::new(&config).ok()?;
         let budget = self.packet_budget(peer, quinn.current_mtu());
@@ -664,7 +674,8 @@ impl Worker {
         }
         let Some(state) = self.peers.get_mut(peer.0 as usize).filter(|state| !state.suspect) else { return };
         state.suspect = true;
-        if state.dialler.deadline().is_none() {
+        // A peer that dials us does so again when it notices.
+        if state.dialler.deadline().is_none() && !state.config.endpoints.is_empty() {
             tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
             state.dialler.restart(true, now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
@@ -836,6 +847,11 @@ impl Worker {
         let peer = self.control.get(handle).and_then(|connection| connection.peer);
         peer.and_then(|id| self.peers.get(id.0 as usize)).map_or("?", |peer| &peer.name)
     }
+}
+
+/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
+pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
+    u64::from(own > peer)
 }
 
 /// The largest packet that we send or accept on a lane, in bytes of UDP payload.
