@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what happens in a turn, in which order | this one: [`Worker::turn`] |
 //! | what control messages and lost connections lead to | `session.rs` |
+//! | the lanes of a session: opened, found silent, opened again | `lanes.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
@@ -54,6 +55,7 @@ use crate::{
 };
 
 mod doors;
+mod lanes;
 mod publish;
 mod session;
 pub mod shell;
@@ -435,7 +437,7 @@ impl Worker {
             self.lane_up(lane, now);
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
-            self.lane_violation(lane, &error, now);
+            self.replace_lane(lane, &error, now);
         }
     }
 
@@ -485,6 +487,10 @@ impl Worker {
         while let Some(id) = self.lanes.next_touched() {
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
+            if slot.exhausted {
+                self.replace_lane(id, &"its keys are used up", now);
+                continue;
+            }
             if let Some((data, path)) = slot.due_challenge(now) {
                 self.underlays.packet(&mut self.lanes, underlay, &path, PATH_PACKET, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
