@@ -7,9 +7,10 @@ use quinn_proto::ConnectionHandle;
 use crate::{
     config,
     control::{dial::Dialler, messages::Hello},
-    datapath::uplink::TooLarge,
+    datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
-    lanes::Pool,
+    io::Token,
+    lanes::{Lanes, Pool, Underlays},
     relay::DatagramRelay,
 };
 
@@ -53,9 +54,24 @@ pub struct Peer {
     pub tcp_streams: u32,
     /// The last payload that fitted into no packet, until it has been logged.
     pub too_large: Option<TooLarge>,
+    /// Nothing was heard of it while something was outstanding: it is being dialled anew.
+    pub suspect: bool,
+    /// The token under which its endpoints are looked up.
+    pub resolve: Token,
 }
 
 impl Peer {
+    /// The way of datagrams to it.
+    pub fn uplink<'a>(
+        &'a mut self,
+        lanes: &'a mut Lanes,
+        underlays: &'a mut Underlays,
+        now: Instant,
+    ) -> Uplink<'a> {
+        let pool = self.session.as_ref().map(|session| &session.pool);
+        Uplink { relay: &mut self.relay, pool, lanes, underlays, now, too_large: &mut self.too_large }
+    }
+
     /// Whether `key` is one of the keys that this peer may prove.
     #[must_use]
     pub fn has_key(&self, key: &[u8; 32]) -> bool {

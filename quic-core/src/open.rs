@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::crypto::{Keys, Suite};
+use crate::crypto::{AuthenticationFailed, Keys, Secret, Suite};
 use crate::frame::{Contents, Frame, Frames};
 use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Protected};
 use crate::replay::{ReplayWindow, Replayed};
@@ -81,7 +81,7 @@ impl Opener {
     pub(crate) fn new(suite: Suite, secret: &[u8], local_cid: ConnectionId) -> Result<Self, LaneError> {
         Ok(Self {
             local_cid,
-            keys: Keys::derive(suite, secret)?,
+            keys: Secret::new(suite, secret)?.keys(),
             phase: KeyPhase::Zero,
             replay: ReplayWindow::new(),
             failure_budget: suite.integrity_limit(),
@@ -103,10 +103,14 @@ impl Opener {
         let (number, phase) = (encrypted.number(), encrypted.phase());
         self.replay.check(number.0)?;
 
-        // A packet of the other phase cannot match this key, but is tried all the same: timing must not show the bit.
-        let plain = encrypted.decrypt(&self.keys.packet).map_err(|_failed| {
+        if phase != self.phase {
+            // The place of key updates: the keys of the next or the last phase would be tried here.
             self.failure_budget -= 1;
-            if phase == self.phase { OpenError::Authentication } else { OpenError::AuthenticationOtherPhase }
+            return Err(OpenError::AuthenticationOtherPhase);
+        }
+        let plain = encrypted.decrypt(&self.keys.packet).map_err(|AuthenticationFailed| {
+            self.failure_budget -= 1;
+            OpenError::Authentication
         })?;
         self.replay.advance(number.0);
 

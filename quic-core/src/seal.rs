@@ -1,6 +1,6 @@
 //! The transmit chain: from frames in the caller's slice to a packet for the wire.
 
-use crate::crypto::{Keys, Suite};
+use crate::crypto::{Keys, Secret, Suite};
 use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Plain};
 use crate::{LaneError, SealError};
 
@@ -23,7 +23,7 @@ impl Sealer {
     pub(crate) fn new(suite: Suite, secret: &[u8], remote_cid: ConnectionId) -> Result<Self, LaneError> {
         Ok(Self {
             remote_cid,
-            keys: Keys::derive(suite, secret)?,
+            keys: Secret::new(suite, secret)?.keys(),
             phase: KeyPhase::Zero,
             next_number: 0,
             key_budget: suite.confidentiality_limit(),
@@ -64,10 +64,37 @@ impl Sealer {
 }
 
 #[cfg(test)]
-impl Sealer {
-    /// As if so many packets had been sealed.
-    pub(crate) fn skip(&mut self, packets: u64) {
-        self.next_number += packets;
-        self.key_budget = self.key_budget.saturating_sub(packets);
+mod tests {
+    use super::*;
+    use crate::OVERHEAD;
+
+    fn sealer(suite: Suite) -> Sealer {
+        Sealer::new(suite, &vec![7; suite.secret_len()], ConnectionId([9; 8])).unwrap()
+    }
+
+    #[test]
+    fn a_packet_needs_a_byte_of_frames_and_fits_a_udp_datagram() {
+        let mut sealer = sealer(Suite::Aes128Gcm);
+        for len in [0, 1, OVERHEAD, MAX_PACKET_LEN + 1] {
+            assert_eq!(sealer.seal(&mut vec![0; len]), Err(SealError::Size { len }));
+        }
+        assert_eq!(sealer.seal(&mut [0; OVERHEAD + 1]), Ok(PacketNumber(0)));
+        assert_eq!(sealer.seal(&mut vec![0; MAX_PACKET_LEN]), Ok(PacketNumber(1)));
+    }
+
+    #[test]
+    fn a_key_seals_no_more_than_its_limit() {
+        let mut sealer = sealer(Suite::Aes256Gcm);
+        sealer.key_budget = 1;
+        assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber(0)));
+        assert_eq!(sealer.seal(&mut [0; 64]), Err(SealError::KeyExhausted));
+    }
+
+    #[test]
+    fn packet_numbers_end() {
+        let mut sealer = sealer(Suite::ChaCha20Poly1305);
+        sealer.next_number = PacketNumber::MAX.0;
+        assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber::MAX));
+        assert_eq!(sealer.seal(&mut [0; 64]), Err(SealError::NumbersExhausted));
     }
 }

@@ -12,7 +12,7 @@ mod check;
 mod demo;
 mod keygen;
 mod link;
-mod out;
+pub(crate) mod out;
 mod pubkey;
 mod run;
 

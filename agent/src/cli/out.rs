@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Prints a line to standard output; a reader that went away (`culvert link | head -0`) is an error, not a panic.
-pub(super) fn say(line: &dyn Display) -> anyhow::Result<()> {
+pub(crate) fn say(line: &dyn Display) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{line}")?)
 }
 

@@ -19,6 +19,6 @@ impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let (config, identity) = Config::load(&self.config)?;
         log::init(config.log).map_err(anyhow::Error::from)?;
-        Ok(daemon::run(config, identity)?)
+        Ok(daemon::run(config, &identity)?)
     }
 }

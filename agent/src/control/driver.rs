@@ -211,6 +211,19 @@ impl Control {
         self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
     }
 
+    /// All connections.
+    pub fn iter(&self) -> impl Iterator<Item = &ControlConnection> {
+        self.connections.values()
+    }
+
+    /// The handles of all connections.
+    #[must_use]
+    pub fn handles(&self) -> Vec<ConnectionHandle> {
+        let mut handles: Vec<ConnectionHandle> = self.connections.keys().copied().collect();
+        handles.sort_unstable_by_key(|handle| handle.0);
+        handles
+    }
+
     /// How many connections there are, draining ones included.
     #[must_use]
     pub fn len(&self) -> usize {

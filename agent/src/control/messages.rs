@@ -4,6 +4,8 @@
 //! the stream (`framing.rs`), parsed as protobuf (`wire.rs`), checked here. Unknown fields are ignored; so is an
 //! unknown kind of message, but counted ([`MessageError::UnknownKind`]).
 
+use std::time::Duration;
+
 use prost::Message as _;
 use quinn_proto::VarInt;
 
@@ -25,6 +27,10 @@ pub const MAX_NAME_BYTES: usize = 64;
 
 /// The most workers of one agent: one byte of the connection ID names the worker.
 pub const MAX_WORKERS: u16 = 256;
+
+/// A flow's life without traffic where the hello does not say it (RFC 4787 §4.3 asks NATs for two minutes; half of
+/// that keeps tables small).
+pub const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
 /// Why bytes are not a message. Only [`UnknownKind`](Self::UnknownKind) leaves the connection as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -186,6 +192,8 @@ pub struct Service {
     pub udp: bool,
     /// It serves TCP forwards.
     pub tcp: bool,
+    /// How long a UDP flow to it may be silent; whole milliseconds.
+    pub idle: Duration,
 }
 
 /// The opening of a lane, or its acceptance.
@@ -311,8 +319,9 @@ fn services(services: Vec<wire::Service>) -> Result<Vec<Service>, MessageError> 
         return Err(MessageError::TooManyServices { count: services.len() });
     }
     let mut checked: Vec<Service> = Vec::with_capacity(services.len());
-    for wire::Service { number, name: text, udp, tcp } in services {
-        let service = Service { number, name: name("name", text, 1)?, udp, tcp };
+    for wire::Service { number, name: text, udp, tcp, idle_ms } in services {
+        let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
+        let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle };
         if checked.iter().any(|known| known.number == number || known.name == service.name) {
             return Err(MessageError::DuplicateService { number });
         }
@@ -365,7 +374,9 @@ impl From<&Hello> for wire::Hello {
 
 impl From<&Service> for wire::Service {
     fn from(service: &Service) -> Self {
-        Self { number: service.number, name: service.name.clone(), udp: service.udp, tcp: service.tcp }
+        // A flow that lives longer than 49 days without traffic needs no exact figure.
+        let idle_ms = u32::try_from(service.idle.as_millis()).unwrap_or(u32::MAX);
+        Self { number: service.number, name: service.name.clone(), udp: service.udp, tcp: service.tcp, idle_ms }
     }
 }
 

@@ -65,6 +65,7 @@ impl ByHand {
             self.bytes("Service.name", b"dns"),
             self.number("Service.udp", 1),
             self.number("Service.tcp", 1),
+            self.number("Service.idle_ms", 5000),
         ];
         self.bytes(field, &service.concat())
     }
@@ -87,7 +88,7 @@ fn leb128(mut value: u64) -> Vec<u8> {
 }
 
 fn service(number: u32, name: &str) -> Service {
-    Service { number, name: name.to_owned(), udp: true, tcp: true }
+    Service { number, name: name.to_owned(), udp: true, tcp: true, idle: Duration::from_secs(5) }
 }
 
 fn hello() -> Hello {
@@ -334,7 +335,10 @@ fn any_services() -> impl Strategy<Value = Vec<Service>> {
     let service = (any::<u32>(), "[^\\p{C}]{0,8}", any::<bool>(), any::<bool>());
     prop::collection::vec(service, 0..8).prop_map(|services| {
         let unique: BTreeMap<_, _> = services.into_iter().map(|service| (service.0, service)).collect();
-        let named = |(number, name, udp, tcp)| Service { number, name: format!("{number}{name}"), udp, tcp };
+        let named = |(number, name, udp, tcp)| {
+            let idle = Duration::from_millis(1 + u64::from(number % 1000));
+            Service { number, name: format!("{number}{name}"), udp, tcp, idle }
+        };
         unique.into_values().map(named).collect()
     })
 }

@@ -52,6 +52,8 @@ pub(super) struct Service {
     pub(super) udp: bool,
     #[prost(bool, tag = "4")]
     pub(super) tcp: bool,
+    #[prost(uint32, tag = "5")]
+    pub(super) idle_ms: u32,
 }
 
 /// `LaneOpen` and `LaneAccept`, which have the same fields.

@@ -166,7 +166,7 @@ impl Downlink<'_> {
                 }
             }
             Some(Context::OpenEmpty { number, service }) => {
-                state.relay.stats.messages_received += 1;
+                state.relay.stats.count_received(&Context::OpenEmpty { number, service });
                 // A refusal has been sent; there is no datagram to count.
                 let _refused = self.opened(peer, lane, number, service).is_err();
             }
@@ -176,7 +176,7 @@ impl Downlink<'_> {
                 | Context::Unknown(_)
                 | Context::Closed(_)),
             ) => {
-                state.relay.stats.messages_received += 1;
+                state.relay.stats.count_received(&message);
                 self.message(peer, message);
             }
             Some(Context::Unsupported(_)) => {
@@ -353,14 +353,7 @@ impl Downlink<'_> {
     /// The way back to a peer.
     fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
         let state = self.peers.get_mut(peer.0 as usize)?;
-        Some(Uplink {
-            relay: &mut state.relay,
-            pool: state.session.as_ref().map(|session| &session.pool),
-            lanes: self.lanes,
-            underlays: self.underlays,
-            now: self.now,
-            too_large: &mut state.too_large,
-        })
+        Some(state.uplink(self.lanes, self.underlays, self.now))
     }
 
     /// Answers a PATH_CHALLENGE to where it came from (RFC 9000 §8.2.2).

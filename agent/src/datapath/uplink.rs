@@ -140,7 +140,7 @@ impl Uplink<'_> {
         let header = message.encode();
         let frame = Frame { header: header.as_slice(), payload: &[], counted: false };
         if self.underlays.push(self.lanes, lane, frame, self.now).is_ok() {
-            self.relay.stats.messages_sent += 1;
+            self.relay.stats.count_sent(&message);
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
     io::{Delivery, ReceiveBatch, Token, UdpSocket},
     peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
+    worker::Booked,
 };
 
 pub mod tcp;
@@ -50,6 +51,10 @@ pub struct LocalSocket {
     pub local: Local,
     /// Its token, to be released with it.
     pub token: Token,
+    /// What has been booked of it.
+    pub booked: Booked,
+    /// It had traffic since the kernel was last asked what it dropped.
+    touched: bool,
     delivery: Option<Box<Delivery>>,
 }
 
@@ -60,6 +65,8 @@ pub struct Locals {
     /// Lists that no socket is using: an idle socket costs none.
     spare: Vec<Box<Delivery>>,
     dirty: Vec<LocalId>,
+    /// Sockets with traffic since the kernel was last asked what it dropped, each once.
+    touched: Vec<LocalId>,
     settlements: Settlements,
 }
 
@@ -73,7 +80,7 @@ impl Locals {
     /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
         let id = self.vacant();
-        self.sockets.insert(LocalSocket { socket, local, token, delivery: None });
+        self.sockets.insert(LocalSocket { socket, local, token, booked: Booked::default(), touched: false, delivery: None });
         id
     }
 
@@ -107,6 +114,30 @@ impl Locals {
         self.sockets.iter().map(|(_, socket)| socket)
     }
 
+    /// Notes that a socket had traffic.
+    #[inline]
+    pub fn touch(&mut self, id: LocalId) {
+        if let Some(socket) = self.sockets.get_mut(id.0 as usize)
+            && !socket.touched
+        {
+            socket.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    /// Calls `visit` for each socket that had traffic; with `forget`, they are forgotten until they have more.
+    pub fn each_touched(&mut self, forget: bool, mut visit: impl FnMut(&mut LocalSocket)) {
+        for id in &self.touched {
+            if let Some(socket) = self.sockets.get_mut(id.0 as usize) {
+                socket.touched = !forget;
+                visit(socket);
+            }
+        }
+        if forget {
+            self.touched.clear();
+        }
+    }
+
     /// The list to which payloads for socket `id` are added, until [`Locals::flush`] delivers them.
     #[inline]
     pub fn delivery(&mut self, id: LocalId) -> Option<&mut Delivery> {
@@ -114,6 +145,10 @@ impl Locals {
         if socket.delivery.is_none() {
             socket.delivery = Some(self.spare.pop().unwrap_or_default());
             self.dirty.push(id);
+            if !socket.touched {
+                socket.touched = true;
+                self.touched.push(id);
+            }
         }
         socket.delivery.as_deref_mut()
     }

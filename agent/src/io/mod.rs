@@ -5,9 +5,11 @@
 //! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
-//! | UDP on the kernel: GRO, GSO and its fallbacks | `udp.rs` |
+//! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
+//! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
-//! | all of it in memory, for tests and the simulator | `memory.rs` |
+//! | the limits of this process | `process.rs` |
+//! | all of it in memory, for tests and the simulator | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
 //! into the worker's [`Ready`] queue when it may make progress again, and not before.
@@ -22,7 +24,11 @@ pub mod kernel;
 pub mod memory;
 pub mod ready;
 mod sys;
-pub mod udp;
+#[cfg(test)]
+mod tests;
+pub mod process;
+mod transmit;
+mod udp;
 
 pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
 pub use ready::{Ready, Token};
@@ -95,7 +101,8 @@ pub trait UdpSocket {
     ///
     /// # Errors
     /// `WouldBlock` when nothing is waiting: the token is reported when something is. An ICMP error that the kernel
-    /// reports on a connected socket is `ConnectionRefused` or the like and costs nothing else.
+    /// reports on a connected socket is `ConnectionRefused` or the like and costs nothing else: call again until
+    /// `WouldBlock`.
     fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<()>;
 
     /// Sends the committed messages of `batch` in order and clears it, calling `outcome` once per message.
@@ -185,6 +192,25 @@ pub struct UdpStats {
     pub truncated: u64,
 }
 
+impl UdpStats {
+    /// Adds what happened between `before` and `now` of one socket.
+    pub fn add_since(&mut self, now: &Self, before: &Self) {
+        self.receive_calls += now.receive_calls - before.receive_calls;
+        self.received_buffers += now.received_buffers - before.received_buffers;
+        self.received_datagrams += now.received_datagrams - before.received_datagrams;
+        self.received_bytes += now.received_bytes - before.received_bytes;
+        self.send_calls += now.send_calls - before.send_calls;
+        self.sent_datagrams += now.sent_datagrams - before.sent_datagrams;
+        self.sent_bytes += now.sent_bytes - before.sent_bytes;
+        self.gso_messages += now.gso_messages - before.gso_messages;
+        self.gso_segments += now.gso_segments - before.gso_segments;
+        self.gso_fallbacks += now.gso_fallbacks - before.gso_fallbacks;
+        self.would_block += now.would_block - before.would_block;
+        self.send_failures += now.send_failures - before.send_failures;
+        self.truncated += now.truncated - before.truncated;
+    }
+}
+
 /// A listening TCP socket.
 pub trait TcpListener {
     /// The bound address.
@@ -192,7 +218,8 @@ pub trait TcpListener {
     /// Takes the next connection; its readiness is reported under `token` from then on.
     ///
     /// # Errors
-    /// `WouldBlock` when none waits. `EMFILE` and the like are returned as they are.
+    /// `WouldBlock` when none waits. `EMFILE` and the like are returned as they are; the token is not reported for
+    /// what still waits then, so try again after a while.
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)>;
 }
 

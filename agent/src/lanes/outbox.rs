@@ -20,6 +20,7 @@ use crate::{
     io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
     peer::PeerId,
     relay::{DropReason, Settlement, Settlements},
+    worker::Booked,
 };
 
 /// Marks a message without a peer's payloads: control packets, acknowledgements.
@@ -73,6 +74,8 @@ pub struct Underlay {
     pub role: UdpRole,
     /// Its token, to be released with it.
     pub token: Token,
+    /// What has been booked of it.
+    pub booked: Booked,
     outbox: Option<Box<SendBatch>>,
     open: Option<OpenPacket>,
     /// The kernel had no room; nothing is added until it has.
@@ -100,7 +103,7 @@ impl Underlays {
     /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, role: UdpRole, token: Token) -> UnderlayId {
         let id = self.vacant();
-        self.sockets.insert(Underlay { socket, role, token, outbox: None, open: None, blocked: false, dirty: false });
+        self.sockets.insert(Underlay { socket, role, token, booked: Booked::default(), outbox: None, open: None, blocked: false, dirty: false });
         id
     }
 
@@ -131,6 +134,11 @@ impl Underlays {
     /// All sockets.
     pub fn iter(&self) -> impl Iterator<Item = &Underlay> {
         self.sockets.iter().map(|(_, underlay)| underlay)
+    }
+
+    /// All sockets.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Underlay> {
+        self.sockets.iter_mut().map(|(_, underlay)| underlay)
     }
 
     /// Puts one frame into a packet of `lane`.

@@ -121,6 +121,22 @@ pub enum Context {
 }
 
 impl Context {
+    /// The kinds of messages about flows: the metric label `kind`.
+    pub const MESSAGE_LABELS: [&'static str; 5] = ["open", "confirmed", "refused", "unknown", "closed"];
+
+    /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    #[must_use]
+    pub const fn message_kind(&self) -> Option<usize> {
+        match self {
+            Self::OpenEmpty { .. } => Some(0),
+            Self::Confirmed(_) => Some(1),
+            Self::Refused(..) => Some(2),
+            Self::Unknown(_) => Some(3),
+            Self::Closed(_) => Some(4),
+            Self::Flow { .. } | Self::Open { .. } | Self::Unsupported(_) => None,
+        }
+    }
+
     /// Reads a frame's data; `None` if a varint is cut off or the fields are followed by bytes that have no place.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {

@@ -51,14 +51,30 @@ pub struct RelayStats {
     pub flows_orphaned: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
-    /// Messages about flows that were sent.
-    pub messages_sent: u64,
-    /// Messages about flows that came.
-    pub messages_received: u64,
+    /// Messages about flows that were sent, by kind.
+    pub messages_sent: [u64; Context::MESSAGE_LABELS.len()],
+    /// Messages about flows that came, by kind.
+    pub messages_received: [u64; Context::MESSAGE_LABELS.len()],
     /// Bytes of payload that went into packets.
     pub uplink_bytes: u64,
     /// Bytes of payload that went to local sockets.
     pub downlink_bytes: u64,
+}
+
+impl RelayStats {
+    /// Counts a message about a flow that was sent.
+    pub fn count_sent(&mut self, message: &Context) {
+        if let Some(kind) = message.message_kind() {
+            self.messages_sent[kind] += 1;
+        }
+    }
+
+    /// Counts a message about a flow that came.
+    pub fn count_received(&mut self, message: &Context) {
+        if let Some(kind) = message.message_kind() {
+            self.messages_received[kind] += 1;
+        }
+    }
 }
 
 /// The relay of one peer's datagrams.

@@ -143,8 +143,8 @@ impl Queue {
                 self.cut(&mut run, fits, DropReason::QueueFull, account);
             }
             DropPolicy::Oldest => {
-                let most = self.limits.datagrams.min(self.limits.bytes / run.segment);
-                self.cut(&mut run, most.min(run.count), DropReason::QueueFull, account);
+                let most = self.limits.datagrams.min(self.limits.bytes / run.segment).min(run.count);
+                self.cut(&mut run, most, DropReason::QueueFull, account);
                 self.make_room(&run, account);
             }
         }
@@ -194,9 +194,9 @@ impl Queue {
         if !self.held.contains_key(&flow) {
             return Vec::new();
         }
-        let (taken, kept): (Vec<Run>, VecDeque<Run>) =
+        let (taken, kept): (Vec<Run>, Vec<Run>) =
             std::mem::take(&mut self.runs).into_iter().partition(|run| run.flow == flow);
-        self.runs = kept;
+        self.runs = kept.into();
         for run in &taken {
             self.forget(run.flow, run.count, run.data().len());
         }

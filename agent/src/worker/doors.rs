@@ -13,6 +13,7 @@ use crate::{
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
     relay::FlowId,
+    worker::SocketBooks,
 };
 
 /// What stands behind a token.
@@ -40,6 +41,7 @@ pub struct Doors {
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
+    books: SocketBooks,
 }
 
 /// What all UDP sockets have in common.
@@ -59,7 +61,12 @@ impl Doors {
             mark: config.transport.mark,
             gso: config.transport.gso,
         };
-        Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new() }
+        Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new(), books: SocketBooks::default() }
+    }
+
+    /// What all sockets did, those that are closed included.
+    pub fn books(&mut self) -> &mut SocketBooks {
+        &mut self.books
     }
 
     /// Random bytes that an outsider cannot guess.
@@ -111,7 +118,8 @@ impl Doors {
 
     /// Closes a socket of the underlay.
     pub fn close_underlay(&mut self, underlays: &mut Underlays, id: UnderlayId) {
-        if let Some(underlay) = underlays.remove(id) {
+        if let Some(mut underlay) = underlays.remove(id) {
+            self.books.book(underlay.role, &*underlay.socket, &mut underlay.booked, true);
             self.release(underlay.token);
         }
     }
@@ -147,7 +155,8 @@ impl Doors {
     /// Closes what [`Doors::close_later`] noted. Nothing may wait for delivery on it.
     pub fn close_now(&mut self, locals: &mut Locals) {
         while let Some(id) = self.closing.pop() {
-            if let Some(socket) = locals.remove(id) {
+            if let Some(mut socket) = locals.remove(id) {
+                self.books.book(UdpRole::Upstream, &*socket.socket, &mut socket.booked, true);
                 self.release(socket.token);
             }
         }

@@ -57,7 +57,8 @@ pub mod shell;
 mod streams;
 
 pub use doors::{Doors, Source, StreamKey};
-pub use publish::PeerSnapshot;
+pub use publish::{Booked, DirectionSnapshot, PeerSnapshot, Publisher, Snapshot, Snapshots, SocketBooks};
+pub use streams::TcpRefusal;
 
 /// How often counts are published while there is something new.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
@@ -85,7 +86,7 @@ pub struct Setup {
     /// Which worker this is, and of how many.
     pub place: (u8, u8),
     /// Where its counts go.
-    pub metrics: publish::WorkerMetrics,
+    pub metrics: Publisher,
 }
 
 /// Why a worker could not start.
@@ -179,7 +180,9 @@ pub struct Worker {
     inbox: Arc<shell::Inbox>,
     stopping: bool,
     ended: bool,
-    metrics: publish::WorkerMetrics,
+    /// Something happened since the last publication.
+    unpublished: bool,
+    metrics: Publisher,
     totals: publish::Totals,
     too_large_log: RateLimit,
     refused_log: RateLimit,
@@ -242,6 +245,7 @@ impl Worker {
             inbox: Arc::new(inbox),
             stopping: false,
             ended: false,
+            unpublished: true,
             metrics,
             totals: publish::Totals::default(),
             too_large_log: RateLimit::new(LOG_INTERVAL),
@@ -324,13 +328,16 @@ impl Worker {
         self.underlays.flush(&mut self.lanes, now);
         self.settle();
         self.arm_queues(now);
-        self.totals.turns += 1;
+        if self.unpublished {
+            self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
+        }
         let busy = !self.run_queue.is_empty() || !self.ready.is_empty();
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 
     /// Gives one ready source its share of the turn; true if it may have more.
     fn service(&mut self, token: Token, now: Instant) -> bool {
+        self.unpublished = true;
         match self.doors.source(token) {
             Some(Source::Underlay(id)) => self.service_underlay(id, now),
             Some(Source::Local(id)) => self.service_local(id, now),
@@ -385,17 +392,11 @@ impl Worker {
         if let Err(error) = socket.socket.receive(&mut self.batch) {
             return error.kind() != io::ErrorKind::WouldBlock;
         }
+        self.locals.touch(id);
         let flows_in_total = self.flows_in_total();
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
-        let mut uplink = Uplink {
-            relay: &mut state.relay,
-            pool: state.session.as_ref().map(|session| &session.pool),
-            lanes: &mut self.lanes,
-            underlays: &mut self.underlays,
-            now,
-            too_large: &mut state.too_large,
-        };
+        let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -436,12 +437,10 @@ impl Worker {
             }
             Timer::Dial(peer) => self.dial(peer, now),
             Timer::Tcp(id) => self.tcp_timeout(id, now),
-            Timer::Publish => {
-                self.publish(now);
-                self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
-            }
+            Timer::Publish => self.publish(now),
             Timer::Housekeeping => {
                 self.housekeeping(now);
+                self.unpublished = true;
                 self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
             Timer::Stop => self.ended = true,
@@ -496,19 +495,15 @@ impl Worker {
     }
 
     fn drain_queue(&mut self, peer: PeerId, now: Instant) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        if state.relay.queue.is_empty() {
-            return;
+        if let Some(mut uplink) = self.uplink(peer, now) {
+            uplink.drain();
         }
-        let mut uplink = Uplink {
-            relay: &mut state.relay,
-            pool: state.session.as_ref().map(|session| &session.pool),
-            lanes: &mut self.lanes,
-            underlays: &mut self.underlays,
-            now,
-            too_large: &mut state.too_large,
-        };
-        uplink.drain();
+    }
+
+    /// The way of datagrams to a peer.
+    fn uplink(&mut self, peer: PeerId, now: Instant) -> Option<Uplink<'_>> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        Some(state.uplink(&mut self.lanes, &mut self.underlays, now))
     }
 
     /// Books what became of payloads in outboxes and deliveries.
@@ -561,14 +556,7 @@ impl Worker {
         let lane = flow.lane;
         if let Some(flow) = state.relay.remove_flow(id) {
             state.relay.stats.flows_idle += 1;
-            let mut uplink = Uplink {
-                relay: &mut state.relay,
-                pool: state.session.as_ref().map(|session| &session.pool),
-                lanes: &mut self.lanes,
-                underlays: &mut self.underlays,
-                now,
-                too_large: &mut state.too_large,
-            };
+            let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, now);
             uplink.say(lane, Context::Closed(flow.number));
             self.close_flow_socket(flow.origin);
         }

@@ -6,7 +6,7 @@ use super::ranges::{Arrival, Ranges};
 use super::{MAX_ACK_DELAY, Rtt};
 use crate::frame::ack;
 
-/// When a lane acknowledges what it received.
+/// When a lane acknowledges what it received. A PING is acknowledged at once under either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckProfile {
     /// Every 64 ack-eliciting packets, or after a quarter RTT (1 to 25 ms).
@@ -136,5 +136,79 @@ impl ReceivedPackets {
         self.waiting = 0;
         self.state = State::Nothing;
         Some(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test needs some instant to start from; only differences matter"
+    )]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    fn rtt(ms: u64) -> Rtt {
+        Rtt::new(Some(Duration::from_millis(ms)))
+    }
+
+    #[test]
+    fn the_delay_is_a_quarter_rtt_within_its_bounds() {
+        for (rtt_ms, delay_ms) in [(1, 1), (4, 1), (40, 10), (100, 25), (1000, 25)] {
+            let now = start();
+            let mut received = ReceivedPackets::new(AckProfile::Throughput);
+            received.record(0, Asks::Ack, now, &rtt(rtt_ms));
+            let deadline = now + Duration::from_millis(delay_ms);
+            assert_eq!(received.deadline(), Some(deadline), "RTT {rtt_ms} ms");
+            received.record(1, Asks::Ack, deadline, &rtt(rtt_ms));
+            assert_eq!(received.deadline(), Some(deadline), "later packets do not push the deadline");
+
+            received.on_timeout(deadline - Duration::from_nanos(1));
+            assert!(!received.is_due());
+            received.on_timeout(deadline);
+            assert!(received.is_due());
+            assert_eq!(received.deadline(), None, "what has fired does not fire again");
+        }
+    }
+
+    #[test]
+    fn enough_packets_make_an_ack_due_and_the_ack_starts_over() {
+        for (profile, packets) in [(AckProfile::Throughput, 64), (AckProfile::Latency, 2)] {
+            let now = start();
+            let mut received = ReceivedPackets::new(profile);
+            for round in 0..3 {
+                for packet in 1..=packets {
+                    assert!(!received.is_due());
+                    received.record(round * packets + packet, Asks::Ack, now, &rtt(100));
+                }
+                assert!(received.is_due(), "{profile:?}");
+                received.write_ack(&mut [0; 100], now).unwrap();
+                assert!(!received.is_due() && !received.is_waiting());
+                assert_eq!(received.deadline(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn packets_that_ask_for_nothing_get_nothing() {
+        let now = start();
+        let mut received = ReceivedPackets::new(AckProfile::Latency);
+        (0..100).for_each(|number| received.record(2 * number, Asks::Nothing, now, &rtt(100)));
+        assert_eq!((received.is_due(), received.deadline()), (false, None));
+    }
+
+    #[test]
+    fn the_largest_ack_fits_a_packet_of_the_lane() {
+        let now = start();
+        let mut received = ReceivedPackets::new(AckProfile::Throughput);
+        for number in 0..40 {
+            received.record(number << 56, Asks::Ack, now, &rtt(100));
+        }
+        let len = received.write_ack(&mut [0; 1200], now + Duration::from_secs(1 << 30)).unwrap();
+        // Each gap takes 8 bytes and each range of one packet takes 1.
+        assert_eq!(len, 1 + 8 + 8 + 1 + 1 + 31 * 9);
     }
 }

@@ -232,8 +232,9 @@ impl SentWindow {
         let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
         in_flight.drain(unsettled.start..by_count, &mut lose);
 
-        // Fewer than PACKET_THRESHOLD numbers are left.
-        let loss_delay = rtt.loss_delay();
+        // Fewer than PACKET_THRESHOLD numbers are left. The delay is in whole microseconds, as the records are: a fraction
+        // would be left over when the timer fires, and set it again.
+        let loss_delay = Duration::from_micros(rtt.loss_delay().as_micros() as u64);
         for number in by_count..largest_acked {
             if !in_flight.contains(number) {
                 continue;

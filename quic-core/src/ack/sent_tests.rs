@@ -1,1 +1,245 @@
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::frame::{Frame, Frames, ack};
+
+const BYTES: u16 = 1200;
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test needs some instant to start from; only differences matter"
+)]
+fn start() -> Instant {
+    Instant::now()
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A window, its RTT, and a clock.
+struct Sender {
+    window: SentWindow,
+    rtt: Rtt,
+    now: Instant,
+}
+
+impl Sender {
+    fn new() -> Self {
+        Self { window: SentWindow::new(), rtt: Rtt::new(Some(ms(100))), now: start() }
+    }
+
+    fn send(&mut self, packets: u64) {
+        for _ in 0..packets {
+            self.window.record(self.window.next(), BYTES, true, self.now);
+        }
+    }
+
+    fn ack(&mut self, ranges: &[RangeInclusive<u64>]) -> AckOutcome {
+        let mut buf = [0; 1200];
+        let len = ack::write(&mut buf, ranges.iter().cloned(), Duration::ZERO).unwrap();
+        let Some(Ok(Frame::Ack(ack))) = Frames::new(&buf[..len]).next() else { panic!("an ACK was written") };
+        self.window.on_ack(&ack, self.now, &mut self.rtt)
+    }
+}
+
+fn packets(packets: u64) -> Volume {
+    Volume { packets, bytes: packets * u64::from(BYTES) }
+}
+
+#[test]
+fn an_ack_in_order_settles_all() {
+    let mut sender = Sender::new();
+    sender.send(10);
+    assert_eq!(sender.window.in_flight(), packets(10));
+    sender.now += ms(40);
+    assert_eq!(sender.ack(&[0..=9]), AckOutcome { acked: packets(10), ..AckOutcome::default() });
+    assert_eq!(sender.window.in_flight(), packets(0));
+    assert_eq!((sender.rtt.latest(), sender.window.oldest), (Some(ms(40)), 10));
+    assert_eq!((sender.window.loss_time(), sender.window.probe_time(&sender.rtt)), (None, None));
+    assert_eq!(sender.ack(&[0..=9]), AckOutcome::default(), "old news");
+}
+
+#[test]
+fn loss_by_count_then_by_time_and_the_late_ack() {
+    let mut sender = Sender::new();
+    sender.send(10);
+    sender.now += ms(40);
+    // 0 to 6 are three or more below 9; 7 and 8 are not.
+    let outcome = sender.ack(&[9..=9]);
+    assert_eq!(outcome, AckOutcome { acked: packets(1), lost: packets(7), spuriously_lost: 0 });
+    assert_eq!(sender.window.loss_time(), Some(sender.now + ms(5)), "9/8 of 40 ms after sending");
+    assert_eq!(sender.window.probe_time(&sender.rtt), None, "time loss comes first");
+
+    sender.now += ms(5);
+    assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt), packets(2));
+    assert_eq!((sender.window.loss_time(), sender.window.in_flight()), (None, packets(0)));
+
+    let outcome = sender.ack(&[9..=9, 3..=7]);
+    assert_eq!(outcome, AckOutcome { acked: packets(5), lost: packets(0), spuriously_lost: 5 });
+    assert_eq!(sender.ack(&[9..=9, 3..=7]), AckOutcome::default(), "old news");
+}
+
+#[test]
+fn probes_back_off_until_something_is_acknowledged() {
+    let mut sender = Sender::new();
+    let pto = sender.rtt.pto();
+    let probe = |sender: &mut Sender| {
+        sender.send(1);
+        sender.window.probe_sent();
+        (sender.window.probe_time(&sender.rtt).unwrap() - sender.now).as_nanos() / pto.as_nanos()
+    };
+    let backoff: Vec<_> = (0..8).map(|_| probe(&mut sender)).collect();
+    assert_eq!(backoff, [2, 4, 8, 16, 32, 64, 64, 64]);
+    assert_eq!(sender.window.probes(), 8);
+    sender.ack(&[7..=7]);
+    assert_eq!(sender.window.probes(), 0);
+}
+
+#[test]
+fn a_full_window_forgets_the_oldest() {
+    let mut sender = Sender::new();
+    sender.send(CAPACITY);
+    assert_eq!(sender.window.record(CAPACITY, BYTES, true, sender.now), Evicted::InFlight);
+    assert_eq!(sender.window.in_flight(), packets(CAPACITY));
+    let outcome = sender.ack(&[0..=CAPACITY]);
+    assert_eq!(outcome.acked, packets(CAPACITY), "packet 0 is forgotten");
+    assert_eq!(sender.window.record(CAPACITY + 1, BYTES, true, sender.now), Evicted::None);
+}
+
+#[test]
+fn a_place_keeps_nothing_of_the_packet_before() {
+    let mut sender = Sender::new();
+    sender.send(100);
+    sender.now += ms(1000);
+    assert_eq!(sender.ack(&[50..=50]).lost, packets(48));
+    assert_eq!(sender.window.in_flight(), packets(51));
+    for number in 100..CAPACITY + 100 {
+        sender.window.record(number, BYTES, false, sender.now);
+    }
+    assert_eq!(sender.window.in_flight(), packets(0));
+    assert_eq!(sender.ack(&[0..=CAPACITY + 99]), AckOutcome::default());
+}
+
+#[test]
+fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
+    let mut sender = Sender::new();
+    sender.send(1);
+    sender.now += ms(30);
+    sender.window.record(1, 40, false, sender.now);
+    assert_eq!(sender.window.in_flight(), packets(1));
+    sender.now += ms(20);
+    assert_eq!(sender.ack(&[0..=1]).acked, packets(1));
+    assert_eq!(sender.rtt.latest(), Some(ms(20)));
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    InFlight,
+    Lost,
+    Settled,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Send {
+        packets: u64,
+        ack_eliciting: bool,
+    },
+    Wait(Duration),
+    /// Which of the last 64 numbers the ACK names.
+    Ack(u64),
+    LossTimeout,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1_u64..40, prop::bool::weighted(0.8))
+            .prop_map(|(packets, ack_eliciting)| Step::Send { packets, ack_eliciting }),
+        2 => (0_u64..50_000).prop_map(|us| Step::Wait(Duration::from_micros(us))),
+        4 => prop_oneof![any::<u64>(), any::<u64>().prop_map(|bits| !(1 << (bits % 64)))].prop_map(Step::Ack),
+        1 => Just(Step::LossTimeout),
+    ]
+}
+
+/// Every packet with the time it was sent and its fate; RFC 9002 by the letter.
+#[derive(Default)]
+struct Model {
+    packets: BTreeMap<u64, (Instant, Fate)>,
+    largest_acked: Option<u64>,
+}
+
+impl Model {
+    fn detect_losses(&mut self, now: Instant, loss_delay: Duration) -> u64 {
+        let Some(largest) = self.largest_acked else { return 0 };
+        let mut lost = 0;
+        for (number, (sent, fate)) in self.packets.range_mut(..largest) {
+            if *fate == Fate::InFlight && (number + 3 <= largest || now - *sent >= loss_delay) {
+                *fate = Fate::Lost;
+                lost += 1;
+            }
+        }
+        lost
+    }
+
+    fn count(&self, fate: Fate) -> u64 {
+        self.packets.values().filter(|(_, of_packet)| *of_packet == fate).count() as u64
+    }
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_model(steps in prop::collection::vec(step(), 1..60)) {
+        let mut sender = Sender::new();
+        let mut model = Model::default();
+        for step in steps {
+            match step {
+                Step::Send { packets, ack_eliciting } => for _ in 0..packets {
+                    let number = sender.window.next();
+                    sender.window.record(number, BYTES, ack_eliciting, sender.now);
+                    let fate = if ack_eliciting { Fate::InFlight } else { Fate::Settled };
+                    model.packets.insert(number, (sender.now, fate));
+                },
+                Step::Wait(time) => sender.now += time,
+                Step::Ack(bits) => {
+                    let next = sender.window.next();
+                    let ranges: Vec<_> = (0..64.min(next))
+                        .filter(|below| bits >> below & 1 == 1)
+                        .map(|below| next - 1 - below)
+                        .fold(Vec::new(), |mut ranges: Vec<RangeInclusive<u64>>, number| {
+                            match ranges.last_mut() {
+                                Some(range) if *range.start() == number + 1 => *range = number..=*range.end(),
+                                _ => ranges.push(number..=number),
+                            }
+                            ranges
+                        });
+                    if ranges.is_empty() {
+                        continue;
+                    }
+                    let outcome = sender.ack(&ranges);
+                    let (mut acked, mut late) = (0, 0);
+                    for number in ranges.iter().cloned().flatten() {
+                        let (_, fate) = model.packets.get_mut(&number).unwrap();
+                        acked += u64::from(*fate != Fate::Settled);
+                        late += u64::from(*fate == Fate::Lost);
+                        *fate = Fate::Settled;
+                    }
+                    model.largest_acked = model.largest_acked.max(Some(*ranges[0].end()));
+                    let lost = model.detect_losses(sender.now, sender.rtt.loss_delay());
+                    let expected = AckOutcome { acked: packets(acked), lost: packets(lost), spuriously_lost: late };
+                    prop_assert_eq!(outcome, expected);
+                }
+                Step::LossTimeout => {
+                    let lost = model.detect_losses(sender.now, sender.rtt.loss_delay());
+                    prop_assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt), packets(lost));
+                }
+            }
+            prop_assert_eq!(sender.window.in_flight(), packets(model.count(Fate::InFlight)));
+            let first_unsettled = model.packets.iter().find(|(_, (_, fate))| *fate != Fate::Settled);
+            prop_assert!(first_unsettled.is_none_or(|(number, _)| sender.window.oldest <= *number));
+        }
+    }
+}

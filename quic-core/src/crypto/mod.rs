@@ -6,7 +6,7 @@ mod schedule;
 
 pub(crate) use aead::{AuthenticationFailed, PacketKey, PayloadTooLong};
 pub(crate) use header_mask::HeaderKey;
-pub(crate) use schedule::Keys;
+pub(crate) use schedule::{Keys, Secret};
 
 /// The cipher suite of a lane: the one that TLS negotiated on the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

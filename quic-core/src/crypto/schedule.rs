@@ -10,37 +10,43 @@ use crate::LaneError;
 /// The longest key of a suite: 256 bits.
 const MAX_KEY_LEN: usize = 32;
 
+/// The secret of one direction in one key phase.
+pub(crate) struct Secret {
+    suite: Suite,
+    prk: hkdf::Prk,
+}
+
+impl Secret {
+    /// Takes a secret of the length of the suite's hash.
+    pub(crate) fn new(suite: Suite, secret: &[u8]) -> Result<Self, LaneError> {
+        if secret.len() != suite.secret_len() {
+            return Err(LaneError::SecretLength { want: suite.secret_len(), got: secret.len() });
+        }
+        Ok(Self { suite, prk: hkdf::Prk::new_less_safe(Algorithms::of(suite).hkdf, secret) })
+    }
+
+    /// The keys of this phase. Those of the next come from this secret by way of "quic ku" (RFC 9001 §6.1).
+    pub(crate) fn keys(&self) -> Keys {
+        let algorithms = Algorithms::of(self.suite);
+        let (mut key, mut iv, mut header) = ([0; MAX_KEY_LEN], [0; IV_LEN], [0; MAX_KEY_LEN]);
+        let key = &mut key[..algorithms.aead.key_len()];
+        let header = &mut header[..algorithms.header.key_len()];
+        expand_label(&self.prk, b"quic key", key);
+        expand_label(&self.prk, b"quic iv", &mut iv);
+        expand_label(&self.prk, b"quic hp", header);
+
+        let key = UnboundKey::new(algorithms.aead, key).expect("the slice has the algorithm's key length");
+        let header = quic::HeaderProtectionKey::new(algorithms.header, header)
+            .expect("the slice has the algorithm's key length");
+        Keys { packet: PacketKey::new(LessSafeKey::new(key), iv), header: HeaderKey::new(header) }
+    }
+}
+
 /// What one direction of a lane seals or opens with.
 #[derive(Debug)]
 pub(crate) struct Keys {
     pub(crate) packet: PacketKey,
     pub(crate) header: HeaderKey,
-}
-
-impl Keys {
-    /// Derives the keys of key phase 0. Those of later phases come from the secret by way of "quic ku".
-    pub(crate) fn derive(suite: Suite, secret: &[u8]) -> Result<Self, LaneError> {
-        if secret.len() != suite.secret_len() {
-            return Err(LaneError::SecretLength { want: suite.secret_len(), got: secret.len() });
-        }
-        let algorithms = Algorithms::of(suite);
-        let secret = hkdf::Prk::new_less_safe(algorithms.hkdf, secret);
-
-        let mut key = [0; MAX_KEY_LEN];
-        let key = &mut key[..algorithms.aead.key_len()];
-        expand_label(&secret, b"quic key", key);
-        let key = UnboundKey::new(algorithms.aead, key).expect("the slice has the algorithm's key length");
-        let mut iv = [0; IV_LEN];
-        expand_label(&secret, b"quic iv", &mut iv);
-
-        let mut header = [0; MAX_KEY_LEN];
-        let header = &mut header[..algorithms.header.key_len()];
-        expand_label(&secret, b"quic hp", header);
-        let header = quic::HeaderProtectionKey::new(algorithms.header, header)
-            .expect("the slice has the algorithm's key length");
-
-        Ok(Self { packet: PacketKey::new(LessSafeKey::new(key), iv), header: HeaderKey::new(header) })
-    }
 }
 
 /// What `ring` calls the parts of a suite.

@@ -138,7 +138,7 @@ impl<'a> Frames<'a> {
             PATH_RESPONSE => reader.array().map(Frame::PathResponse),
             _ => return Err(Violation::FrameType(kind.into())),
         };
-        frame.ok_or(Violation::Truncated(kind.into()))
+        frame.ok_or_else(|| Violation::Truncated(kind.into()))
     }
 }
 
@@ -207,7 +207,7 @@ fn frame_type(reader: &mut Reader<'_>) -> Result<u8, Violation> {
     let before = reader.rest().len();
     // A type that is cut short is named by the byte that is left of it.
     let first = reader.rest().first().copied().unwrap_or(0);
-    let value = reader.varint().ok_or(Violation::Truncated(first.into()))?;
+    let value = reader.varint().ok_or_else(|| Violation::Truncated(first.into()))?;
     if before - reader.rest().len() != varint::len(value) {
         return Err(Violation::FrameTypeNotMinimal(value));
     }

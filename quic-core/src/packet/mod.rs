@@ -128,11 +128,6 @@ impl<'a> Plain<'a> {
         Ok(Encrypted { bytes, number, payload_offset })
     }
 
-    #[inline]
-    pub(crate) fn number(&self) -> PacketNumber {
-        self.number
-    }
-
     /// Whether the reserved bits are clear, as they must be (RFC 9000 §17.3.1).
     #[inline]
     pub(crate) fn reserved_bits_clear(&self) -> bool {

@@ -1,0 +1,305 @@
+//! The admin HTTP server: `/metrics` for Prometheus, `/healthz` and `/readyz` for supervisors.
+//!
+//! It answers one request per connection and holds few connections for a short time, so that nobody who reaches the
+//! port can exhaust the agent. It has no authentication: bind it to loopback or to a management network.
+
+use std::{
+    convert::Infallible,
+    fmt::Write as _,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::Incoming,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{sleep, timeout},
+};
+
+use crate::{metrics::Metrics, task};
+
+/// How many connections may be open at once; more are closed unanswered.
+pub const MAX_CONNECTIONS: u32 = 64;
+
+/// How long a client may take to send its request.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Serves until `stop` becomes true or its sender is gone, then until the open requests are answered.
+///
+/// `clock` tells the time against which the workers' heartbeats in `health` are held.
+pub async fn serve(
+    listener: TcpListener,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    clock: fn() -> Instant,
+    stop: watch::Receiver<bool>,
+) {
+    accept(listener, Arc::new(Admin { metrics, health, clock, header_timeout: HEADER_TIMEOUT }), stop).await;
+}
+
+async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Receiver<bool>) {
+    // After errors that last, such as EMFILE: long enough not to spin, short enough not to be missed.
+    const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
+    let mut failing = false;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stopped(&mut stop) => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                failing = false;
+                if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
+                    task::spawn(
+                        "admin connection",
+                        connection(stream, Arc::clone(&admin), stop.clone(), slot),
+                    );
+                }
+            }
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%error, "the admin server cannot accept connections");
+                }
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    // Every slot is back: every connection has ended, which each does within its own time limit.
+    drop(slots.acquire_many(MAX_CONNECTIONS).await);
+}
+
+/// The connection died before we took it (accept(2)); the next one may be well.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    [ConnectionAborted, ConnectionReset, Interrupted].contains(&error.kind())
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // A sender that is gone cannot ask for anything else any more.
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+async fn connection(
+    stream: TcpStream,
+    admin: Arc<Admin>,
+    mut stop: watch::Receiver<bool>,
+    _slot: OwnedSemaphorePermit,
+) {
+    // A client that reads its answer slower than this has lost interest.
+    const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+
+    let header_timeout = admin.header_timeout;
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = admin.answer(request.method(), request.uri().path());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(header_timeout)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    let until_answered = async move {
+        let mut serving = std::pin::pin!(serving);
+        tokio::select! {
+            ended = serving.as_mut() => ended,
+            () = stopped(&mut stop) => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+        }
+    };
+    match timeout(CONNECTION_TIMEOUT, until_answered).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "an admin connection failed"),
+        Err(_) => tracing::debug!("an admin connection took too long"),
+    }
+}
+
+struct Admin {
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    clock: fn() -> Instant,
+    header_timeout: Duration,
+}
+
+type Answer = Response<Full<Bytes>>;
+
+impl Admin {
+    fn answer(&self, method: &Method, path: &str) -> Answer {
+        let page = match path {
+            "/metrics" => Self::metrics,
+            "/healthz" => Self::healthz,
+            "/readyz" => Self::readyz,
+            _ => return text(StatusCode::NOT_FOUND, "not found\n"),
+        };
+        // hyper leaves the body of an answer to HEAD away and keeps its length.
+        if *method == Method::GET || *method == Method::HEAD {
+            return page(self);
+        }
+        let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD only\n");
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        refusal
+    }
+
+    fn metrics(&self) -> Answer {
+        let ready = self.health.readiness().is_ok();
+        let labels: [&str; 0] = [];
+        self.metrics.families().ready.with_label_values(&labels).set(ready.into());
+        match self.metrics.render() {
+            Ok(body) => {
+                let mut answer = text(StatusCode::OK, body);
+                let format = HeaderValue::from_static(prometheus::TEXT_FORMAT);
+                answer.headers_mut().insert(CONTENT_TYPE, format);
+                answer
+            }
+            Err(error) => {
+                tracing::error!(%error, "the metrics cannot be shown");
+                text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be shown\n")
+            }
+        }
+    }
+
+    fn healthz(&self) -> Answer {
+        let stuck = self.health.stuck((self.clock)());
+        if stuck.is_empty() {
+            return text(StatusCode::OK, "ok\n");
+        }
+        let mut body = String::new();
+        for Stuck { worker, silent } in stuck {
+            // Writing to a String cannot fail.
+            writeln!(body, "worker {worker} made no progress for {} s", silent.as_secs()).ok();
+        }
+        text(StatusCode::SERVICE_UNAVAILABLE, body)
+    }
+
+    fn readyz(&self) -> Answer {
+        match self.health.readiness() {
+            Ok(()) => text(StatusCode::OK, "ready\n"),
+            Err(not_ready) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", not_ready.words())),
+        }
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Whether the daemon is alive and whether it should be given traffic, told by its parts and asked by the server.
+#[derive(Debug)]
+pub struct Health {
+    state: AtomicU8,
+    origin: Instant,
+    /// Per worker, milliseconds after `origin`.
+    beats: Vec<AtomicU64>,
+}
+
+/// Why the daemon is not ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotReady {
+    /// Nobody has said yet that it is, or somebody has said that it is not.
+    NotYet,
+    /// It is going away; this is final.
+    Draining,
+}
+
+impl NotReady {
+    /// The body of `/readyz`.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NotYet => "not ready",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// A worker without a recent heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Its index.
+    pub worker: usize,
+    /// Time since its last heartbeat.
+    pub silent: Duration,
+}
+
+impl Health {
+    /// A worker that is silent for longer is stuck. Workers beat at least once a second, also when idle.
+    pub const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+    const NOT_YET: u8 = 0;
+    const READY: u8 = 1;
+    const DRAINING: u8 = 2;
+
+    /// Not ready yet; every worker has until [`STUCK_AFTER`](Self::STUCK_AFTER) for its first heartbeat.
+    pub fn new(workers: usize, now: Instant) -> Self {
+        let beats = (0..workers).map(|_| AtomicU64::new(0)).collect();
+        Self { state: AtomicU8::new(Self::NOT_YET), origin: now, beats }
+    }
+
+    /// Worker `worker` is alive at `now`.
+    pub fn beat(&self, worker: usize, now: Instant) {
+        self.beats[worker].fetch_max(self.millis(now), Ordering::Relaxed);
+    }
+
+    /// Whether to give the daemon traffic; without effect once it drains.
+    pub fn set_ready(&self, ready: bool) {
+        let wanted = if ready { Self::READY } else { Self::NOT_YET };
+        let keep_draining = |state| (state != Self::DRAINING).then_some(wanted);
+        // Refused means draining, which is what it stays.
+        self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep_draining).ok();
+    }
+
+    /// From now on the daemon is going away.
+    pub fn drain(&self) {
+        self.state.store(Self::DRAINING, Ordering::Relaxed);
+    }
+
+    /// Whether the daemon is ready.
+    pub fn readiness(&self) -> Result<(), NotReady> {
+        match self.state.load(Ordering::Relaxed) {
+            Self::READY => Ok(()),
+            Self::DRAINING => Err(NotReady::Draining),
+            _ => Err(NotReady::NotYet),
+        }
+    }
+
+    /// The workers that are stuck at `now`.
+    pub fn stuck(&self, now: Instant) -> Vec<Stuck> {
+        let now = self.millis(now);
+        let silence = |(worker, beat): (usize, &AtomicU64)| {
+            let silent = Duration::from_millis(now.saturating_sub(beat.load(Ordering::Relaxed)));
+            (silent > Self::STUCK_AFTER).then_some(Stuck { worker, silent })
+        };
+        self.beats.iter().enumerate().filter_map(silence).collect()
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+#[path = "admin_tests.rs"]
+mod tests;

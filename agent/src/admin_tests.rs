@@ -1,0 +1,226 @@
+//! Requests over loopback with a raw socket, and the rules of readiness and health.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    task::JoinHandle,
+};
+
+use super::*;
+
+#[expect(clippy::disallowed_methods, reason = "the clock of the server under test")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+struct Server {
+    address: std::net::SocketAddr,
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+}
+
+async fn server() -> Server {
+    server_with(clock(), HEADER_TIMEOUT).await
+}
+
+/// A server of two workers that started at `start`.
+async fn server_with(start: Instant, header_timeout: Duration) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let health = Arc::new(Health::new(2, start));
+    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
+    let (stop, stopping) = watch::channel(false);
+    let (shown, told) = (Arc::clone(&metrics), Arc::clone(&health));
+    let admin = Admin { metrics: shown, health: told, clock, header_timeout };
+    let serving = task::spawn("admin", accept(listener, Arc::new(admin), stopping));
+    Server { address, health, metrics, stop, serving }
+}
+
+impl Server {
+    /// Sends `request` and reads to the end.
+    async fn raw(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// Status, head and body.
+    async fn ask(&self, method: &str, path: &str) -> (u16, String, String) {
+        let answer = self.raw(&format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {answer:?}"));
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    async fn stop(self) {
+        self.stop.send(true).unwrap();
+        self.serving.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_served_in_the_text_format() {
+    let server = server().await;
+    let (status, head, body) = server.ask("GET", "/metrics?ignored=1").await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    assert!(body.contains("culvert_build_info{version=\"1.2.3\"} 1\n"), "{body}");
+    assert!(body.contains("culvert_ready 0\n"));
+    server.health.set_ready(true);
+    assert!(server.ask("GET", "/metrics").await.2.contains("culvert_ready 1\n"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn readiness_follows_the_daemon() {
+    let server = server().await;
+    let (status, _, body) = server.ask("GET", "/readyz").await;
+    assert_eq!((status, body.as_str()), (503, "not ready\n"));
+    server.health.set_ready(true);
+    assert_eq!(server.ask("GET", "/readyz").await.0, 200);
+    server.health.drain();
+    let (status, _, body) = server.ask("GET", "/readyz").await;
+    assert_eq!((status, body.as_str()), (503, "draining\n"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_stuck_worker_is_named() {
+    let long_ago = clock() - Duration::from_secs(3600);
+    let server = server_with(long_ago, HEADER_TIMEOUT).await;
+    server.health.beat(0, clock());
+    let (status, _, body) = server.ask("GET", "/healthz").await;
+    assert_eq!(status, 503);
+    assert!(body.starts_with("worker 1 made no progress for 36"), "{body}");
+    server.health.beat(1, clock());
+    let (status, _, body) = server.ask("GET", "/healthz").await;
+    assert_eq!((status, body.as_str()), (200, "ok\n"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn head_has_the_length_and_no_body() {
+    let server = server().await;
+    let (status, head, body) = server.ask("HEAD", "/healthz").await;
+    assert_eq!((status, body.as_str()), (200, ""));
+    assert!(head.contains("content-length: 3"), "{head}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_refused() {
+    let server = server().await;
+    for path in ["/", "/metrics/", "/healthz/x"] {
+        assert_eq!(server.ask("GET", path).await.0, 404, "{path}");
+    }
+    let (status, head, _) = server.ask("POST", "/metrics").await;
+    assert_eq!(status, 405);
+    assert!(head.contains("allow: get, head"), "{head}");
+    assert_eq!(server.ask("POST", "/nowhere").await.0, 404);
+    assert!(server.raw("nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn one_request_per_connection() {
+    let server = server().await;
+    let request = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+    let answers = server.raw(&request.repeat(2)).await;
+    assert_eq!(answers.matches("HTTP/1.1").count(), 1, "{answers}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn connections_above_the_limit_are_closed_unanswered() {
+    let server = server().await;
+    let mut idle = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        idle.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    let mut extra = TcpStream::connect(server.address).await.unwrap();
+    let mut byte = [0];
+    let read = timeout(Duration::from_secs(3), extra.read(&mut byte)).await.expect("it is closed at once");
+    assert_eq!(read.unwrap(), 0);
+    drop(idle);
+    // The slots come back as the server notices.
+    let mut answered = false;
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let mut answer = String::new();
+        let asked = stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await;
+        answered = asked.is_ok() && stream.read_to_string(&mut answer).await.is_ok_and(|read| read > 0);
+        if answered {
+            break;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(answered, "the slots did not come back");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_slow_request_is_cut_off() {
+    let server = server_with(clock(), Duration::from_millis(50)).await;
+    for begun in ["", "GET /healthz HTTP/1.1\r\nHost:"] {
+        let answer = timeout(Duration::from_secs(3), server.raw(begun)).await.expect("it is cut off");
+        assert!(!answer.contains("200"), "{answer}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn stopping_closes_idle_connections_and_the_listener() {
+    let server = server().await;
+    let mut idle = TcpStream::connect(server.address).await.unwrap();
+    assert_eq!(server.ask("GET", "/healthz").await.0, 200, "the idle connection was accepted before");
+    let (address, metrics) = (server.address, Arc::clone(&server.metrics));
+    timeout(Duration::from_secs(3), server.stop())
+        .await
+        .expect("an idle connection must not hold up the stop");
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).await.ok();
+    assert!(rest.is_empty());
+    assert!(TcpStream::connect(address).await.is_err());
+    assert_eq!(Arc::strong_count(&metrics), 1, "something of the server is still alive");
+}
+
+#[tokio::test]
+async fn a_lost_sender_stops_the_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
+    let (sender, stopping) = watch::channel(false);
+    drop(sender);
+    let serving = serve(listener, metrics, Arc::new(Health::new(0, clock())), clock, stopping);
+    timeout(Duration::from_secs(3), serving).await.expect("it stops");
+}
+
+#[test]
+fn draining_is_final() {
+    let health = Health::new(0, clock());
+    assert_eq!(health.readiness(), Err(NotReady::NotYet));
+    health.set_ready(true);
+    assert_eq!(health.readiness(), Ok(()));
+    health.set_ready(false);
+    assert_eq!(health.readiness(), Err(NotReady::NotYet));
+    health.drain();
+    health.set_ready(true);
+    assert_eq!(health.readiness(), Err(NotReady::Draining));
+}
+
+#[test]
+fn a_worker_is_stuck_after_the_limit_and_not_before() {
+    let start = clock();
+    let health = Health::new(2, start);
+    assert_eq!(health.stuck(start + Health::STUCK_AFTER), []);
+    let later = start + Health::STUCK_AFTER + Duration::from_millis(1);
+    health.beat(1, start + Duration::from_secs(1));
+    // A late report of an earlier time does not turn the clock back.
+    health.beat(1, start);
+    let silent = Duration::from_millis(5001);
+    assert_eq!(health.stuck(later), [Stuck { worker: 0, silent }]);
+    // Before the origin: other clocks may disagree by a little.
+    assert_eq!(health.stuck(start - Duration::from_secs(1)), []);
+}

@@ -1,0 +1,249 @@
+//! The daemon: a thread per worker, one for the admin server, signals.
+
+use std::{
+    net::SocketAddr,
+    rc::Rc,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::{oneshot, watch},
+};
+
+use crate::{
+    admin::{self, Health},
+    clock::{Clock, SystemClock},
+    config::Config,
+    control::tls::TlsIdentity,
+    identity::Identity,
+    io::{Ready, kernel::KernelNet},
+    metrics::Metrics,
+    worker::{Addresses, Command, Publisher, Setup, Snapshot, Snapshots, Worker, shell},
+};
+
+/// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
+
+/// A running agent.
+pub struct Daemon {
+    inbox: Arc<shell::Inbox>,
+    worker: JoinHandle<()>,
+    worker_ended: Option<oneshot::Receiver<()>>,
+    admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
+    admin_address: Option<SocketAddr>,
+    addresses: Addresses,
+    health: Arc<Health>,
+    snapshots: Arc<Snapshots>,
+}
+
+impl Daemon {
+    /// Opens every port and starts the threads; returns when the agent is ready.
+    ///
+    /// # Errors
+    /// A port that cannot be opened, with the address and a remedy; a thread that cannot be made.
+    pub fn start(config: Config, identity: &Identity) -> anyhow::Result<Self> {
+        raise_descriptor_limit(&config);
+        let now = SystemClock.now();
+        let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
+        let health = Arc::new(Health::new(1, now));
+        let snapshots = Arc::<Snapshots>::default();
+        let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
+        let config = Arc::new(config);
+        let start = WorkerStart {
+            identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?),
+            publisher: Publisher::new(&metrics, &config, 0, Arc::clone(&health), Arc::clone(&snapshots)),
+            config,
+            instance: rand::random(),
+            seed: rand::random(),
+        };
+        let (started, ready) = mpsc::sync_channel(1);
+        let (ended, worker_ended) = oneshot::channel();
+        let worker = std::thread::Builder::new()
+            .name("culvert-worker-0".to_owned())
+            .spawn(move || {
+                start.run(&started);
+                // Nobody listens any more when the daemon is being stopped.
+                let _told = ended.send(()).is_ok();
+            })
+            .context("cannot start the worker's thread")?;
+        let (inbox, addresses) = ready.recv().map_err(|_| anyhow!("the worker ended before it was ready"))??;
+        health.set_ready(true);
+        metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
+        let (admin, admin_address) = match admin {
+            Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
+            None => (None, None),
+        };
+        tracing::info!(
+            transport = ?addresses.transport,
+            udp = ?addresses.udp,
+            tcp = ?addresses.tcp,
+            metrics = admin_address.map(tracing::field::display),
+            key = %identity.public_key(),
+            "ready"
+        );
+        let worker_ended = Some(worker_ended);
+        Ok(Self { inbox, worker, worker_ended, admin, admin_address, addresses, health, snapshots })
+    }
+
+    /// The bound addresses.
+    #[must_use]
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// Where `/metrics` is served.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
+    }
+
+    /// What the worker last published.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.snapshots.get()
+    }
+
+    /// Stops: sends what waits, tells the peers, and returns what was published last.
+    ///
+    /// # Errors
+    /// A thread that panicked.
+    pub fn stop(self) -> anyhow::Result<Snapshot> {
+        self.health.drain();
+        if !self.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
+            tracing::error!("the worker takes no commands");
+        }
+        self.worker.join().map_err(|_| anyhow!("the worker panicked"))?;
+        if let Some((stop, thread)) = self.admin {
+            stop.send_replace(true);
+            thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
+        }
+        Ok(self.snapshots.get())
+    }
+}
+
+/// What the worker's thread is given.
+struct WorkerStart {
+    identity: Arc<TlsIdentity>,
+    publisher: Publisher,
+    config: Arc<Config>,
+    instance: [u8; 16],
+    seed: [u8; 32],
+}
+
+type Started = anyhow::Result<(Arc<shell::Inbox>, Addresses)>;
+
+impl WorkerStart {
+    /// Makes a runtime and a worker on this thread, reports to `started`, and runs it to its end.
+    fn run(self, started: &mpsc::SyncSender<Started>) {
+        let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                let _told = started.send(Err(anyhow!(error).context("cannot make a runtime"))).is_ok();
+                return;
+            }
+        };
+        runtime.block_on(async {
+            let ready = Ready::new();
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock));
+            let setup = Setup {
+                config: self.config,
+                identity: self.identity,
+                net: Box::new(net),
+                ready,
+                instance: self.instance,
+                seed: self.seed,
+                place: (0, 1),
+                metrics: self.publisher,
+            };
+            match Worker::new(setup, SystemClock.now()) {
+                Ok(worker) => {
+                    let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
+                    shell::run(worker, &SystemClock).await;
+                }
+                Err(error) => {
+                    let _told = started.send(Err(error.into())).is_ok();
+                }
+            }
+        });
+    }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// What kept it from starting, or that a thread of it died.
+pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+    let mut signals = {
+        let _guard = runtime.enter();
+        [SignalKind::terminate(), SignalKind::interrupt()].map(signal)
+    };
+    let mut daemon = Daemon::start(config, identity)?;
+    let ended = daemon.worker_ended.take();
+    let unexpected = runtime.block_on(async {
+        let [terminate, interrupt] = &mut signals;
+        let (Ok(terminate), Ok(interrupt), Some(ended)) = (terminate, interrupt, ended) else { return true };
+        tokio::select! {
+            _ = terminate.recv() => false,
+            _ = interrupt.recv() => false,
+            _ = ended => true,
+        }
+    });
+    if unexpected {
+        return Err(anyhow!("the worker ended by itself; see the log"));
+    }
+    daemon.stop()?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
+
+/// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way round.
+fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
+    let failed = || format!("cannot listen on {address} (metrics.listen)");
+    let listener = std::net::TcpListener::bind(address).with_context(failed)?;
+    listener.set_nonblocking(true).with_context(failed)?;
+    let bound = listener.local_addr().with_context(failed)?;
+    let (stop, stopped) = watch::channel(false);
+    let (metrics, health) = (Arc::clone(metrics), Arc::clone(health));
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+    let thread = std::thread::Builder::new()
+        .name("culvert-admin".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => admin::serve(listener, metrics, health, clock, stopped).await,
+                    Err(error) => tracing::error!(%error, "cannot serve metrics"),
+                }
+            });
+        })
+        .context("cannot start the admin thread")?;
+    Ok((stop, thread, bound))
+}
+
+fn clock() -> Instant {
+    SystemClock.now()
+}
+
+/// Each flow that a peer opens needs a descriptor: asks for as many as the limits allow.
+fn raise_descriptor_limit(config: &Config) {
+    /// For ports, logs, the runtime and names being looked up.
+    const OTHERS: u64 = 256;
+    let tcp = u64::from(config.limits.tcp_streams_per_peer) * config.peers.len() as u64;
+    let wanted = config.limits.flows as u64 + tcp + OTHERS;
+    match crate::io::process::raise_descriptor_limit(wanted) {
+        Ok(granted) if granted >= wanted => {}
+        Ok(granted) => tracing::warn!(
+            granted,
+            wanted,
+            "the limit on open files is below what [limits] allows (remedy: `ulimit -n`, or LimitNOFILE= in the unit)"
+        ),
+        Err(error) => tracing::warn!(%error, "cannot raise the limit on open files"),
+    }
+}

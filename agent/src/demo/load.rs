@@ -1,0 +1,209 @@
+//! The demo's load: paced datagrams that carry their number and their time, and what comes back.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use hdrhistogram::Histogram;
+
+use super::{Options, nanos};
+use crate::clock::{Clock, SystemClock};
+
+/// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
+const TICK: Duration = Duration::from_millis(1);
+
+/// What has been measured so far.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    /// Datagrams sent.
+    pub(super) sent: u64,
+    /// Datagrams that came back, each counted once.
+    pub(super) echoed: u64,
+    /// Round-trip times in nanoseconds.
+    pub(super) rtt: Histogram<u64>,
+    /// Buffers that the kernel dropped at the load's sockets.
+    pub(super) kernel_drops: u64,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        // Three significant digits are a tenth of a percent; the bounds fit by construction.
+        #[expect(clippy::expect_used, reason = "3 digits are within the 0 to 5 that a histogram takes")]
+        let rtt = Histogram::new(3).expect("a histogram takes up to 5 digits");
+        Self { sent: 0, echoed: 0, rtt, kernel_drops: 0 }
+    }
+}
+
+/// Load under way.
+pub(super) struct Load {
+    start: Instant,
+    shared: Arc<Shared>,
+    sender: JoinHandle<()>,
+    receiver: JoinHandle<()>,
+}
+
+struct Shared {
+    start: Instant,
+    sent: AtomicU64,
+    stop: AtomicBool,
+    received: Mutex<Measured>,
+    sockets: Vec<UdpSocket>,
+}
+
+impl Load {
+    /// Starts to send to `ingress`.
+    pub(super) fn start(ingress: SocketAddr, options: &Options) -> anyhow::Result<Self> {
+        let sockets = (0..options.flows)
+            .map(|_| {
+                let socket = UdpSocket::bind("127.0.0.1:0")?;
+                socket.connect(ingress)?;
+                socket.set_nonblocking(true)?;
+                enlarge_buffers(&socket);
+                Ok(socket)
+            })
+            .collect::<std::io::Result<Vec<_>>>()
+            .context("cannot open the load's sockets (remedy: fewer --flows, or a higher `ulimit -n`)")?;
+        let start = SystemClock.now();
+        let shared = Arc::new(Shared {
+            start,
+            sent: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            received: Mutex::default(),
+            sockets,
+        });
+        let (duration, bytes) = (options.duration, usize::from(options.datagram_bytes));
+        let per_second = options.bits_per_second as f64 / 8.0 / bytes as f64;
+        let sending = Arc::clone(&shared);
+        let sender = std::thread::Builder::new()
+            .name("demo-load".to_owned())
+            .spawn(move || sending.send(duration, bytes, per_second))?;
+        let receiving = Arc::clone(&shared);
+        let receiver =
+            std::thread::Builder::new().name("demo-sink".to_owned()).spawn(move || receiving.receive())?;
+        Ok(Self { start, shared, sender, receiver })
+    }
+
+    /// Waits until the load has run for `elapsed`.
+    pub(super) fn wait(&self, elapsed: Duration) {
+        std::thread::sleep((self.start + elapsed).saturating_duration_since(SystemClock.now()));
+    }
+
+    /// What has been measured so far.
+    pub(super) fn measured(&self) -> Measured {
+        self.shared.measured()
+    }
+
+    /// Waits for the last datagrams and returns everything.
+    pub(super) fn finish(self, quiet: Duration) -> anyhow::Result<Measured> {
+        self.sender.join().map_err(|_| anyhow::anyhow!("the load panicked"))?;
+        std::thread::sleep(quiet);
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.receiver.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?;
+        let mut measured = self.shared.measured();
+        measured.kernel_drops =
+            self.shared.sockets.iter().map(|socket| crate::io::process::kernel_drops(socket.as_fd())).sum();
+        Ok(measured)
+    }
+}
+
+impl Shared {
+    fn measured(&self) -> Measured {
+        // What came back first: more may be sent meanwhile, but nothing comes back that was not sent.
+        let mut measured = self.received.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        measured.sent = self.sent.load(Ordering::Relaxed);
+        measured
+    }
+
+    fn send(&self, duration: Duration, bytes: usize, per_second: f64) {
+        let mut datagram = vec![0; bytes];
+        let (mut number, mut flow) = (0_u64, 0);
+        loop {
+            let elapsed = SystemClock.now().saturating_duration_since(self.start);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a positive count, far below 2^53"
+            )]
+            let due = (elapsed.min(duration).as_secs_f64() * per_second) as u64;
+            while number < due {
+                datagram[..8].copy_from_slice(&number.to_be_bytes());
+                datagram[8..16].copy_from_slice(&nanos(self.start).to_be_bytes());
+                // A full send buffer is retried at the next tick; nothing counts as sent that was not.
+                if self.sockets[flow].send(&datagram).is_err() {
+                    break;
+                }
+                number += 1;
+                flow = (flow + 1) % self.sockets.len();
+                self.sent.fetch_add(1, Ordering::Relaxed);
+            }
+            if elapsed >= duration {
+                return;
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn receive(&self) {
+        let mut buffer = vec![0; 65_536];
+        let mut seen = Seen::default();
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut idle = true;
+            for socket in &self.sockets {
+                while let Ok(len) = socket.recv(&mut buffer) {
+                    idle = false;
+                    let Some((number, sent)) = read(&buffer[..len]) else { continue };
+                    if seen.first(number) {
+                        let rtt = nanos(self.start).saturating_sub(sent);
+                        let mut measured = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+                        measured.echoed += 1;
+                        measured.rtt.saturating_record(rtt);
+                    }
+                }
+            }
+            if idle {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+/// The number and the time that a datagram carries.
+fn read(datagram: &[u8]) -> Option<(u64, u64)> {
+    let (number, rest) = datagram.split_first_chunk()?;
+    let (sent, _) = rest.split_first_chunk()?;
+    Some((u64::from_be_bytes(*number), u64::from_be_bytes(*sent)))
+}
+
+/// Which numbers have been seen, a bit each.
+#[derive(Default)]
+struct Seen(Vec<u64>);
+
+impl Seen {
+    /// Whether this is the first time.
+    fn first(&mut self, number: u64) -> bool {
+        let Ok(word) = usize::try_from(number / 64) else { return false };
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        let bit = 1 << (number % 64);
+        let first = self.0[word] & bit == 0;
+        self.0[word] |= bit;
+        first
+    }
+}
+
+/// A demo on a machine with small default buffers should show the agents' losses, not its own.
+pub(super) fn enlarge_buffers(socket: &UdpSocket) {
+    const BYTES: usize = 4 << 20;
+    let socket = socket2::SockRef::from(socket);
+    // The kernel grants what its limits allow.
+    let _granted = socket.set_recv_buffer_size(BYTES).is_ok() && socket.set_send_buffer_size(BYTES).is_ok();
+}

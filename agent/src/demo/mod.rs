@@ -1,0 +1,397 @@
+//! `culvert demo`: two agents, an echo service and load in one process, without root.
+//!
+//! ```text
+//!   load ──UDP──► entry agent ══QUIC lanes══► exit agent ──UDP──► echo
+//!        ◄──────────────────────────────────────────────────────
+//! ```
+//!
+//! Both agents are started as `culvert run` starts them, from TOML, on real sockets. The demo succeeds only if
+//! every datagram is accounted for: inside each agent by the invariant, between counted points by the kernel's drops.
+
+use std::{
+    fmt::Write as _,
+    net::{SocketAddr, UdpSocket},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+
+use crate::{
+    cli::out,
+    clock::{Clock, SystemClock},
+    config::Config,
+    daemon::Daemon,
+    identity::Identity,
+    relay::DropReason,
+    worker::{DirectionSnapshot, PeerSnapshot, Snapshot},
+};
+
+mod load;
+
+use load::{Load, Measured};
+
+/// What the demo does.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long to send.
+    pub duration: Duration,
+    /// Payload bits per second, all flows together.
+    pub bits_per_second: u64,
+    /// UDP flows.
+    pub flows: u16,
+    /// Payload of a datagram in bytes, at least 32.
+    pub datagram_bytes: u16,
+    /// Where the entry agent serves `/metrics`.
+    pub metrics: SocketAddr,
+    /// Print the summary as JSON.
+    pub json: bool,
+}
+
+/// How long the agents may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After the load has ended, datagrams on their way have this long to arrive.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Runs the demo.
+///
+/// # Errors
+/// An agent that cannot start or connect; a datagram that is not accounted for.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let echo = Echo::start()?;
+    let (exit_key, entry_key) = (Identity::generate()?, Identity::generate()?);
+    let exit = start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
+    let listen = exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
+    let entry =
+        start(&entry_toml(&exit_key, listen, options.metrics), &entry_key).context("cannot start the entry agent")?;
+    let ingress = entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
+    wait_for_connection(&entry)?;
+    if !options.json {
+        introduce(options, &entry, listen, ingress)?;
+    }
+    let load = Load::start(ingress, options)?;
+    watch(options, &entry, &exit, &load)?;
+    let measured = load.finish(QUIET)?;
+    let (entry, exit) = (entry.stop()?, exit.stop()?);
+    echo.stop();
+    let summary = Summary::new(options, &measured, &entry, &exit)?;
+    if options.json {
+        out::say(&summary.json())?;
+    } else {
+        out::say(&summary.text())?;
+    }
+    match summary.problem() {
+        None => Ok(()),
+        Some(problem) => Err(anyhow!("not every datagram is accounted for: {problem}")),
+    }
+}
+
+fn start(toml: &str, identity: &Identity) -> anyhow::Result<Daemon> {
+    let config = Config::parse(toml, Path::new(".")).map_err(|problems| anyhow!("{problems}"))?;
+    Daemon::start(config, identity)
+}
+
+fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
+    format!(
+        r#"
+        identity = {{ key_file = "generated for the demo" }}
+        transport = {{ listen = ["127.0.0.1:0"] }}
+        [[peer]]
+        name = "entry"
+        public_key = "{}"
+        services = ["echo"]
+        [[service]]
+        name = "echo"
+        upstream = "{echo}"
+        protocol = "udp"
+        "#,
+        entry.public_key()
+    )
+}
+
+fn entry_toml(exit: &Identity, endpoint: SocketAddr, metrics: SocketAddr) -> String {
+    format!(
+        r#"
+        identity = {{ key_file = "generated for the demo" }}
+        metrics = {{ listen = "{metrics}" }}
+        [[peer]]
+        name = "exit"
+        public_key = "{}"
+        endpoints = ["{endpoint}"]
+        [[udp]]
+        listen = "127.0.0.1:0"
+        peer = "exit"
+        service = "echo"
+        "#,
+        exit.public_key()
+    )
+}
+
+fn wait_for_connection(entry: &Daemon) -> anyhow::Result<()> {
+    let give_up = SystemClock.now() + CONNECT_TIMEOUT;
+    while SystemClock.now() < give_up {
+        if entry.snapshot().peers.first().is_some_and(|peer| peer.lanes_up > 0) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err(anyhow!("the agents did not connect within {} s", CONNECT_TIMEOUT.as_secs()))
+}
+
+fn introduce(options: &Options, entry: &Daemon, listen: SocketAddr, ingress: SocketAddr) -> anyhow::Result<()> {
+    out::say(&format!(
+        "load ─UDP─► entry {ingress} ═QUIC═► exit {listen} ─UDP─► echo, and back\n\
+         {} flows, {} bytes a datagram, {:.1} Mbit/s of payload each way, {} s",
+        options.flows,
+        options.datagram_bytes,
+        options.bits_per_second as f64 / 1e6,
+        options.duration.as_secs()
+    ))?;
+    if let Some(address) = entry.admin_address() {
+        out::say(&format!("metrics meanwhile: http://{address}/metrics"))?;
+    }
+    out::say(&"")
+}
+
+/// A row a second while the load runs.
+fn watch(options: &Options, entry: &Daemon, exit: &Daemon, load: &Load) -> anyhow::Result<()> {
+    if !options.json {
+        out::say(&"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason")?;
+    }
+    let seconds = options.duration.as_secs();
+    let mut before = Measured::default();
+    for second in 1..=seconds {
+        load.wait(Duration::from_secs(second));
+        if options.json {
+            continue;
+        }
+        let now = load.measured();
+        let rate = |after: u64, before: u64| {
+            (after.saturating_sub(before) * u64::from(options.datagram_bytes) * 8) as f64 / 1e6
+        };
+        let [p50, p99] = [0.5, 0.99].map(|quantile| now.rtt.value_at_quantile(quantile) as f64 / 1e3);
+        let bar = "#".repeat(usize::try_from(second * 10 / seconds.max(1)).unwrap_or(10));
+        out::say(&format!(
+            "{second:>5}/{seconds:<3}{:>12.1}{:>16.1}{p50:>8.0} µs{p99:>8.0} µs{:>14}   {}   [{bar:<10}]",
+            rate(now.sent, before.sent),
+            rate(now.echoed, before.echoed),
+            now.sent - now.echoed,
+            drops(&[entry.snapshot(), exit.snapshot()]),
+        ))?;
+        before = now;
+    }
+    Ok(())
+}
+
+/// The drops of some agents, by reason, in words.
+fn drops(snapshots: &[Snapshot]) -> String {
+    let mut text = String::new();
+    for (place, reason) in DropReason::ALL.into_iter().enumerate() {
+        let peers = snapshots.iter().flat_map(|snapshot| &snapshot.peers);
+        let count: u64 =
+            peers.map(|peer| peer.uplink.account.dropped[place] + peer.downlink.account.dropped[place]).sum();
+        if count > 0 {
+            let separator = if text.is_empty() { "" } else { ", " };
+            // Writing to a String does not fail.
+            let _written = write!(text, "{separator}{} {count}", reason.label()).is_ok();
+        }
+    }
+    let kernel: u64 = snapshots.iter().map(|snapshot| snapshot.kernel_drops).sum();
+    if kernel > 0 {
+        let separator = if text.is_empty() { "" } else { ", " };
+        let _written = write!(text, "{separator}kernel {kernel} buffers").is_ok();
+    }
+    if text.is_empty() { "none".to_owned() } else { text }
+}
+
+/// What came of it.
+struct Summary {
+    seconds: f64,
+    datagram_bytes: u64,
+    measured: Measured,
+    entry: PeerSnapshot,
+    exit: PeerSnapshot,
+    kernel_drops: u64,
+}
+
+impl Summary {
+    fn new(options: &Options, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
+        let peer = |snapshot: &Snapshot| snapshot.peers.first().cloned().ok_or_else(|| anyhow!("no peer"));
+        Ok(Self {
+            seconds: options.duration.as_secs_f64(),
+            datagram_bytes: options.datagram_bytes.into(),
+            measured: measured.clone(),
+            entry: peer(entry)?,
+            exit: peer(exit)?,
+            kernel_drops: entry.kernel_drops + exit.kernel_drops + measured.kernel_drops,
+        })
+    }
+
+    /// The four accounts, in the order in which a datagram and its echo pass them.
+    fn accounts(&self) -> [(&'static str, &DirectionSnapshot); 4] {
+        [
+            ("entry, to the exit", &self.entry.uplink),
+            ("exit, to the echo", &self.exit.downlink),
+            ("exit, to the entry", &self.exit.uplink),
+            ("entry, to the load", &self.entry.downlink),
+        ]
+    }
+
+    /// What was counted on both sides of each hop between the counted points: name, in, out.
+    fn hops(&self) -> [(&'static str, u64, u64); 4] {
+        let [there, at_exit, back, at_entry] = self.accounts().map(|(_, direction)| direction.account);
+        [
+            ("load to entry", self.measured.sent, there.received),
+            ("entry to exit", there.delivered, at_exit.received),
+            ("exit to entry", back.delivered, at_entry.received),
+            ("entry to load", at_entry.delivered, self.measured.echoed),
+        ]
+    }
+
+    /// What is wrong with the accounting, if anything is.
+    fn problem(&self) -> Option<String> {
+        if let Some((name, _)) = self.accounts().into_iter().find(|(_, direction)| !direction.balances()) {
+            return Some(format!("{name}: received is not delivered + queued + dropped"));
+        }
+        if let Some((name, _)) = self.accounts().into_iter().find(|(_, direction)| direction.queued > 0) {
+            return Some(format!("{name}: datagrams are still queued"));
+        }
+        if self.measured.echoed == 0 {
+            return Some("nothing came back".to_owned());
+        }
+        // The kernel counts buffers it dropped, not datagrams: with none of them, nothing may be missing.
+        let lost = self.hops().into_iter().find(|(_, before, after)| before > after && self.kernel_drops == 0);
+        lost.map(|(name, before, after)| format!("{name}: {} lost and no counter explains it", before - after))
+    }
+
+    fn megabits(&self, datagrams: u64) -> f64 {
+        (datagrams * self.datagram_bytes * 8) as f64 / 1e6 / self.seconds
+    }
+
+    fn text(&self) -> String {
+        let Measured { sent, echoed, rtt, .. } = &self.measured;
+        let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| rtt.value_at_quantile(quantile) as f64 / 1e3);
+        let mut text = format!(
+            "\nthroughput   sent {:.1} Mbit/s, echoed {:.1} Mbit/s ({sent} and {echoed} datagrams, {:.4} % lost)\n\
+             round trip   p50 {:.0} µs, p90 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs, most {:.0} µs\n\n\
+             accounting            received    delivered   queued   dropped\n",
+            self.megabits(*sent),
+            self.megabits(*echoed),
+            (sent - echoed) as f64 * 100.0 / (*sent).max(1) as f64,
+            quantiles[0],
+            quantiles[1],
+            quantiles[2],
+            quantiles[3],
+            rtt.max() as f64 / 1e3,
+        );
+        for (name, DirectionSnapshot { account, queued }) in self.accounts() {
+            let reasons = DropReason::ALL.into_iter().enumerate();
+            let reasons: Vec<String> = reasons
+                .filter(|(place, _)| account.dropped[*place] > 0)
+                .map(|(place, reason)| format!("{} {}", reason.label(), account.dropped[place]))
+                .collect();
+            let _written = writeln!(
+                text,
+                "{name:<20}{:>10}{:>13}{queued:>9}{:>10}   {}",
+                account.received,
+                account.delivered,
+                account.dropped_total(),
+                reasons.join(", ")
+            )
+            .is_ok();
+        }
+        text.push_str("\nbetween them              in          out     lost\n");
+        for (name, before, after) in self.hops() {
+            let _written = writeln!(text, "{name:<20}{before:>10}{after:>13}{:>9}", before.saturating_sub(after)).is_ok();
+        }
+        let verdict = match self.problem() {
+            None => "every datagram is accounted for".to_owned(),
+            Some(problem) => format!("NOT accounted for: {problem}"),
+        };
+        let _written = write!(text, "kernel drops (buffers) {}\n\n{verdict}", self.kernel_drops).is_ok();
+        text
+    }
+
+    fn json(&self) -> String {
+        let Measured { sent, echoed, rtt, .. } = &self.measured;
+        let accounts: Vec<String> = self
+            .accounts()
+            .into_iter()
+            .map(|(name, DirectionSnapshot { account, queued })| {
+                let reasons = DropReason::ALL.into_iter().enumerate();
+                let reasons: Vec<String> = reasons
+                    .filter(|(place, _)| account.dropped[*place] > 0)
+                    .map(|(place, reason)| format!("\"{}\":{}", reason.label(), account.dropped[place]))
+                    .collect();
+                format!(
+                    "{{\"at\":\"{name}\",\"received\":{},\"delivered\":{},\"queued\":{queued},\"dropped\":{{{}}}}}",
+                    account.received,
+                    account.delivered,
+                    reasons.join(",")
+                )
+            })
+            .collect();
+        let quantile = |quantile| rtt.value_at_quantile(quantile) as f64 / 1e9;
+        format!(
+            "{{\"seconds\":{},\"sent\":{sent},\"echoed\":{echoed},\"sent_bits_per_second\":{:.0},\
+             \"echoed_bits_per_second\":{:.0},\"rtt_seconds\":{{\"p50\":{:.9},\"p90\":{:.9},\"p99\":{:.9},\
+             \"p999\":{:.9}}},\"kernel_drops_buffers\":{},\"accounts\":[{}],\"accounted\":{}}}",
+            self.seconds,
+            self.megabits(*sent) * 1e6,
+            self.megabits(*echoed) * 1e6,
+            quantile(0.5),
+            quantile(0.9),
+            quantile(0.99),
+            quantile(0.999),
+            self.kernel_drops,
+            accounts.join(","),
+            self.problem().is_none()
+        )
+    }
+}
+
+/// Sends every datagram back to where it came from.
+struct Echo {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Echo {
+    fn start() -> anyhow::Result<Self> {
+        let socket = UdpSocket::bind("127.0.0.1:0").context("cannot open the echo service's socket")?;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        load::enlarge_buffers(&socket);
+        let address = socket.local_addr()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("demo-echo".to_owned()).spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                    // What the kernel refuses is lost on the way back, and shows there.
+                    let _sent = socket.send_to(&buffer[..len], from).is_ok();
+                }
+            }
+        })?;
+        Ok(Self { address, stop, thread })
+    }
+
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if self.thread.join().is_err() {
+            tracing::error!("the echo service panicked");
+        }
+    }
+}
+
+/// The time since `start`, in nanoseconds.
+fn nanos(start: Instant) -> u64 {
+    u64::try_from(SystemClock.now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
+}

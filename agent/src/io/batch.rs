@@ -1,0 +1,497 @@
+//! Batches of datagrams, without system calls.
+//!
+//! | batch | holds | made by | consumed by |
+//! |---|---|---|---|
+//! | [`ReceiveBatch`] | buffers as the kernel gave them; with GRO one buffer is many datagrams | `UdpSocket::receive` | the worker, in place |
+//! | [`SendBatch`] | datagrams in one contiguous buffer, grouped into GSO messages | the seal chain, at the tail | `UdpSocket::send` |
+//! | [`Delivery`] | payloads that stay where they were decrypted, grouped into GSO messages | the worker | `UdpSocket::deliver` |
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+};
+
+use super::{SendFailure, SendOutcome};
+
+/// Segments that one `UDP_SEGMENT` message may have (`UDP_MAX_SEGMENTS` before Linux 6.9; 128 since).
+pub const MAX_SEGMENTS: u16 = 64;
+
+/// Bytes that one message may have: the largest UDP payload over IPv4.
+pub const MAX_MESSAGE_BYTES: usize = 65_507;
+
+/// What came with one received buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// Bytes of each datagram in it, of which the last may be shorter; never 0.
+    pub segment: usize,
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// The local address that it was sent to, on sockets that ask for it (listening and ingress ones).
+    pub local: Option<IpAddr>,
+    /// The ECN bits, 0 to 3; 0 on sockets that do not ask for them (ingress and upstream ones).
+    pub ecn: u8,
+}
+
+impl Meta {
+    /// How many datagrams the buffer holds. An empty buffer is one datagram without payload.
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        self.len.div_ceil(self.segment.max(1)).max(1)
+    }
+
+    /// Where each datagram of the buffer lies in it.
+    pub fn segments(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let Self { len, segment, .. } = *self;
+        (0..self.datagrams()).map(move |index| index * segment..((index + 1) * segment).min(len))
+    }
+}
+
+/// Received buffers, in one allocation that is reused.
+#[derive(Debug)]
+pub struct ReceiveBatch {
+    bytes: Box<[u8]>,
+    slot_bytes: usize,
+    slots: usize,
+    /// Which slot each accepted buffer lies in: a refused one leaves a hole.
+    accepted: Vec<(usize, Meta)>,
+}
+
+impl ReceiveBatch {
+    /// Buffers that one `recvmmsg` fills: past this the call's cost no longer shows.
+    pub const DEFAULT_SLOTS: usize = 32;
+
+    /// Bytes of a slot: the largest GRO buffer is 65,535 bytes, and a fuller one would be seen as truncated.
+    pub const DEFAULT_SLOT_BYTES: usize = 65_536;
+
+    /// Room for `slots` buffers of up to `slot_bytes` each.
+    #[must_use]
+    pub fn new(slots: usize, slot_bytes: usize) -> Self {
+        Self {
+            bytes: vec![0; slots * slot_bytes].into_boxed_slice(),
+            slot_bytes,
+            slots,
+            accepted: Vec::with_capacity(slots),
+        }
+    }
+
+    /// How many buffers it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.accepted.len()
+    }
+
+    /// Whether it holds nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.accepted.is_empty()
+    }
+
+    /// How many buffers it can hold.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Forgets all buffers.
+    pub fn clear(&mut self) {
+        self.accepted.clear();
+    }
+
+    /// What came with buffer `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`ReceiveBatch::len`].
+    #[must_use]
+    pub fn meta(&self, index: usize) -> &Meta {
+        &self.accepted[index].1
+    }
+
+    /// Buffer `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`ReceiveBatch::len`].
+    #[must_use]
+    pub fn buffer(&self, index: usize) -> &[u8] {
+        let (slot, meta) = &self.accepted[index];
+        &self.bytes[slot * self.slot_bytes..][..meta.len]
+    }
+
+    /// Buffer `index`, to be decrypted in place, and what came with it.
+    ///
+    /// # Panics
+    /// When `index` is not below [`ReceiveBatch::len`].
+    pub fn buffer_mut(&mut self, index: usize) -> (&Meta, &mut [u8]) {
+        let (slot, meta) = &self.accepted[index];
+        (meta, &mut self.bytes[slot * self.slot_bytes..][..meta.len])
+    }
+
+    /// Appends a copy of `bytes`; `meta.len` follows from them. False when there is no slot, or it is too small.
+    pub fn push(&mut self, meta: Meta, bytes: &[u8]) -> bool {
+        let slot = self.accepted.last().map_or(0, |(last, _)| last + 1);
+        if slot >= self.slots || bytes.len() > self.slot_bytes {
+            return false;
+        }
+        self.bytes[slot * self.slot_bytes..][..bytes.len()].copy_from_slice(bytes);
+        self.accept(slot, Meta { len: bytes.len(), ..meta });
+        true
+    }
+
+    /// Bytes that one buffer can hold.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// The whole room of every slot, for the kernel to fill; call [`ReceiveBatch::accept`] for those it did.
+    pub(super) fn rooms(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.bytes.chunks_exact_mut(self.slot_bytes)
+    }
+
+    /// Takes `slot` into the batch. `slot` grows from call to call.
+    pub(super) fn accept(&mut self, slot: usize, mut meta: Meta) {
+        meta.segment = meta.segment.max(1);
+        meta.len = meta.len.min(self.slot_bytes);
+        self.accepted.push((slot, meta));
+    }
+}
+
+impl Default for ReceiveBatch {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_SLOTS, Self::DEFAULT_SLOT_BYTES)
+    }
+}
+
+/// The way of an outgoing datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Path {
+    /// Where to.
+    pub destination: SocketAddr,
+    /// The local address to send from; none lets the kernel choose.
+    pub source: Option<IpAddr>,
+    /// The ECN bits, 0 to 3.
+    pub ecn: u8,
+}
+
+/// How far a message has come; it lasts over a `WouldBlock` in the midst of one that is sent in single datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Segments that need no more work, failed ones included.
+    pub(super) done: u16,
+    /// Segments not sent.
+    pub(super) failed: u16,
+    /// Why, for the last of them.
+    pub(super) why: Option<SendFailure>,
+    /// Send the rest as single datagrams.
+    pub(super) single: bool,
+}
+
+impl Progress {
+    /// What became of a message of `segments` segments.
+    pub(super) fn outcome(&self, segments: u16) -> SendOutcome {
+        match self.why {
+            None => SendOutcome::Sent,
+            Some(why) if self.failed >= segments => SendOutcome::Failed(why),
+            Some(why) => SendOutcome::Partly { failed: self.failed, why },
+        }
+    }
+}
+
+/// Datagrams of one path and owner that the kernel takes in one piece and cuts by `UDP_SEGMENT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Where they go.
+    pub path: Path,
+    /// Whose they are; the caller's number.
+    pub owner: u32,
+    /// Bytes of each datagram; the last may be shorter.
+    pub segment: usize,
+    /// Where they lie in the batch.
+    pub range: Range<usize>,
+    /// How many datagrams.
+    pub segments: u16,
+    /// How many payloads they carry together.
+    pub payloads: u32,
+    /// A shorter datagram ended it: no other may follow.
+    closed: bool,
+    pub(super) progress: Progress,
+}
+
+impl Message {
+    /// Where datagram `index` lies in the batch.
+    pub(super) fn segment_range(&self, index: u16) -> Range<usize> {
+        let start = self.range.start + usize::from(index) * self.segment;
+        start..(start + self.segment).min(self.range.end)
+    }
+
+    fn takes(&self, path: &Path, owner: u32, len: usize) -> bool {
+        self.path == *path
+            && self.owner == owner
+            && !self.closed
+            && len > 0
+            && len <= self.segment
+            && self.segments < MAX_SEGMENTS
+            && self.range.len() + len <= MAX_MESSAGE_BYTES
+    }
+}
+
+/// Outgoing datagrams, written one after the other at the tail of one buffer and grouped into messages.
+///
+/// ```text
+/// | message 0: path A, 3 × 1200 + 700 | message 1: path B, 2 × 1200 | tail → room for the next datagram |
+/// ```
+///
+/// A datagram is reserved with [`SendBatch::tail`], written there, and becomes one by [`SendBatch::commit`]; what is
+/// not committed is overwritten by the next.
+#[derive(Debug)]
+pub struct SendBatch {
+    buffer: Box<[u8]>,
+    tail: usize,
+    messages: Vec<Message>,
+}
+
+impl SendBatch {
+    /// Four full GSO messages.
+    pub const DEFAULT_BYTES: usize = 256 * 1024;
+
+    /// Messages that a batch may have: each datagram may go its own way, and an empty one takes no bytes.
+    const MAX_MESSAGES: usize = 1_024;
+
+    /// Room for `bytes` bytes of datagrams.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self { buffer: vec![0; bytes].into_boxed_slice(), tail: 0, messages: Vec::new() }
+    }
+
+    /// Room for one datagram of up to `max_len` bytes, at most [`MAX_MESSAGE_BYTES`]; its content is arbitrary.
+    /// None when it does not fit: send the batch first.
+    pub fn tail(&mut self, max_len: usize) -> Option<&mut [u8]> {
+        if max_len > MAX_MESSAGE_BYTES || self.messages.len() >= Self::MAX_MESSAGES {
+            return None;
+        }
+        self.buffer.get_mut(self.tail..self.tail + max_len)
+    }
+
+    /// Makes the first `len` bytes of the tail a datagram that carries `payloads` payloads.
+    ///
+    /// It joins the last message when path and owner are the same and the kernel can cut it off again; else it begins
+    /// the next one.
+    ///
+    /// # Panics
+    /// When `len` exceeds the room that [`SendBatch::tail`] gave.
+    pub fn commit(&mut self, path: &Path, owner: u32, len: usize, payloads: u16) {
+        let end = self.tail + len;
+        assert!(end <= self.buffer.len() && len <= MAX_MESSAGE_BYTES, "committed more than was reserved");
+        match self.messages.last_mut() {
+            Some(last) if last.takes(path, owner, len) => {
+                last.range.end = end;
+                last.segments += 1;
+                last.payloads += u32::from(payloads);
+                last.closed = len < last.segment;
+            }
+            Some(_) | None => self.messages.push(Message {
+                path: *path,
+                owner,
+                segment: len,
+                range: self.tail..end,
+                segments: 1,
+                payloads: u32::from(payloads),
+                closed: len == 0,
+                progress: Progress::default(),
+            }),
+        }
+        self.tail = end;
+    }
+
+    /// Whether nothing is committed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// How many datagrams are committed.
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        self.messages.iter().map(|message| usize::from(message.segments)).sum()
+    }
+
+    /// How many bytes are committed.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.messages.iter().map(|message| message.range.len()).sum()
+    }
+
+    /// The committed messages, in order.
+    #[must_use]
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The datagrams of `message`, which is one of this batch.
+    pub fn segments<'a>(&'a self, message: &'a Message) -> impl Iterator<Item = &'a [u8]> {
+        (0..message.segments).map(|index| &self.buffer[message.segment_range(index)])
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+        self.tail = 0;
+    }
+
+    /// The messages, to note their progress, beside the bytes that they point into.
+    pub(super) fn parts(&mut self) -> (&mut [Message], &[u8]) {
+        (&mut self.messages, &self.buffer)
+    }
+
+    /// Forgets the first `count` messages and moves the rest to the front, so that the whole room is usable.
+    pub(super) fn release(&mut self, count: usize) {
+        self.messages.drain(..count);
+        let Some(first) = self.messages.first() else {
+            self.tail = 0;
+            return;
+        };
+        let start = first.range.start;
+        self.buffer.copy_within(start..self.tail, 0);
+        self.tail -= start;
+        for message in &mut self.messages {
+            message.range = message.range.start - start..message.range.end - start;
+        }
+    }
+}
+
+impl Default for SendBatch {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_BYTES)
+    }
+}
+
+/// A payload where it was decrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// The buffer's index in the [`ReceiveBatch`].
+    slot: usize,
+    range: Range<usize>,
+}
+
+impl Piece {
+    pub(super) fn bytes<'a>(&self, received: &'a ReceiveBatch) -> &'a [u8] {
+        &received.buffer(self.slot)[self.range.clone()]
+    }
+}
+
+/// Payloads of one destination and owner that the kernel gathers and cuts by `UDP_SEGMENT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryMessage {
+    /// Where to; none on a connected socket.
+    pub destination: Option<SocketAddr>,
+    /// The local address to send from; none lets the kernel choose.
+    pub source: Option<IpAddr>,
+    /// Whose they are; the caller's number.
+    pub owner: u32,
+    /// Bytes of each payload; the last may be shorter.
+    pub segment: usize,
+    /// How many payloads, each a datagram.
+    pub payloads: u16,
+    /// Their bytes together.
+    pub bytes: usize,
+    pub(super) pieces: Range<usize>,
+    /// A shorter payload ended it: no other may follow.
+    closed: bool,
+    pub(super) progress: Progress,
+}
+
+/// Which payloads of a [`ReceiveBatch`] go where.
+#[derive(Debug, Default)]
+pub struct Delivery {
+    messages: Vec<DeliveryMessage>,
+    pieces: Vec<Piece>,
+}
+
+impl Delivery {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the payload at `range` of buffer `slot`.
+    ///
+    /// It joins the last message when destination, source and owner are the same, the kernel can cut it off again, and
+    /// the message has fewer than `burst` payloads; else it begins the next one. A payload without bytes is a datagram
+    /// of its own.
+    pub fn push(
+        &mut self,
+        destination: Option<SocketAddr>,
+        source: Option<IpAddr>,
+        owner: u32,
+        slot: usize,
+        range: Range<usize>,
+        burst: u16,
+    ) {
+        let len = range.len();
+        self.pieces.push(Piece { slot, range });
+        match self.messages.last_mut() {
+            Some(last)
+                if last.destination == destination
+                    && last.source == source
+                    && last.owner == owner
+                    && !last.closed
+                    && len > 0
+                    && len <= last.segment
+                    && last.payloads < burst.min(MAX_SEGMENTS)
+                    && last.bytes + len <= MAX_MESSAGE_BYTES =>
+            {
+                last.payloads += 1;
+                last.bytes += len;
+                last.pieces.end += 1;
+                last.closed = len < last.segment;
+            }
+            Some(_) | None => self.messages.push(DeliveryMessage {
+                destination,
+                source,
+                owner,
+                segment: len,
+                payloads: 1,
+                bytes: len,
+                pieces: self.pieces.len() - 1..self.pieces.len(),
+                closed: len == 0,
+                progress: Progress::default(),
+            }),
+        }
+    }
+
+    /// Whether nothing is listed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The messages, in order.
+    #[must_use]
+    pub fn messages(&self) -> &[DeliveryMessage] {
+        &self.messages
+    }
+
+    /// The payloads of `message`, which is one of this list.
+    ///
+    /// # Panics
+    /// When `received` is not the batch that the list was made from.
+    pub fn payloads<'a>(
+        &'a self,
+        message: &DeliveryMessage,
+        received: &'a ReceiveBatch,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        self.pieces[message.pieces.clone()].iter().map(|piece| piece.bytes(received))
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+        self.pieces.clear();
+    }
+
+    /// The messages, to note their progress, beside the pieces that they point into.
+    pub(super) fn parts(&mut self) -> (&mut [DeliveryMessage], &[Piece]) {
+        (&mut self.messages, &self.pieces)
+    }
+}

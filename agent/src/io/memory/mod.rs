@@ -1,0 +1,355 @@
+//! The network in memory, for tests and the simulator: no system calls, no clock, one thread.
+//!
+//! | question | file |
+//! |---|---|
+//! | hosts, addresses, names, who hears a datagram, the hook that loses it | this one |
+//! | a socket's queue, GRO, refusals | `udp.rs` |
+//! | connections: pipes with bounded buffers | `tcp.rs` |
+//!
+//! A [`MemoryFabric`] connects hosts; [`MemoryFabric::host`] gives a [`MemoryNet`] for each. Datagrams arrive at once
+//! and in order. A simulator that wants delay or reordering takes them in its hook ([`Verdict::Drop`]) and hands them
+//! over later with [`MemoryFabric::inject`].
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    rc::Rc,
+};
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use self::{
+    tcp::{Backlog, Listener, Stream},
+    udp::{Endpoint, MemoryUdp},
+};
+use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, UdpOptions, UdpSocket};
+
+mod tcp;
+mod udp;
+
+/// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
+const FIRST_DYNAMIC_PORT: u16 = 49_152;
+
+/// A datagram between two sockets of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram<'a> {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Where to.
+    pub to: SocketAddr,
+    /// The ECN bits, 0 to 3.
+    pub ecn: u8,
+    /// What it carries.
+    pub payload: &'a [u8],
+}
+
+/// What the network does with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It arrives.
+    Deliver,
+    /// It does not arrive, and its sender does not learn of it.
+    Drop,
+    /// It arrives twice.
+    Duplicate,
+}
+
+type Hook = Box<dyn FnMut(&Datagram<'_>) -> Verdict>;
+
+/// A network of hosts; clones share it.
+#[derive(Clone, Default)]
+pub struct MemoryFabric {
+    state: Rc<RefCell<State>>,
+}
+
+impl MemoryFabric {
+    /// A network without hosts, that joins datagrams on receive and loses none.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a host with these addresses, and 127.0.0.0/8 and ::1 to itself. Its sources report to `ready`.
+    #[must_use]
+    pub fn host(&self, addresses: &[IpAddr], ready: Ready) -> MemoryNet {
+        let mut state = self.state.borrow_mut();
+        state.hosts.push(Host { addresses: addresses.to_vec(), next_port: FIRST_DYNAMIC_PORT });
+        let host = HostId(state.hosts.len() - 1);
+        MemoryNet { fabric: self.clone(), host, ready, answers: FxHashMap::default() }
+    }
+
+    /// Lets every host resolve `name`.
+    pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
+        self.state.borrow_mut().names.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    /// Asks `hook` about every datagram that is sent from now on, one by one. It may use the fabric.
+    pub fn set_hook(&self, hook: impl FnMut(&Datagram<'_>) -> Verdict + 'static) {
+        self.state.borrow_mut().hook = Some(Box::new(hook));
+    }
+
+    /// Whether `receive` joins consecutive datagrams of equal size, as `UDP_GRO` does. It does at first.
+    pub fn set_gro(&self, gro: bool) {
+        self.state.borrow_mut().no_gro = !gro;
+    }
+
+    /// Lets a datagram arrive without asking the hook. False when nobody hears it, or the socket's queue is full.
+    /// Loopback addresses are private to their host, so such a datagram reaches nobody.
+    pub fn inject(&self, datagram: &Datagram<'_>) -> bool {
+        let mut state = self.state.borrow_mut();
+        let Some(host) = state.owner_of(datagram.to.ip()) else { return false };
+        state.arrive(host, datagram) == Arrival::Queued
+    }
+
+    /// Sends a datagram of the socket `id`.
+    fn send(&self, id: usize, route: &Route, payload: &[u8]) -> Result<(), SendFailure> {
+        if payload.len() > super::batch::MAX_MESSAGE_BYTES {
+            return Err(SendFailure::TooLarge);
+        }
+        let (host, from) = self.state.borrow().source(id, route)?;
+        let datagram = Datagram { from, to: route.to, ecn: route.ecn, payload };
+        let copies = match self.ask_hook(&datagram) {
+            Verdict::Deliver => 1,
+            Verdict::Drop => 0,
+            Verdict::Duplicate => 2,
+        };
+        let mut state = self.state.borrow_mut();
+        for _ in 0..copies {
+            match state.arrive(host, &datagram) {
+                Arrival::Queued | Arrival::Full => {}
+                Arrival::NobodyListens => state.udp[id].refuse(),
+            }
+        }
+        Ok(())
+    }
+
+    /// The hook is out of its place while it runs, so that it may use the fabric.
+    fn ask_hook(&self, datagram: &Datagram<'_>) -> Verdict {
+        let Some(mut hook) = self.state.borrow_mut().hook.take() else { return Verdict::Deliver };
+        let verdict = hook(datagram);
+        self.state.borrow_mut().hook.get_or_insert(hook);
+        verdict
+    }
+}
+
+impl fmt::Debug for MemoryFabric {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("MemoryFabric").finish_non_exhaustive()
+    }
+}
+
+/// One host's network.
+#[derive(Debug)]
+pub struct MemoryNet {
+    fabric: MemoryFabric,
+    host: HostId,
+    ready: Ready,
+    answers: FxHashMap<Token, io::Result<Vec<SocketAddr>>>,
+}
+
+impl Net for MemoryNet {
+    fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
+        let mut state = self.fabric.state.borrow_mut();
+        let mut local = state.bindable(self.host, options.bind, |state, host, local| {
+            state.ports.get(&(host, local.port())).is_some_and(|sockets| {
+                sockets.iter().any(|id| overlap(state.udp[*id].local.ip(), local.ip()))
+            })
+        })?;
+        if let Some(remote) = options.connect {
+            state.route(self.host, remote.ip()).ok_or(io::ErrorKind::NetworkUnreachable)?;
+            if local.ip().is_unspecified() {
+                let source = state.source_for(self.host, remote.ip());
+                local.set_ip(source.ok_or(io::ErrorKind::NetworkUnreachable)?);
+            }
+        }
+        let id = state.udp.insert(Endpoint::new(self.host, local, options, self.ready.clone(), token));
+        state.ports.entry((self.host, local.port())).or_default().push(id);
+        drop(state);
+        Ok(Box::new(MemoryUdp::new(self.fabric.clone(), id, local, options.connect)))
+    }
+
+    fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
+        let mut state = self.fabric.state.borrow_mut();
+        let local = state.bindable(self.host, address, |state, host, local| {
+            state.listeners.keys().any(|(other_host, other)| {
+                *other_host == host && other.port() == local.port() && overlap(other.ip(), local.ip())
+            })
+        })?;
+        let backlog = Backlog::shared(&self.ready, token);
+        state.listeners.insert((self.host, local), Rc::clone(&backlog));
+        drop(state);
+        Ok(Box::new(Listener::new(self.fabric.clone(), self.host, local, backlog, self.ready.clone())))
+    }
+
+    fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>> {
+        let mut state = self.fabric.state.borrow_mut();
+        let unreachable = io::ErrorKind::NetworkUnreachable;
+        let remote_host = state.route(self.host, address.ip()).ok_or(unreachable)?;
+        let source = state.source_for(self.host, address.ip()).ok_or(unreachable)?;
+        let port = state.hosts[self.host.0].take_port();
+        let wildcard = super::wildcard_for(address).ip();
+        let backlog = [address.ip(), wildcard]
+            .into_iter()
+            .find_map(|ip| state.listeners.get(&(remote_host, SocketAddr::new(ip, address.port()))))
+            .map(Rc::clone);
+        drop(state);
+        let stream = match backlog {
+            Some(backlog) => Stream::connect(&backlog, SocketAddr::new(source, port), &self.ready, token),
+            None => None,
+        };
+        self.ready.mark(token);
+        Ok(Box::new(stream.unwrap_or_else(Stream::refused)))
+    }
+
+    fn resolve(&mut self, host: &str, port: u16, token: Token) {
+        let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let addresses = match literal.parse::<IpAddr>() {
+            Ok(ip) => Ok(vec![ip]),
+            Err(_) => self
+                .fabric
+                .state
+                .borrow()
+                .names
+                .get(host)
+                .cloned()
+                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound)),
+        };
+        let answer = addresses.map(|ips| ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
+        self.answers.insert(token, answer);
+        self.ready.mark(token);
+    }
+
+    fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
+        self.answers.remove(&token)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HostId(usize);
+
+struct Host {
+    addresses: Vec<IpAddr>,
+    next_port: u16,
+}
+
+impl Host {
+    fn owns(&self, ip: IpAddr) -> bool {
+        ip.is_loopback() || self.addresses.contains(&ip)
+    }
+
+    fn take_port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(FIRST_DYNAMIC_PORT);
+        port
+    }
+}
+
+/// Where a socket sends a datagram.
+struct Route {
+    to: SocketAddr,
+    source: Option<IpAddr>,
+    ecn: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    Queued,
+    Full,
+    NobodyListens,
+}
+
+#[derive(Default)]
+struct State {
+    hosts: Vec<Host>,
+    names: BTreeMap<String, Vec<IpAddr>>,
+    udp: Slab<Endpoint>,
+    /// The UDP sockets of each port.
+    ports: BTreeMap<(HostId, u16), Vec<usize>>,
+    listeners: BTreeMap<(HostId, SocketAddr), Rc<RefCell<Backlog>>>,
+    hook: Option<Hook>,
+    no_gro: bool,
+}
+
+impl State {
+    fn owner_of(&self, ip: IpAddr) -> Option<HostId> {
+        self.hosts.iter().position(|host| host.addresses.contains(&ip)).map(HostId)
+    }
+
+    /// The host that `ip` is, seen from `from`.
+    fn route(&self, from: HostId, ip: IpAddr) -> Option<HostId> {
+        if ip.is_loopback() { Some(from) } else { self.owner_of(ip) }
+    }
+
+    /// The address that `host` sends from when nothing else is said.
+    fn source_for(&self, host: HostId, destination: IpAddr) -> Option<IpAddr> {
+        if destination.is_loopback() {
+            return Some(match destination {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let mut addresses = self.hosts[host.0].addresses.iter();
+        addresses.find(|ip| ip.is_ipv4() == destination.is_ipv4()).copied()
+    }
+
+    /// The host that hears a datagram of socket `id`, and the address that it comes from.
+    fn source(&self, id: usize, route: &Route) -> Result<(HostId, SocketAddr), SendFailure> {
+        let socket = &self.udp[id];
+        let host = self.route(socket.host, route.to.ip()).ok_or(SendFailure::Unreachable)?;
+        let source = match route.source {
+            Some(source) if self.hosts[socket.host.0].owns(source) => Some(source),
+            Some(_) => None,
+            None if socket.local.ip().is_unspecified() => self.source_for(socket.host, route.to.ip()),
+            None => Some(socket.local.ip()),
+        };
+        let source = source.ok_or(SendFailure::Unreachable)?;
+        Ok((host, SocketAddr::new(source, socket.local.port())))
+    }
+
+    /// Queues a datagram at the socket of `host` that hears it: a connected one before a bound one before a wildcard.
+    fn arrive(&mut self, host: HostId, datagram: &Datagram<'_>) -> Arrival {
+        let best = self.ports.get(&(host, datagram.to.port())).and_then(|sockets| {
+            let scored =
+                sockets.iter().filter_map(|id| self.udp[*id].hears(datagram).map(|score| (score, *id)));
+            scored.max()
+        });
+        match best {
+            Some((_, id)) => self.udp[id].enqueue(datagram),
+            None => Arrival::NobodyListens,
+        }
+    }
+
+    /// `address` with a port, if `host` has it and it is not `taken`.
+    fn bindable(
+        &mut self,
+        host: HostId,
+        address: SocketAddr,
+        taken: impl Fn(&Self, HostId, SocketAddr) -> bool,
+    ) -> io::Result<SocketAddr> {
+        if !address.ip().is_unspecified() && !self.hosts[host.0].owns(address.ip()) {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
+        }
+        if address.port() != 0 {
+            return if taken(self, host, address) {
+                Err(io::ErrorKind::AddrInUse.into())
+            } else {
+                Ok(address)
+            };
+        }
+        for _ in FIRST_DYNAMIC_PORT..=u16::MAX {
+            let candidate = SocketAddr::new(address.ip(), self.hosts[host.0].take_port());
+            if !taken(self, host, candidate) {
+                return Ok(candidate);
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+}
+
+/// Whether sockets bound to these addresses, on one port, are in each other's way.
+fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    one == other || (one.is_ipv4() == other.is_ipv4() && (one.is_unspecified() || other.is_unspecified()))
+}

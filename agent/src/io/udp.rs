@@ -1,0 +1,301 @@
+//! UDP sockets of the kernel: how each role is opened, batches in, readiness. How messages go out is in `transmit.rs`.
+//!
+//! Only readability is registered for good. A socket that also watched for writability would wake its worker each time
+//! that the receiver frees a buffer; so writability is watched on a duplicate, from a full send buffer until there is room.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::SocketAddr,
+    os::fd::AsFd,
+    rc::Rc,
+    sync::Once,
+    task::{Context, Poll, Waker},
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::{
+    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
+    batch::{DeliveryMessage, Message},
+    ready::SourceWaker,
+    sys::{self, Scratch},
+    transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
+};
+use crate::clock::Clock;
+
+/// What the sockets of one worker share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) ready: Ready,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) scratch: Rc<RefCell<Scratch>>,
+}
+
+/// A UDP socket of the kernel.
+pub(super) struct KernelUdp {
+    fd: AsyncFd<Socket>,
+    /// A duplicate of the socket, while the send buffer is full.
+    writable: Option<AsyncFd<Socket>>,
+    waker: Waker,
+    shared: Shared,
+    local: SocketAddr,
+    pub(super) transmitter: Transmitter,
+    stats: UdpStats,
+    /// The kernel's drop count, which wraps at 2^32, and ours, which does not.
+    drops: Cell<(u32, u64)>,
+}
+
+impl KernelUdp {
+    /// Opens a socket and reports its first readiness under `token`.
+    ///
+    /// No socket sets `SO_REUSEPORT` or `SO_REUSEADDR`, so the bind is also the probe that finds a second daemon.
+    pub(super) fn open(options: &UdpOptions, token: Token, shared: &Shared) -> io::Result<Self> {
+        let socket = configured(options)?;
+        socket.bind(&options.bind.into())?;
+        if let Some(remote) = options.connect {
+            socket.connect(&remote.into())?;
+        }
+        let local =
+            socket.local_addr()?.as_socket().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+        let gso = options.gso && sys::probe_gso(socket.as_fd());
+        let waker = SourceWaker::waker(token, &shared.ready);
+        let fd = watch_readable(socket, options.connect.is_some(), &waker)?;
+        Ok(Self {
+            fd,
+            writable: None,
+            waker,
+            shared: shared.clone(),
+            local,
+            transmitter: Transmitter::new(options.connect, gso),
+            stats: UdpStats::default(),
+            drops: Cell::new((0, 0)),
+        })
+    }
+
+    /// The ICMP error that a connected socket met while it had no data; the kernel does not call that readable.
+    fn take_error(&mut self) -> Option<io::Error> {
+        let reported = self.transmitter.is_connected()
+            && self.fd.poll_write_ready(&mut Context::from_waker(&self.waker)).is_ready();
+        if !reported {
+            return None;
+        }
+        let error = self.fd.get_ref().take_error().ok().flatten();
+        // The runtime took the error for the end of the write side, which lasts; a new registration does not know it.
+        let again =
+            self.fd.get_ref().try_clone().and_then(|socket| watch_readable(socket, true, &self.waker));
+        match again {
+            Ok(fd) => self.fd = fd,
+            Err(error) => tracing::debug!(%error, "the next refusal is seen when a send or receive meets it"),
+        }
+        error
+    }
+
+    /// Whether the send buffer was full and still is.
+    fn is_blocked(&mut self) -> bool {
+        let Some(writable) = &self.writable else { return false };
+        let blocked = writable.poll_write_ready(&mut Context::from_waker(&self.waker)).is_pending();
+        if !blocked {
+            self.writable = None;
+        }
+        blocked
+    }
+
+    /// Reports the token when the send buffer has room again.
+    fn watch_writable(&mut self) {
+        let watched = self.fd.get_ref().try_clone().and_then(|socket| sys::watch(socket, Interest::WRITABLE));
+        match watched {
+            Ok(writable) => {
+                if writable.poll_write_ready(&mut Context::from_waker(&self.waker)).is_ready() {
+                    self.waker.wake_by_ref();
+                }
+                self.writable = Some(writable);
+            }
+            Err(error) => {
+                // Out of descriptors: the worker comes back at once instead of when there is room.
+                tracing::debug!(%error, "cannot watch a socket for room to send");
+                self.waker.wake_by_ref();
+            }
+        }
+    }
+}
+
+impl UdpSocket for KernelUdp {
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<()> {
+        batch.clear();
+        if std::mem::take(&mut self.transmitter.refused) {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        loop {
+            let Poll::Ready(guard) = self.fd.poll_read_ready(&mut Context::from_waker(&self.waker)) else {
+                return Err(self.take_error().unwrap_or_else(|| io::ErrorKind::WouldBlock.into()));
+            };
+            let mut guard = guard?;
+            let scratch = &mut self.shared.scratch.borrow_mut();
+            let result = guard.try_io(|fd| sys::receive(fd.get_ref().as_fd(), batch, scratch));
+            let received = match result {
+                Ok(result) => result?,
+                Err(_would_block) => continue,
+            };
+            if received.buffers < batch.slots() {
+                // The kernel met the end of its queue, so the next call need not ask again.
+                guard.clear_ready();
+            }
+            self.stats.receive_calls += 1;
+            self.stats.truncated += received.refused as u64;
+            count_received(batch, &mut self.stats);
+            if !batch.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
+        if batch.is_empty() || self.is_blocked() {
+            return;
+        }
+        let (messages, bytes) = batch.parts();
+        let all = messages.len();
+        // Out of its place, because `outcome` may use another socket of the worker.
+        let mut scratch = self.shared.scratch.take();
+        let mut means = Means {
+            socket: self.fd.get_ref().as_fd(),
+            scratch: &mut scratch,
+            clock: &*self.shared.clock,
+            stats: &mut self.stats,
+        };
+        let done = self.transmitter.transmit(messages, &Contiguous(bytes), &mut means, outcome);
+        self.shared.scratch.replace(scratch);
+        batch.release(done);
+        if self.transmitter.refused {
+            self.waker.wake_by_ref();
+        }
+        if done < all {
+            self.watch_writable();
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        received: &ReceiveBatch,
+        delivery: &mut Delivery,
+        outcome: &mut dyn FnMut(&DeliveryMessage, SendOutcome),
+    ) {
+        let (messages, pieces) = delivery.parts();
+        let cargo = Scattered { received, pieces };
+        // As in `send`.
+        let mut scratch = self.shared.scratch.take();
+        let mut means = Means {
+            socket: self.fd.get_ref().as_fd(),
+            scratch: &mut scratch,
+            clock: &*self.shared.clock,
+            stats: &mut self.stats,
+        };
+        let done = self.transmitter.transmit(messages, &cargo, &mut means, outcome);
+        abandon(&mut messages[done..], &cargo, means.stats, outcome);
+        self.shared.scratch.replace(scratch);
+        delivery.clear();
+        if self.transmitter.refused {
+            self.waker.wake_by_ref();
+        }
+    }
+
+    fn stats(&self) -> UdpStats {
+        self.stats
+    }
+
+    fn kernel_drops(&self) -> u64 {
+        let (seen, total) = self.drops.get();
+        // Without SO_MEMINFO (before Linux 4.12) the count stands still.
+        let now = sys::drops(self.fd.get_ref().as_fd()).unwrap_or(seen);
+        let total = total + u64::from(now.wrapping_sub(seen));
+        self.drops.set((now, total));
+        total
+    }
+}
+
+/// Registers `socket` and reports its first readiness, and if it is `connected` its first error, to `waker`.
+fn watch_readable(socket: Socket, connected: bool, waker: &Waker) -> io::Result<AsyncFd<Socket>> {
+    let fd = sys::watch(socket, Interest::READABLE)?;
+    let mut context = Context::from_waker(waker);
+    // An error without data comes as the end of the write side.
+    if fd.poll_read_ready(&mut context).is_ready()
+        || (connected && fd.poll_write_ready(&mut context).is_ready())
+    {
+        waker.wake_by_ref();
+    }
+    Ok(fd)
+}
+
+fn count_received(batch: &ReceiveBatch, stats: &mut UdpStats) {
+    stats.received_buffers += batch.len() as u64;
+    for index in 0..batch.len() {
+        let meta = batch.meta(index);
+        stats.received_datagrams += meta.datagrams() as u64;
+        stats.received_bytes += meta.len as u64;
+    }
+}
+
+/// An unbound socket with the options of its role.
+fn configured(options: &UdpOptions) -> io::Result<Socket> {
+    let v6 = options.bind.is_ipv6();
+    let socket = Socket::new(Domain::for_address(options.bind), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    if v6 {
+        socket.set_only_v6(true)?;
+    }
+    if options.mark != 0 {
+        socket.set_mark(options.mark)?;
+    }
+    let (quic, many_local_addresses) = match options.role {
+        UdpRole::QuicListen => (true, true),
+        UdpRole::QuicDial => (true, false),
+        UdpRole::Ingress => (false, true),
+        UdpRole::Upstream => (false, false),
+    };
+    if quic {
+        sys::set_mtu_probe(socket.as_fd(), v6)?;
+        sys::set_receive_ecn(socket.as_fd(), v6)?;
+    }
+    if many_local_addresses {
+        sys::set_pktinfo(socket.as_fd(), v6)?;
+    }
+    if let Err(error) = sys::set_gro(socket.as_fd()) {
+        tracing::debug!(%error, "no UDP_GRO: each datagram comes in a buffer of its own");
+    }
+    set_buffers(&socket, options.buffer_bytes)?;
+    Ok(socket)
+}
+
+/// Asks for send and receive buffers of `bytes`, and warns once per process when the kernel gives less.
+fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
+    // The kernel doubles the value for its bookkeeping, and reports it doubled.
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
+    let asked = bytes.unsigned_abs() as usize;
+    if sys::force_receive_buffer(socket.as_fd(), bytes).is_err() {
+        socket.set_recv_buffer_size(asked)?;
+    }
+    if sys::force_send_buffer(socket.as_fd(), bytes).is_err() {
+        socket.set_send_buffer_size(asked)?;
+    }
+    let receive = socket.recv_buffer_size()? / 2;
+    let send = socket.send_buffer_size()? / 2;
+    if receive < asked || send < asked {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
+            tracing::warn!(
+                asked,
+                receive,
+                send,
+                "socket buffers are smaller than asked, so bursts are lost; give the daemon CAP_NET_ADMIN, or run \
+                 `sysctl -w net.core.rmem_max={asked} net.core.wmem_max={asked}`"
+            );
+        });
+    }
+    Ok(())
+}

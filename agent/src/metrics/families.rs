@@ -1,0 +1,180 @@
+//! Every metric of the agent, one line each: handle, kind, name, meaning.
+//!
+//! A group is bound to the values of its labels once, and its handles are then set without looking anything up.
+//! Kinds: `counter` counts up ([`Published`]); `level` is the sum of what its sources hold ([`Level`]);
+//! `gauge` is set by a single owner. Families at the end, whose last label is an enum of some other module, are bound
+//! with [`Labelled::bind`](super::Labelled::bind).
+
+use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGaugeVec};
+
+use super::{Level, Metrics, MetricsError, Published, Registrar};
+
+macro_rules! family {
+    (counter) => {
+        IntCounterVec
+    };
+    (level) => {
+        IntGaugeVec
+    };
+    (flag) => {
+        IntGaugeVec
+    };
+    (gauge) => {
+        GaugeVec
+    };
+}
+
+macro_rules! handle {
+    (counter) => {
+        Published
+    };
+    (level) => {
+        Level
+    };
+    (flag) => {
+        IntGauge
+    };
+    (gauge) => {
+        Gauge
+    };
+}
+
+macro_rules! metrics {
+    (
+        $( $(#[$doc:meta])* group $group:ident($($label:ident),*) {
+            $( $handle:ident: $kind:ident $name:literal, $help:literal; )*
+        } )*
+        families {
+            $( $family:ident: $family_kind:ident $family_name:literal [$($family_label:ident),*], $family_help:literal; )*
+        }
+    ) => {
+        /// All families of the registry; handles are bound from them.
+        pub struct Families {
+            $( $( $handle: family!($kind), )* )*
+            $( #[doc = $family_help] pub $family: family!($family_kind), )*
+        }
+
+        impl Families {
+            pub(super) fn register(registrar: &mut Registrar) -> Result<Self, MetricsError> {
+                Ok(Self {
+                    $( $( $handle: registrar.$kind($name, $group::LABELS, $help)?, )* )*
+                    $( $family: registrar.$family_kind($family_name, &[$(stringify!($family_label)),*], $family_help)?, )*
+                })
+            }
+        }
+
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub struct $group {
+                $( #[doc = $help] pub $handle: handle!($kind), )*
+            }
+
+            impl $group {
+                /// The names of the labels that [`bind`](Self::bind) takes values for.
+                pub const LABELS: &[&str] = &[$(stringify!($label)),*];
+
+                /// Binds the handles to these label values; each then shows its value, zero at first.
+                pub fn bind(metrics: &Metrics, $($label: &str),*) -> Self {
+                    let families = metrics.families();
+                    let values: &[&str] = &[$($label),*];
+                    Self { $( $handle: families.$handle.with_label_values(values).into(), )* }
+                }
+
+                /// Removes these label values from what is shown; handles that are still bound count unseen.
+                pub fn forget(metrics: &Metrics, $($label: &str),*) {
+                    let families = metrics.families();
+                    let values: &[&str] = &[$($label),*];
+                    // Values that were never bound are an error, and nothing is left to do.
+                    $( families.$handle.remove_label_values(values).ok(); )*
+                }
+            }
+        )*
+    };
+}
+
+metrics! {
+    /// One peer on one worker.
+    group PeerMetrics(peer) {
+        peer_connected: level "culvert_peer_connected", "Established control connections of the peer.";
+        peer_rtt: gauge "culvert_peer_rtt_seconds", "Smoothed round-trip time of the control connection.";
+        flows: level "culvert_flows", "UDP sessions now known, of both openers.";
+        flows_opened: counter "culvert_flows_opened_total", "Flows opened, of both openers.";
+        lane_packets_sent: counter "culvert_lane_packets_sent_total", "QUIC packets sent on lanes.";
+        lane_packets_received: counter "culvert_lane_packets_received_total", "QUIC packets received on lanes that passed authentication and the replay window.";
+        lane_packets_acked: counter "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.";
+        lane_packets_lost: counter "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.";
+        lane_packets_spuriously_lost: counter "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.";
+        queue_packets: level "culvert_queue_packets", "Payloads waiting in the relay's queue.";
+        queue_bytes: level "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.";
+        queue_age: gauge "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.";
+    }
+
+    /// One direction of one peer on one worker: received = delivered + queued + dropped.
+    group PeerDirectionMetrics(peer, direction) {
+        peer_datagrams_received: counter "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.";
+        peer_datagrams_delivered: counter "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.";
+        peer_datagrams_dropped: counter "culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.";
+        peer_datagrams_queued: level "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.";
+        peer_bytes_received: counter "culvert_peer_bytes_received_total", "Bytes of the payloads received.";
+        peer_bytes_delivered: counter "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.";
+    }
+
+    /// All sockets of one use on one worker.
+    group SocketMetrics(socket) {
+        socket_received_buffers: counter "culvert_socket_received_buffers_total", "Buffers received; GRO joins several datagrams into one.";
+        socket_received_datagrams: counter "culvert_socket_received_datagrams_total", "Datagrams received.";
+        socket_received_bytes: counter "culvert_socket_received_bytes_total", "Bytes of UDP payload received.";
+        socket_receive_calls: counter "culvert_socket_receive_calls_total", "System calls that received something.";
+        socket_sent_datagrams: counter "culvert_socket_sent_datagrams_total", "Datagrams handed to the kernel.";
+        socket_sent_bytes: counter "culvert_socket_sent_bytes_total", "Bytes of UDP payload handed to the kernel.";
+        socket_send_calls: counter "culvert_socket_send_calls_total", "System calls that sent something.";
+        socket_gso_messages: counter "culvert_socket_gso_messages_total", "Messages that the kernel cut into segments.";
+        socket_gso_segments: counter "culvert_socket_gso_segments_total", "Segments of those messages.";
+        socket_gso_fallbacks: counter "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.";
+        socket_would_block: counter "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.";
+        socket_send_failures: counter "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.";
+        socket_truncated: counter "culvert_socket_truncated_total", "Received buffers that were longer than ours.";
+        socket_kernel_drops: counter "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.";
+    }
+
+    /// One direction of all lanes of one worker.
+    group LaneDirectionMetrics(direction) {
+        lane_ack_packets: counter "culvert_lane_ack_packets_total", "Lane packets without payload, sent (uplink) or received (downlink).";
+        lane_ack_frames: counter "culvert_lane_ack_frames_total", "ACK frames on lanes, sent (uplink) or received (downlink).";
+        lane_datagram_frames: counter "culvert_lane_datagram_frames_total", "DATAGRAM frames on lanes, sent (uplink) or received (downlink).";
+    }
+
+    /// The control stream's messages in one direction.
+    group ControlMetrics(direction) {
+        control_messages: counter "culvert_control_messages_total", "Control messages, sent (uplink) or received (downlink).";
+    }
+
+    /// One direction of all TCP forwards of one worker.
+    group TcpDirectionMetrics(direction) {
+        tcp_bytes: counter "culvert_tcp_bytes_total", "Bytes of TCP payload forwarded.";
+    }
+
+    /// What one worker counts without labels.
+    group WorkerMetrics() {
+        flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
+        connections: level "culvert_connections", "QUIC connections, half-open ones included.";
+        tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
+        tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards opened, by either end.";
+    }
+
+    families {
+        build_info: level "culvert_build_info" [version], "Always 1; the label is the program's version.";
+        ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains.";
+        datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers.";
+        flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (opened, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
+        flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
+        lanes: level "culvert_lanes" [state], "Lanes by state.";
+        lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
+        lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
+        handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
+        refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";
+        control_message_errors: counter "culvert_control_message_errors_total" [reason], "Control messages that could not be used, by reason.";
+        tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
+    }
+}

@@ -1,0 +1,538 @@
+//! How a worker's plain integers reach the metrics and whoever asks for a snapshot.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use quic_core::LaneStats;
+
+use super::{Worker, streams::TcpRefusal};
+use crate::{
+    admin::Health,
+    config::Config,
+    control::messages::MessageError,
+    forward::Local,
+    io::{UdpRole, UdpSocket, UdpStats},
+    lanes::LaneState,
+    metrics::{
+        ControlMetrics, Counters, LaneDirectionMetrics, Levels, Metrics, PeerDirectionMetrics, PeerMetrics,
+        SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
+    },
+    peer::{Peer, PeerId},
+    relay::{Account, Context, Direction, DropReason},
+};
+
+/// Outcomes of handshakes: the label `outcome`.
+const HANDSHAKES: [&str; 6] = ["dialled", "accepted", "established", "failed", "refused_key", "ignored"];
+
+/// Why a datagram at a QUIC socket reached no lane and no connection: the label `reason`.
+const REFUSED_DATAGRAMS: [&str; 2] = ["unroutable", "answer_suppressed"];
+
+/// Why flows ended: the label `reason`.
+const FLOWS_ENDED: [&str; 3] = ["idle", "closed", "orphaned"];
+
+/// Why a lane did not accept a packet: the label `reason`.
+const REFUSED_PACKETS: [&str; 7] =
+    ["duplicate", "too_old", "header", "authentication", "other_phase", "integrity_limit", "violation"];
+
+/// Why lanes were opened again: the label `reason`.
+const LANES_REOPENED: [&str; 3] = ["unvalidated", "silent", "refused"];
+
+/// Handshakes by what this end saw of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Handshakes {
+    pub(super) dialled: u64,
+    pub(super) established: u64,
+    pub(super) failed: u64,
+}
+
+/// TCP forwards.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpTotals {
+    pub(super) opened: u64,
+    pub(super) refused: [u64; TcpRefusal::ALL.len()],
+    /// From TCP to streams, of forwards that have ended.
+    pub(super) bytes_outward: u64,
+    /// From streams to TCP, of forwards that have ended.
+    pub(super) bytes_inward: u64,
+}
+
+impl TcpTotals {
+    pub(super) fn refuse(&mut self, reason: TcpRefusal) {
+        self.refused[reason as usize] += 1;
+    }
+}
+
+/// Control messages that could not be used, by reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MessageErrors([u64; MessageError::LABELS.len()]);
+
+impl MessageErrors {
+    pub(super) fn count(&mut self, error: &MessageError) {
+        let label = error.label();
+        if let Some(place) = MessageError::LABELS.iter().position(|known| *known == label) {
+            self.0[place] += 1;
+        }
+    }
+}
+
+/// What lanes that have ended counted, by peer.
+#[derive(Debug, Default)]
+pub(super) struct RetiredLanes(Vec<LaneStats>);
+
+impl RetiredLanes {
+    pub(super) fn add(&mut self, peer: PeerId, stats: &LaneStats) {
+        let place = peer.0 as usize;
+        if self.0.len() <= place {
+            self.0.resize_with(place + 1, LaneStats::default);
+        }
+        add_lane(&mut self.0[place], stats);
+    }
+
+    fn of(&self, peer: PeerId) -> LaneStats {
+        self.0.get(peer.0 as usize).copied().unwrap_or_default()
+    }
+}
+
+/// What a worker counts besides what its parts count themselves. All of it only grows.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) handshakes: Handshakes,
+    pub(super) out_of_order: u64,
+    pub(super) message_errors: MessageErrors,
+    pub(super) lanes_unvalidated: u64,
+    pub(super) lanes_silent: u64,
+    pub(super) lanes_refused: u64,
+    pub(super) retired: RetiredLanes,
+    pub(super) tcp: TcpTotals,
+}
+
+/// What has been booked of one socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Booked {
+    stats: UdpStats,
+    kernel_drops: u64,
+}
+
+/// What the sockets of each role did, those that are closed included.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SocketBooks([Booked; 4]);
+
+impl SocketBooks {
+    const ROLES: [(UdpRole, &'static str); 4] = [
+        (UdpRole::QuicListen, "quic_listen"),
+        (UdpRole::QuicDial, "quic_dial"),
+        (UdpRole::Ingress, "ingress"),
+        (UdpRole::Upstream, "upstream"),
+    ];
+
+    /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped.
+    pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
+        let place = Self::ROLES.iter().position(|(known, _)| *known == role).unwrap_or(0);
+        let stats = socket.stats();
+        self.0[place].stats.add_since(&stats, &booked.stats);
+        booked.stats = stats;
+        if drops {
+            let dropped = socket.kernel_drops();
+            self.0[place].kernel_drops += dropped.saturating_sub(booked.kernel_drops);
+            booked.kernel_drops = dropped;
+        }
+    }
+}
+
+/// One direction of a peer, as it was when it was published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectionSnapshot {
+    /// The account.
+    pub account: Account,
+    /// Datagrams that waited.
+    pub queued: u64,
+}
+
+impl DirectionSnapshot {
+    /// The accounting invariant.
+    #[must_use]
+    pub fn balances(&self) -> bool {
+        self.account.balances(self.queued)
+    }
+}
+
+/// A peer, as it was when it was published.
+#[derive(Clone, Debug)]
+pub struct PeerSnapshot {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Lanes that carry payloads.
+    pub lanes_up: usize,
+    /// The smoothed round-trip time of its first lane.
+    pub rtt: Option<Duration>,
+    /// Flows of both openers.
+    pub flows: usize,
+    /// Lane packets that were declared lost.
+    pub packets_lost: u64,
+    /// From local sockets to the peer.
+    pub uplink: DirectionSnapshot,
+    /// From the peer to local sockets.
+    pub downlink: DirectionSnapshot,
+}
+
+/// A worker, as it was when it was published.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Its peers, in the configuration's order.
+    pub peers: Vec<PeerSnapshot>,
+    /// Buffers that the kernel dropped at its sockets, all roles together.
+    pub kernel_drops: u64,
+}
+
+/// The newest snapshot of a worker.
+#[derive(Debug, Default)]
+pub struct Snapshots(Mutex<Snapshot>);
+
+impl Snapshots {
+    /// A copy of it.
+    #[must_use]
+    pub fn get(&self) -> Snapshot {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, snapshot: Snapshot) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+}
+
+/// The handles of one worker.
+pub struct Publisher {
+    worker: usize,
+    health: Arc<Health>,
+    snapshots: Arc<Snapshots>,
+    refused_keys: Arc<AtomicU64>,
+    peers: Vec<PeerHandles>,
+    dropped: [Counters; 2],
+    sockets: [SocketMetrics; 4],
+    lanes: Levels,
+    lane_directions: [LaneDirectionMetrics; 2],
+    refused_packets: Counters,
+    lanes_reopened: Counters,
+    flow_messages: [Counters; 2],
+    flows_ended: Counters,
+    handshakes: Counters,
+    refused_datagrams: Counters,
+    control: [ControlMetrics; 2],
+    message_errors: Counters,
+    tcp: [TcpDirectionMetrics; 2],
+    tcp_refused: Counters,
+    own: WorkerMetrics,
+}
+
+struct PeerHandles {
+    totals: PeerMetrics,
+    directions: [PeerDirectionMetrics; 2],
+}
+
+impl Publisher {
+    /// Binds every handle once.
+    #[must_use]
+    pub fn new(
+        metrics: &Metrics,
+        config: &Config,
+        worker: usize,
+        health: Arc<Health>,
+        snapshots: Arc<Snapshots>,
+    ) -> Self {
+        let families = metrics.families();
+        let [uplink, downlink] = Direction::ALL.map(Direction::label);
+        let reasons = DropReason::ALL.map(DropReason::label);
+        let peer = |peer: &crate::config::Peer| PeerHandles {
+            totals: PeerMetrics::bind(metrics, &peer.name),
+            directions: [uplink, downlink].map(|label| PeerDirectionMetrics::bind(metrics, &peer.name, label)),
+        };
+        Self {
+            worker,
+            health,
+            snapshots,
+            refused_keys: Arc::default(),
+            peers: config.peers.iter().map(peer).collect(),
+            dropped: [uplink, downlink].map(|label| Counters::bind(&families.datagrams_dropped, &[label], &reasons)),
+            sockets: SocketBooks::ROLES.map(|(_, label)| SocketMetrics::bind(metrics, label)),
+            lanes: Levels::bind(&families.lanes, &[], &LaneState::LABELS),
+            lane_directions: [uplink, downlink].map(|label| LaneDirectionMetrics::bind(metrics, label)),
+            refused_packets: Counters::bind(&families.lane_refused_packets, &[], &REFUSED_PACKETS),
+            lanes_reopened: Counters::bind(&families.lanes_reopened, &[], &LANES_REOPENED),
+            flow_messages: [uplink, downlink]
+                .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
+            flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
+            handshakes: Counters::bind(&families.handshakes, &[], &HANDSHAKES),
+            refused_datagrams: Counters::bind(&families.refused_datagrams, &[], &REFUSED_DATAGRAMS),
+            control: [uplink, downlink].map(|label| ControlMetrics::bind(metrics, label)),
+            message_errors: Counters::bind(
+                &families.control_message_errors,
+                &[],
+                &[&MessageError::LABELS[..], &["out_of_order"]].concat(),
+            ),
+            tcp: [uplink, downlink].map(|label| TcpDirectionMetrics::bind(metrics, label)),
+            tcp_refused: Counters::bind(&families.tcp_refused, &[], &TcpRefusal::ALL.map(TcpRefusal::label)),
+            own: WorkerMetrics::bind(metrics),
+        }
+    }
+
+    /// Where the TLS verifier counts handshakes with a key that is not allowed.
+    #[must_use]
+    pub fn refused_keys(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.refused_keys)
+    }
+
+    /// The worker is alive.
+    pub(super) fn beat(&self, now: Instant) {
+        self.health.beat(self.worker, now);
+    }
+}
+
+impl Worker {
+    /// Asks the kernel what it dropped at the sockets that many share, and at those that had traffic.
+    pub(super) fn poll_kernel_drops(&mut self) {
+        self.book_sockets(true);
+    }
+
+    fn book_sockets(&mut self, drops: bool) {
+        let books = self.doors.books();
+        for underlay in self.underlays.iter_mut() {
+            books.book(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
+        }
+        self.locals.each_touched(drops, |socket| {
+            books.book(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
+        });
+    }
+
+    /// Publishes everything, with what the kernel dropped until now.
+    pub fn publish_last(&mut self, now: Instant) {
+        self.poll_kernel_drops();
+        self.publish(now);
+    }
+
+    /// Publishes everything.
+    pub(super) fn publish(&mut self, now: Instant) {
+        self.unpublished = false;
+        self.book_sockets(false);
+        let mut lanes = [0; LaneState::LABELS.len()];
+        let mut all_lanes = LaneStats::default();
+        let mut dropped = [[0; DropReason::COUNT]; 2];
+        let mut messages = [[0; Context::MESSAGE_LABELS.len()]; 2];
+        let mut ended = [0; FLOWS_ENDED.len()];
+        let mut moved = 0;
+        let mut per_peer: Vec<(LaneStats, usize)> =
+            self.peers.iter().map(|peer| (self.totals.retired.of(peer.id), 0)).collect();
+        for (_, slot) in self.lanes.iter() {
+            lanes[slot.state.label_index()] += 1;
+            if let Some((stats, up)) = per_peer.get_mut(slot.peer.0 as usize) {
+                add_lane(stats, slot.core.stats());
+                *up += usize::from(slot.is_up());
+            }
+        }
+        let mut snapshots = Vec::with_capacity(self.peers.len());
+        for ((peer, (stats, up)), handles) in
+            self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
+        {
+            add_lane(&mut all_lanes, stats);
+            let relay = &peer.relay;
+            for (direction, place) in Direction::ALL.into_iter().zip(0..) {
+                for (sum, count) in dropped[place].iter_mut().zip(relay.account(direction).dropped) {
+                    *sum += count;
+                }
+            }
+            for (sums, counts) in messages.iter_mut().zip([&relay.stats.messages_sent, &relay.stats.messages_received]) {
+                for (sum, count) in sums.iter_mut().zip(counts) {
+                    *sum += count;
+                }
+            }
+            let flows = [relay.stats.flows_idle, relay.stats.flows_closed, relay.stats.flows_orphaned];
+            for (sum, count) in ended.iter_mut().zip(flows) {
+                *sum += count;
+            }
+            moved += relay.stats.flows_moved;
+            let rtt = rtt(peer, &self.lanes);
+            handles.publish(peer, stats, rtt, now);
+            snapshots.push(snapshot(peer, stats, *up, rtt));
+        }
+        let kernel_drops = self.doors.books().0.iter().map(|booked| booked.kernel_drops).sum();
+        self.metrics.snapshots.set(Snapshot { peers: snapshots, kernel_drops });
+        let metrics = &mut self.metrics;
+        metrics.lanes.set(&lanes);
+        for (counters, totals) in metrics.dropped.iter_mut().zip(&dropped) {
+            counters.publish(totals);
+        }
+        for (counters, totals) in metrics.flow_messages.iter_mut().zip(&messages) {
+            counters.publish(totals);
+        }
+        metrics.flows_ended.publish(&ended);
+        metrics.own.flows_moved.publish(moved);
+        metrics.publish_lanes(&all_lanes, &self.totals);
+        metrics.publish_sockets(self.doors.books());
+        self.publish_control();
+        self.metrics.beat(now);
+    }
+
+    fn publish_control(&mut self) {
+        let (totals, control, metrics) = (&self.totals, &self.control.stats, &mut self.metrics);
+        let refused_keys = metrics.refused_keys.load(Ordering::Relaxed);
+        let Handshakes { dialled, established, failed } = totals.handshakes;
+        metrics.handshakes.publish(&[
+            dialled,
+            control.handshakes_accepted,
+            established,
+            failed,
+            refused_keys,
+            control.handshakes_ignored,
+        ]);
+        metrics.refused_datagrams.publish(&[control.unroutable, control.answers_suppressed]);
+        metrics.control[0].control_messages.publish(control.messages_sent);
+        metrics.control[1].control_messages.publish(control.messages_received);
+        metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
+        let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
+        for (_, (_, _, forward)) in &self.tcp {
+            let (out, back) = forward.bytes();
+            outward += out;
+            inward += back;
+        }
+        metrics.tcp[0].tcp_bytes.publish(outward);
+        metrics.tcp[1].tcp_bytes.publish(inward);
+        metrics.tcp_refused.publish(&totals.tcp.refused);
+        metrics.own.tcp_streams.set(self.tcp.len() as u64);
+        metrics.own.tcp_streams_opened.publish(totals.tcp.opened);
+        metrics.own.connections.set(self.control.len() as u64);
+    }
+}
+
+impl Publisher {
+    fn publish_lanes(&mut self, lanes: &LaneStats, totals: &Totals) {
+        let [sent, received] = &mut self.lane_directions;
+        sent.lane_ack_packets.publish(lanes.ack_packets_sent);
+        sent.lane_ack_frames.publish(lanes.ack_frames_sent);
+        sent.lane_datagram_frames.publish(lanes.datagrams_sent);
+        received.lane_ack_packets.publish(lanes.ack_packets_received);
+        received.lane_ack_frames.publish(lanes.ack_frames_received);
+        received.lane_datagram_frames.publish(lanes.datagrams_received);
+        self.refused_packets.publish(&[
+            lanes.duplicates,
+            lanes.too_old,
+            lanes.header_errors,
+            lanes.authentication_failures,
+            lanes.other_phase_failures,
+            lanes.integrity_limit,
+            lanes.violations,
+        ]);
+        self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
+    }
+
+    fn publish_sockets(&mut self, books: &SocketBooks) {
+        for (handles, Booked { stats, kernel_drops }) in self.sockets.iter_mut().zip(&books.0) {
+            handles.socket_received_buffers.publish(stats.received_buffers);
+            handles.socket_received_datagrams.publish(stats.received_datagrams);
+            handles.socket_received_bytes.publish(stats.received_bytes);
+            handles.socket_receive_calls.publish(stats.receive_calls);
+            handles.socket_sent_datagrams.publish(stats.sent_datagrams);
+            handles.socket_sent_bytes.publish(stats.sent_bytes);
+            handles.socket_send_calls.publish(stats.send_calls);
+            handles.socket_gso_messages.publish(stats.gso_messages);
+            handles.socket_gso_segments.publish(stats.gso_segments);
+            handles.socket_gso_fallbacks.publish(stats.gso_fallbacks);
+            handles.socket_would_block.publish(stats.would_block);
+            handles.socket_send_failures.publish(stats.send_failures);
+            handles.socket_truncated.publish(stats.truncated);
+            handles.socket_kernel_drops.publish(*kernel_drops);
+        }
+    }
+}
+
+impl PeerHandles {
+    fn publish(&mut self, peer: &Peer, lanes: &LaneStats, rtt: Option<Duration>, now: Instant) {
+        let relay = &peer.relay;
+        let totals = &mut self.totals;
+        totals.peer_connected.set(u64::from(peer.session.is_some()));
+        totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
+        totals.flows.set(relay.flows.len() as u64);
+        totals.flows_opened.publish(relay.stats.flows_opened + relay.stats.flows_accepted);
+        totals.lane_packets_sent.publish(lanes.sealed_packets);
+        totals.lane_packets_received.publish(lanes.opened_packets);
+        totals.lane_packets_acked.publish(lanes.acked_packets);
+        totals.lane_packets_lost.publish(lanes.lost_packets);
+        totals.lane_packets_spuriously_lost.publish(lanes.spuriously_lost_packets);
+        totals.queue_packets.set((relay.queue.datagrams() + relay.awaiting.datagrams()) as u64);
+        totals.queue_bytes.set((relay.queue.bytes() + relay.awaiting.bytes()) as u64);
+        let age = relay.oldest().map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest));
+        totals.queue_age.set(age.as_secs_f64());
+        let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
+        for ((direction, handles), bytes) in Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes) {
+            let account = relay.account(direction);
+            handles.peer_datagrams_received.publish(account.received);
+            handles.peer_datagrams_delivered.publish(account.delivered);
+            handles.peer_datagrams_dropped.publish(account.dropped_total());
+            handles.peer_datagrams_queued.set(relay.queued(direction));
+            handles.peer_bytes_received.publish(account.received_bytes);
+            handles.peer_bytes_delivered.publish(bytes);
+        }
+    }
+}
+
+fn snapshot(peer: &Peer, lanes: &LaneStats, lanes_up: usize, rtt: Option<Duration>) -> PeerSnapshot {
+    let direction = |direction| DirectionSnapshot {
+        account: *peer.relay.account(direction),
+        queued: peer.relay.queued(direction),
+    };
+    PeerSnapshot {
+        name: Arc::clone(&peer.name),
+        connected: peer.session.is_some(),
+        lanes_up,
+        rtt,
+        flows: peer.relay.flows.len(),
+        packets_lost: lanes.lost_packets,
+        uplink: direction(Direction::Uplink),
+        downlink: direction(Direction::Downlink),
+    }
+}
+
+/// The smoothed round-trip time of a peer's first lane, once it has a sample.
+fn rtt(peer: &Peer, lanes: &crate::lanes::Lanes) -> Option<Duration> {
+    let lane = peer.session.as_ref()?.pool.lanes().next()?;
+    let rtt = lanes.get(lane)?.core.rtt();
+    rtt.latest().map(|_| rtt.smoothed())
+}
+
+fn role(local: &Local) -> UdpRole {
+    match local {
+        Local::Ingress { .. } => UdpRole::Ingress,
+        Local::Upstream { .. } => UdpRole::Upstream,
+    }
+}
+
+/// Adds one lane's counts to a sum.
+fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
+    sum.sealed_packets += lane.sealed_packets;
+    sum.sealed_bytes += lane.sealed_bytes;
+    sum.opened_packets += lane.opened_packets;
+    sum.opened_bytes += lane.opened_bytes;
+    sum.datagrams_sent += lane.datagrams_sent;
+    sum.datagrams_received += lane.datagrams_received;
+    sum.ack_packets_sent += lane.ack_packets_sent;
+    sum.ack_packets_received += lane.ack_packets_received;
+    sum.ack_frames_sent += lane.ack_frames_sent;
+    sum.ack_frames_received += lane.ack_frames_received;
+    sum.probes_sent += lane.probes_sent;
+    sum.acked_packets += lane.acked_packets;
+    sum.lost_packets += lane.lost_packets;
+    sum.spuriously_lost_packets += lane.spuriously_lost_packets;
+    sum.window_overflows += lane.window_overflows;
+    sum.duplicates += lane.duplicates;
+    sum.too_old += lane.too_old;
+    sum.header_errors += lane.header_errors;
+    sum.authentication_failures += lane.authentication_failures;
+    sum.other_phase_failures += lane.other_phase_failures;
+    sum.integrity_limit += lane.integrity_limit;
+    sum.violations += lane.violations;
+}

@@ -1,0 +1,835 @@
+//! Control connections become sessions: who may connect, which connection stays, which lanes it has.
+//!
+//! ```text
+//!   dialler                                       listener
+//!   handshake, both keys pinned ◄───────────────► handshake, key on the allowlist
+//!   Hello ──────────────────────────────────────► session established
+//!   session established ◄──────────────────────── Hello
+//!   LaneOpen 0 … n ─────────────────────────────► slots (see lanes/)
+//! ```
+//!
+//! One session per peer. If both ends dialled, the connection dialled by the end with the smaller key stays; of two
+//! dialled by the same end, the newer. A session whose process has been replaced (another instance) never stays.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OpenError, Suite};
+use quinn_proto::{ConnectionError, ConnectionHandle, Side};
+use ring::{hkdf, hmac};
+
+use super::{StartError, Timer, Worker, number, publish};
+use crate::{
+    clock::{Clock, SystemClock},
+    config::{Config, MaxPacket},
+    control::{
+        cid::ConnectionIds,
+        driver::{Control, Event},
+        messages::{
+            CloseReason, Features, Hello, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message, MessageError,
+            Service,
+        },
+        suite, tls,
+    },
+    identity::PublicKey,
+    io::{Token, UdpRole},
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, Pool, UnderlayId, pool},
+    log::RateLimit,
+    peer::{PeerId, Session},
+    relay::{Context, Origin},
+};
+
+/// The least silence, with something outstanding, after which a peer is dialled anew.
+const LEAST_SILENCE: Duration = Duration::from_millis(500);
+
+/// The keys that may connect, and how often another one tried.
+struct Allowlist {
+    keys: Vec<PublicKey>,
+    refused: Arc<AtomicU64>,
+    log: Mutex<RateLimit>,
+}
+
+impl tls::ClientKeys for Allowlist {
+    fn is_allowed(&self, key: &[u8; 32]) -> bool {
+        self.keys.contains(&PublicKey(*key))
+    }
+
+    fn refused(&self, refusal: &tls::Refusal) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(suppressed) = log.allow(SystemClock.now()) {
+            tracing::warn!(%refusal, suppressed, "handshake refused: not the key of a configured peer");
+        }
+    }
+}
+
+/// The endpoint of a worker.
+pub(super) fn control(
+    config: &Config,
+    identity: &tls::TlsIdentity,
+    ids: &ConnectionIds,
+    metrics: &publish::Publisher,
+    seed: [u8; 32],
+) -> Result<Control, StartError> {
+    let generator = ids.clone();
+    let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
+    let endpoint =
+        tls::endpoint_config(move || Box::new(generator.clone()), reset_key, max_packet(config), Some(seed));
+    let server = if config.transport.listen.is_empty() {
+        None
+    } else {
+        let keys = config.peers.iter().flat_map(|peer| peer.public_keys.iter().copied()).collect();
+        let allowlist = Allowlist {
+            keys,
+            refused: metrics.refused_keys(),
+            log: Mutex::new(RateLimit::new(super::LOG_INTERVAL)),
+        };
+        let crypto = tls::server_crypto(identity, Arc::new(allowlist))?;
+        // The dialler keeps the connection alive: it is the one behind a NAT.
+        let transport = tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer);
+        let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed);
+        Some(Arc::new(tls::server_config(crypto, Arc::new(transport), Arc::new(token_key))))
+    };
+    Ok(Control::new(endpoint, server))
+}
+
+fn max_packet(config: &Config) -> Option<u16> {
+    match config.transport.max_packet {
+        MaxPacket::Auto => None,
+        MaxPacket::Bytes(bytes) => Some(bytes),
+    }
+}
+
+impl Worker {
+    /// Polls the control connections until they have nothing more to say.
+    pub(super) fn poll_control(&mut self, now: Instant) {
+        loop {
+            let mut events = std::mem::take(&mut self.events);
+            let timers = &mut self.timers;
+            let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
+            self.control.poll(&mut self.lanes, &mut self.underlays, now, arm, &mut events);
+            let quiet = events.is_empty();
+            for (handle, event) in events.drain(..) {
+                self.control_event(handle, event, now);
+            }
+            self.events = events;
+            if quiet {
+                break;
+            }
+        }
+        if self.stopping && self.control.is_empty() {
+            self.ended = true;
+        }
+    }
+
+    fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
+        match event {
+            Event::Connected { key } => self.connected(handle, &key, now),
+            Event::Message(message) => self.message(handle, message, now),
+            Event::Violation(error) => self.control_violation(handle, &error, now),
+            Event::Opened(stream) => self.stream_opened(handle, stream, now),
+            Event::Stream(stream) => self.stream_ready(handle, stream, now),
+            Event::Lost(reason) => self.connection_lost(handle, &reason, now),
+            Event::Mtu(mtu) => self.mtu_changed(handle, mtu),
+            Event::Drained(underlay) => self.drained(handle, underlay),
+        }
+    }
+
+    /// It is time to dial a peer, or soon will be.
+    pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
+        if self.stopping {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let waiting = peer.relay.oldest().is_some();
+        if let Some(endpoint) = peer.dialler.due(waiting, now, self.doors.rng()) {
+            tracing::debug!(peer = &*peer.name, %endpoint, "looking up");
+            self.doors.resolve(&endpoint.host, endpoint.port, peer.resolve);
+        }
+        if let Some(at) = peer.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    /// A peer's endpoint was looked up: dials it.
+    pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
+        let Some(answer) = self.doors.resolved(token) else { return };
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let name = Arc::clone(&peer.name);
+        let addresses = match answer {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tracing::warn!(peer = &*name, %error, "cannot resolve the peer's endpoint");
+                peer.dialler.failed();
+                return;
+            }
+        };
+        let Some(remote) = peer.dialler.choose(&addresses) else { return };
+        let keys: Vec<[u8; 32]> = peer.config.public_keys.iter().map(|key| key.0).collect();
+        let crypto = match tls::client_crypto(&self.identity, &keys) {
+            Ok(crypto) => crypto,
+            Err(error) => {
+                tracing::error!(peer = &*name, %error, "cannot set up TLS for the peer");
+                return;
+            }
+        };
+        let streams = self.config.limits.tcp_streams_per_peer;
+        let transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
+        let mut client = quinn_proto::ClientConfig::new(crypto);
+        client.transport_config(Arc::new(transport));
+        let underlay = match self.doors.dial(&mut self.underlays, remote) {
+            Ok(underlay) => underlay,
+            Err(error) => {
+                tracing::warn!(peer = &*name, %remote, %error, "cannot open a socket to the peer");
+                return;
+            }
+        };
+        match self.control.dial(id, remote, underlay, client, now) {
+            Some(handle) => {
+                tracing::info!(peer = &*name, %remote, "dialling");
+                peer.dialler.started(handle);
+                self.totals.handshakes.dialled += 1;
+            }
+            None => self.doors.close_underlay(&mut self.underlays, underlay),
+        }
+    }
+
+    /// A handshake is complete.
+    fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
+        if key == self.identity.public_key() {
+            tracing::error!("this agent reached itself: an endpoint in the configuration is its own");
+            self.control.close(handle, CloseReason::SelfConnect, now);
+            return;
+        }
+        let Some(connection) = self.control.get(handle) else { return };
+        let (side, dialled) = (connection.side(), connection.peer);
+        let found = match dialled {
+            Some(id) => self.peers.get(id.0 as usize).filter(|peer| peer.has_key(key)),
+            None => self.peers.iter().find(|peer| peer.has_key(key)),
+        };
+        let Some(peer) = found.map(|peer| peer.id) else {
+            self.control.close(handle, CloseReason::KeyRemoved, now);
+            return;
+        };
+        if let Some(connection) = self.control.get_mut(handle) {
+            connection.peer = Some(peer);
+        }
+        if side == Side::Client {
+            let hello = self.hello(peer);
+            self.control.send(handle, &hello);
+        }
+    }
+
+    /// What we say of ourselves to `peer`.
+    fn hello(&self, peer: PeerId) -> Message {
+        let allowed = self.peers.get(peer.0 as usize).map_or(&[][..], |peer| &peer.config.services);
+        let services = allowed.iter().filter_map(|place| {
+            let service = self.config.services.get(*place)?;
+            let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
+            Some(Service { number: number(*place), name: service.name.to_string(), udp, tcp, idle })
+        });
+        Message::Hello(Hello {
+            instance: self.instance,
+            software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
+            workers: u16::from(self.workers),
+            max_lanes: pool::MAX_LANES,
+            max_datagram_packet: largest_packet(&self.config),
+            services: services.collect(),
+            features: Features::default(),
+        })
+    }
+
+    fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
+        let Some(connection) = self.control.get(handle) else { return };
+        let (Some(peer), side) = (connection.peer, connection.side()) else { return };
+        let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
+        match message {
+            Message::Hello(hello) if !established => {
+                if side == Side::Server {
+                    let answer = self.hello(peer);
+                    self.control.send(handle, &answer);
+                }
+                self.establish(peer, handle, side, hello, now);
+            }
+            // Before its hello, or of a connection that another one has replaced meanwhile.
+            _ if !established => self.out_of_order(handle, now),
+            Message::Hello(_) => self.out_of_order(handle, now),
+            Message::LaneOpen(offer) if side == Side::Server => self.lane_asked(peer, handle, &offer, now),
+            Message::LaneAccept(offer) if side == Side::Client => self.lane_accepted(peer, handle, &offer, now),
+            Message::LaneRefuse(end) if side == Side::Client => self.lane_refused(peer, &end),
+            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => self.out_of_order(handle, now),
+            Message::LaneClose(end) => self.lane_closed(peer, &end, now),
+            Message::ServicesChanged(services) => {
+                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                    state.relay.set_services(&services);
+                    if let Some(session) = state.session.as_mut() {
+                        session.hello.services = services;
+                    }
+                }
+            }
+        }
+    }
+
+    fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
+        self.totals.out_of_order += 1;
+        tracing::warn!(peer = self.name_of(handle), "a control message came out of order; closing the connection");
+        self.control.close(handle, CloseReason::ProtocolViolation, now);
+        self.lose(handle, "it sent a control message out of order", now);
+    }
+
+    fn control_violation(&mut self, handle: ConnectionHandle, error: &MessageError, now: Instant) {
+        self.totals.message_errors.count(error);
+        match error.close_reason() {
+            Some(reason) => {
+                tracing::warn!(peer = self.name_of(handle), %error, "bad control message; closing the connection");
+                self.control.close(handle, reason, now);
+                self.lose(handle, reason.words(), now);
+            }
+            None => tracing::debug!(peer = self.name_of(handle), %error, "control message ignored"),
+        }
+    }
+
+    /// The peer's hello came: this connection becomes its session, unless another one stays.
+    fn establish(&mut self, id: PeerId, handle: ConnectionHandle, side: Side, hello: Hello, now: Instant) {
+        if self.stopping {
+            self.control.close(handle, CloseReason::Shutdown, now);
+            return;
+        }
+        let dialled = side == Side::Client;
+        if self.old_session_stays(id, dialled, &hello) {
+            tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
+            self.control.close(handle, CloseReason::Replaced, now);
+            self.forget_attempt(id, handle);
+            return;
+        }
+        self.end_session(id, Some(CloseReason::Replaced), now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for other in peer.dialler.succeeded(handle) {
+            self.control.close(other, CloseReason::Replaced, now);
+        }
+        peer.suspect = false;
+        peer.relay.set_services(&hello.services);
+        let same_process = peer.instance == Some(hello.instance);
+        peer.instance = Some(hello.instance);
+        let wanted = if dialled {
+            let workers = (u32::from(self.workers), u32::from(hello.workers));
+            pool::wanted(peer.config.lanes, workers, u32::from(hello.max_lanes))
+        } else {
+            // The dialler decides; its openings will tell.
+            1
+        };
+        let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
+        let remote = self.control.get(handle).map(|connection| connection.path().destination);
+        tracing::info!(
+            peer = &*peer.name,
+            remote = remote.map(tracing::field::display),
+            software = hello.software,
+            services = ?offered,
+            dialled,
+            lanes = wanted,
+            "connected"
+        );
+        peer.session =
+            Some(Session { handle, dialled, hello, pool: Pool::new(handle, wanted), since: now });
+        self.totals.handshakes.established += 1;
+        if !same_process {
+            self.orphan_flows(id);
+        }
+        if dialled {
+            for index in 0..wanted {
+                self.ask_for_lane(id, index, now);
+            }
+        }
+        self.warn_of_missing_services(id);
+    }
+
+    /// Whether a peer's existing session is kept and the new connection is not.
+    fn old_session_stays(&self, id: PeerId, dialled: bool, hello: &Hello) -> bool {
+        let Some(peer) = self.peers.get(id.0 as usize) else { return false };
+        let Some(old) = peer.session.as_ref() else { return false };
+        let we_are_smaller = peer.config.public_keys.first().is_none_or(|key| *self.identity.public_key() < key.0);
+        old.hello.instance == hello.instance
+            && old.dialled != dialled
+            && !peer.suspect
+            && old.dialled == we_are_smaller
+    }
+
+    /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
+    fn orphan_flows(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        peer.relay.flows.reopen_all();
+        for flow in peer.relay.flows.accepted() {
+            if let Some(flow) = peer.relay.remove_flow(flow) {
+                peer.relay.stats.flows_orphaned += 1;
+                match flow.origin {
+                    Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                    Origin::Ingress { .. } => {}
+                }
+            }
+        }
+        self.doors.close_now(&mut self.locals);
+    }
+
+    fn warn_of_missing_services(&self, id: PeerId) {
+        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_ref() else { return };
+        let offers = |name: &str, udp: bool| {
+            session.hello.services.iter().any(|service| service.name == name && if udp { service.udp } else { service.tcp })
+        };
+        let wanted = self.config.udp.iter().map(|forward| (forward, true));
+        for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
+            if forward.peer == id.0 as usize && !offers(&forward.service, udp) {
+                tracing::warn!(
+                    peer = &*peer.name,
+                    service = &*forward.service,
+                    protocol = if udp { "udp" } else { "tcp" },
+                    listen = %forward.listen,
+                    "the peer does not offer this service to us (remedy: add it to `services` of our [[peer]] there)"
+                );
+            }
+        }
+    }
+
+    /// Asks the peer for lane `index`, from a socket of its own, or the control connection's for lane 0.
+    fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        let handle = session.handle;
+        let Some(connection) = self.control.get(handle) else { return };
+        let (underlay, remote) = (connection.underlay(), connection.path().destination);
+        let underlay = if index == 0 {
+            underlay
+        } else {
+            match self.doors.dial(&mut self.underlays, remote) {
+                Ok(underlay) => underlay,
+                Err(error) => {
+                    tracing::warn!(peer = &*peer.name, lane = index, %error, "cannot open a socket for a lane");
+                    return;
+                }
+            }
+        };
+        let opening = session.pool.ask(index, self.ids.next_id(), underlay, now);
+        self.timers.arm(Timer::Pool(id), opening.deadline());
+        let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: opening.local_cid.0 };
+        self.control.send(handle, &Message::LaneOpen(offer));
+    }
+
+    /// The dialler asks for a lane.
+    fn lane_asked(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        if !session.pool.admit(offer.lane, offer.epoch) {
+            let end = LaneEnd { lane: offer.lane, epoch: offer.epoch, reason: LaneRefusal::EpochReused };
+            self.totals.lanes_refused += 1;
+            self.control.send(handle, &Message::LaneRefuse(end));
+            return;
+        }
+        let (local, remote) = (self.ids.next_id(), ConnectionId(offer.connection_id));
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
+        let place = (offer.lane, offer.epoch);
+        let Some(slot) = self.lane_slot(id, handle, place, (local, remote), underlay) else { return };
+        let lane = self.lanes.insert(slot);
+        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) {
+            session.pool.wanted = session.pool.wanted.max(offer.lane + 1);
+            if let Some(old) = session.pool.set(offer.lane, Some(lane)) {
+                self.drain_lane(old, now);
+            }
+        }
+        let answer = LaneOffer { connection_id: local.0, ..*offer };
+        self.control.send(handle, &Message::LaneAccept(answer));
+    }
+
+    /// The listener has the lane: its path is validated with the first packets on it.
+    fn lane_accepted(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let Some(opening) = session.pool.answered(offer.lane, offer.epoch) else { return };
+        let cids = (opening.local_cid, ConnectionId(offer.connection_id));
+        let place = (opening.index, opening.epoch);
+        let Some(mut slot) = self.lane_slot(id, handle, place, cids, opening.underlay) else { return };
+        let Some(mut path) = self.control.get(handle).map(|connection| connection.path()) else { return };
+        path.source = None;
+        slot.validate(path, self.doors.random_bytes(), now);
+        let lane = self.lanes.insert(slot);
+        self.lanes.touch(lane);
+        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut())
+            && let Some(old) = session.pool.set(offer.lane, Some(lane))
+        {
+            self.drain_lane(old, now);
+        }
+    }
+
+    fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        if let Some(opening) = session.pool.answered(end.lane, end.epoch) {
+            tracing::warn!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer refused a lane");
+            self.release_underlay(opening.underlay);
+        }
+    }
+
+    fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        let Some(lane) = session.pool.get(end.lane) else { return };
+        if self.lanes.get(lane).is_none_or(|slot| slot.epoch != end.epoch) {
+            return;
+        }
+        tracing::info!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer closed a lane");
+        let dialled = session.dialled;
+        session.pool.set(end.lane, None);
+        self.drain_lane(lane, now);
+        if dialled && end.reason != LaneCloseCause::Done {
+            self.ask_for_lane(id, end.lane, now);
+        }
+    }
+
+    /// A lane with the keys that both ends derive from the control connection.
+    fn lane_slot(
+        &mut self,
+        peer: PeerId,
+        handle: ConnectionHandle,
+        place: (u8, u64),
+        (local_cid, remote_cid): (ConnectionId, ConnectionId),
+        underlay: UnderlayId,
+    ) -> Option<LaneSlot> {
+        let connection = self.control.get(handle)?;
+        let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
+        let session = quinn.crypto_session();
+        let suite: Suite = suite::negotiated(session)?;
+        let mut secrets = [zeroize::Zeroizing::new([0; 48]), zeroize::Zeroizing::new([0; 48])];
+        for (secret, from_dialler) in secrets.iter_mut().zip([dialled, !dialled]) {
+            if !pool::derive_secret(session, place, from_dialler, &mut secret[..suite.secret_len()]) {
+                return None;
+            }
+        }
+        let config = LaneConfig {
+            suite,
+            send_secret: &secrets[0][..suite.secret_len()],
+            receive_secret: &secrets[1][..suite.secret_len()],
+            remote_cid,
+            local_cid,
+            ack: AckProfile::Throughput,
+            initial_rtt: Some(quinn.rtt()),
+        };
+        let core = Lane::new(&config).ok()?;
+        let budget = self.packet_budget(peer, quinn.current_mtu());
+        Some(LaneSlot::new(core, (peer, handle), place, local_cid, underlay, budget))
+    }
+
+    /// The largest packet on a lane of `peer`, in bytes of UDP payload.
+    fn packet_budget(&self, peer: PeerId, mtu: u16) -> usize {
+        let accepted = self.session_of(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        usize::from(mtu.min(accepted).min(largest_packet(&self.config)))
+    }
+
+    fn mtu_changed(&mut self, handle: ConnectionHandle, mtu: u16) {
+        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        let budget = self.packet_budget(peer, mtu);
+        let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
+        let lanes: Vec<LaneId> = session.pool.lanes().collect();
+        tracing::debug!(peer = self.name_of(handle), bytes = budget, "packet size");
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane) {
+                slot.packet_budget = budget;
+            }
+        }
+    }
+
+    /// A lane carries payloads from now on, or its path has moved.
+    pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, index, destination) = (slot.peer, slot.index, slot.path.map(|path| path.destination));
+        if let Some(state) = self.peers.get(peer.0 as usize) {
+            tracing::debug!(peer = &*state.name, lane = index, remote = ?destination, "lane up");
+        }
+        self.drain_queue(peer, now);
+    }
+
+    /// A packet broke the protocol, or a lane's keys are used up: it is closed and, by the dialler, opened again.
+    pub(super) fn lane_violation(&mut self, id: LaneId, error: &OpenError, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, handle, lane, epoch) = (slot.peer, slot.connection, slot.index, slot.epoch);
+        tracing::warn!(peer = self.name_of(handle), lane, %error, "closing a lane");
+        let reason = LaneCloseCause::ProtocolViolation;
+        self.control.send(handle, &Message::LaneClose(LaneEnd { lane, epoch, reason }));
+        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let dialled = session.dialled;
+        if session.pool.get(lane) == Some(id) {
+            session.pool.set(lane, None);
+            if dialled {
+                self.ask_for_lane(peer, lane, now);
+            }
+        }
+        self.remove_lane(id);
+    }
+
+    /// A lane could not be validated in time.
+    pub(super) fn reopen_lane(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, index, handle) = (slot.peer, slot.index, slot.connection);
+        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            self.remove_lane(id);
+            return;
+        };
+        let again = session.handle == handle && session.dialled && session.pool.get(index) == Some(id);
+        if session.pool.get(index) == Some(id) {
+            session.pool.set(index, None);
+        }
+        self.remove_lane(id);
+        self.totals.lanes_unvalidated += 1;
+        tracing::warn!(peer = self.name_of(handle), lane = index, again, "a lane's path was not validated in time");
+        if again {
+            self.ask_for_lane(peer, index, now);
+        }
+    }
+
+    /// Openings that were not answered in time are asked for again.
+    pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        for opening in session.pool.overdue(now) {
+            self.release_underlay(opening.underlay);
+            self.ask_for_lane(id, opening.index, now);
+        }
+        if let Some(at) = self.session_of(id).and_then(|session| session.pool.deadline()) {
+            self.timers.arm(Timer::Pool(id), at);
+        }
+    }
+
+    /// Something is outstanding on a lane: if nothing at all has been heard for too long, dials a new connection
+    /// beside the old; if only this lane is silent, opens it again.
+    pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
+        let silent = |slot: &LaneSlot| {
+            slot.core.silent_since().is_some_and(|since| now.saturating_duration_since(since) >= limit)
+        };
+        if !slot.is_up() || !silent(slot) {
+            return;
+        }
+        let (peer, index) = (slot.peer, slot.index);
+        let Some(session) = self.session_of(peer).filter(|session| session.pool.get(index) == Some(id)) else { return };
+        let dialled = session.dialled;
+        let heard = |lane: LaneId| {
+            let last = self.lanes.get(lane).and_then(|slot| slot.core.last_heard());
+            last.is_some_and(|at| now.saturating_duration_since(at) < limit)
+        };
+        if session.pool.lanes().any(heard) {
+            if dialled {
+                tracing::warn!(peer = self.name_of(session.handle), lane = index, "a lane fell silent; opening it again");
+                self.totals.lanes_silent += 1;
+                if let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) {
+                    session.pool.set(index, None);
+                }
+                self.drain_lane(id, now);
+                self.ask_for_lane(peer, index, now);
+            }
+            return;
+        }
+        let Some(state) = self.peers.get_mut(peer.0 as usize).filter(|state| !state.suspect) else { return };
+        state.suspect = true;
+        if state.dialler.deadline().is_none() {
+            tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
+            state.dialler.restart(true, now, self.doors.rng());
+            if let Some(at) = state.dialler.deadline() {
+                self.timers.arm(Timer::Dial(peer), at);
+            }
+        }
+    }
+
+    /// A connection has ended.
+    fn connection_lost(&mut self, handle: ConnectionHandle, reason: &ConnectionError, now: Instant) {
+        let Some(connection) = self.control.get(handle) else { return };
+        let (peer, side) = (connection.peer, connection.side());
+        let words = in_words(reason);
+        let Some(id) = peer else {
+            self.totals.handshakes.failed += 1;
+            tracing::debug!(%reason, "a handshake that another started has failed");
+            return;
+        };
+        let session = self.session_of(id).is_some_and(|session| session.handle == handle);
+        if !session && side == Side::Client {
+            self.totals.handshakes.failed += 1;
+            if let Some(suppressed) = self.refused_log.allow(now) {
+                tracing::warn!(peer = self.name_of(handle), reason = words, suppressed, "could not connect: {}", likely_cause(reason));
+            }
+        }
+        self.lose(handle, &words, now);
+    }
+
+    /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
+    fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
+        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        self.forget_attempt(id, handle);
+        if self.session_of(id).is_none_or(|session| session.handle != handle) {
+            return;
+        }
+        self.end_session(id, None, now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        tracing::warn!(peer = &*peer.name, reason = words, "connection lost");
+        if !self.stopping {
+            peer.dialler.restart(false, now, self.doors.rng());
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        }
+    }
+
+    fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.dialler.ended(handle);
+        }
+    }
+
+    /// Ends a peer's session: its lanes drain, its TCP forwards are reset; its UDP flows stay.
+    fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else { return };
+        self.abort_streams(session.handle);
+        for lane in session.pool.lanes() {
+            self.drain_lane(lane, now);
+        }
+        if let Some(reason) = close {
+            self.control.close(session.handle, reason, now);
+        }
+    }
+
+    fn drain_lane(&mut self, id: LaneId, now: Instant) {
+        if let Some(slot) = self.lanes.get_mut(id) {
+            let until = now + DRAIN_TIME;
+            slot.state = LaneState::Draining { until };
+            self.timers.arm(Timer::Lane(id), until);
+        }
+    }
+
+    pub(super) fn remove_lane(&mut self, id: LaneId) {
+        if let Some(slot) = self.lanes.remove(id) {
+            self.totals.retired.add(slot.peer, slot.core.stats());
+            self.release_underlay(slot.underlay);
+        }
+    }
+
+    /// quinn-proto is done with a connection: what ran on its socket is over.
+    fn drained(&mut self, handle: ConnectionHandle, underlay: UnderlayId) {
+        let gone: Vec<LaneId> =
+            self.lanes.iter().filter(|(_, slot)| slot.connection == handle).map(|(id, _)| id).collect();
+        for lane in gone {
+            self.remove_lane(lane);
+        }
+        self.release_underlay(underlay);
+    }
+
+    /// Closes a dialled socket that nothing uses any more.
+    fn release_underlay(&mut self, id: UnderlayId) {
+        let dialled = self.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
+            || self.control.iter().any(|connection| connection.underlay() == id);
+        if dialled && !in_use {
+            self.doors.close_underlay(&mut self.underlays, id);
+        }
+    }
+
+    /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
+    pub(super) fn housekeeping(&mut self, now: Instant) {
+        for peer in &self.peers {
+            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else { continue };
+            for id in session.pool.lanes().filter(|_| session.dialled) {
+                let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { continue };
+                if slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) >= interval) {
+                    slot.core.request_ping();
+                    self.lanes.touch(id);
+                }
+            }
+        }
+        self.poll_kernel_drops();
+    }
+
+    /// Stops: takes nothing more in, sends what waits, tells every peer.
+    pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        tracing::info!("shutting down");
+        self.listeners.clear();
+        self.drain_queues(now);
+        self.underlays.finish(&mut self.lanes, now);
+        self.underlays.flush(&mut self.lanes, now);
+        self.settle();
+        for place in 0..self.peers.len() {
+            let id = PeerId(number(place));
+            for flow in self.peers.get(place).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
+                self.close_flow(id, flow, now);
+            }
+        }
+        self.underlays.finish(&mut self.lanes, now);
+        for place in 0..self.peers.len() {
+            self.end_session(PeerId(number(place)), Some(CloseReason::Shutdown), now);
+        }
+        for handle in self.control.handles() {
+            self.control.close(handle, CloseReason::Shutdown, now);
+        }
+        self.timers.arm(Timer::Stop, now + within);
+    }
+
+    /// Ends a flow and tells the far end.
+    fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
+        let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(flow) = state.relay.remove_flow(flow) else { return };
+        if let Some(mut uplink) = self.uplink(id, now) {
+            uplink.say(flow.lane, Context::Closed(flow.number));
+        }
+        self.close_flow_socket(flow.origin);
+    }
+
+    fn session_of(&self, id: PeerId) -> Option<&Session> {
+        self.peers.get(id.0 as usize)?.session.as_ref()
+    }
+
+    /// The name of the peer behind a connection, for logs.
+    fn name_of(&self, handle: ConnectionHandle) -> &str {
+        let peer = self.control.get(handle).and_then(|connection| connection.peer);
+        peer.and_then(|id| self.peers.get(id.0 as usize)).map_or("?", |peer| &peer.name)
+    }
+}
+
+/// The largest packet that we send or accept on a lane, in bytes of UDP payload.
+fn largest_packet(config: &Config) -> u16 {
+    max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
+}
+
+/// Why a connection ended, in words.
+fn in_words(reason: &ConnectionError) -> String {
+    match reason {
+        ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
+            Some(known) => format!("closed by the peer: {}", known.words()),
+            None => format!("closed by the peer with code {}", close.error_code),
+        },
+        ConnectionError::TimedOut => "no answer".to_owned(),
+        ConnectionError::VersionMismatch
+        | ConnectionError::TransportError(_)
+        | ConnectionError::ConnectionClosed(_)
+        | ConnectionError::Reset
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted => reason.to_string(),
+    }
+}
+
+/// What an operator should look at when a dialled handshake fails.
+fn likely_cause(reason: &ConnectionError) -> &'static str {
+    match reason {
+        ConnectionError::TimedOut => {
+            "is the peer running, is its UDP port reachable, is the endpoint right? \
+             A peer that does not know us may stay silent"
+        }
+        ConnectionError::TransportError(_) => "the key it proved is not one of `public_key` of this [[peer]]",
+        ConnectionError::ConnectionClosed(_) => "is our public key in a [[peer]] of its configuration?",
+        ConnectionError::ApplicationClosed(_)
+        | ConnectionError::Reset
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted
+        | ConnectionError::VersionMismatch => "see the reason",
+    }
+}

@@ -1,0 +1,286 @@
+//! TCP forwards: streams and connections meet.
+
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
+
+use quinn_proto::{ConnectionHandle, Dir, StreamId};
+
+use super::{Source, StreamKey, Timer, Worker};
+use crate::{
+    control::messages::{StreamAnswer, StreamOpen},
+    forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
+    peer::PeerId,
+};
+
+/// How long a service may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections taken from one listener in one turn.
+const ACCEPTS_PER_TURN: usize = 16;
+
+impl Worker {
+    /// Clients connect to a local TCP port; true if more may be waiting.
+    pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let id = self.vacant_tcp();
+            let token = self.doors.token(Source::Tcp(id));
+            let Some((listener, _)) = self.listeners.iter_mut().find(|(_, known)| *known == place) else {
+                self.doors.release(token);
+                return false;
+            };
+            match listener.accept(token) {
+                Ok((mut stream, client)) => match self.open_stream(place) {
+                    Ok((peer, handle, id, service)) => {
+                        tracing::debug!(%client, service, "TCP forward");
+                        let forward = TcpForward::opened(id, stream, token, service);
+                        self.insert_tcp(StreamKey { connection: handle.0, stream: id }, peer, forward, now);
+                    }
+                    Err(reason) => {
+                        // A reset, not an orderly end: the client must not take it for an empty answer.
+                        stream.abort();
+                        self.doors.release(token);
+                        self.totals.tcp.refuse(reason);
+                        tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
+                    }
+                },
+                Err(error) => {
+                    self.doors.release(token);
+                    if error.kind() != ErrorKind::WouldBlock {
+                        self.totals.tcp.refuse(TcpRefusal::Accept);
+                        tracing::warn!(%error, "cannot accept a TCP connection");
+                    }
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// A stream to the service of a `[[tcp]]` forward.
+    fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
+        let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
+        let peer = self.peers.get_mut(forward.peer).ok_or(TcpRefusal::NotConnected)?;
+        let session = peer.session.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let mut offered = session.hello.services.iter();
+        let service = offered
+            .find(|service| service.tcp && *service.name == *forward.service)
+            .ok_or(TcpRefusal::UnknownService)?
+            .number;
+        if peer.tcp_streams >= self.config.limits.tcp_streams_per_peer {
+            return Err(TcpRefusal::Limit);
+        }
+        let handle = session.handle;
+        let quinn = self.control.quinn(handle).ok_or(TcpRefusal::NotConnected)?;
+        let stream = quinn.streams().open(Dir::Bi).ok_or(TcpRefusal::Limit)?;
+        Ok((peer.id, handle, stream, service))
+    }
+
+    /// The peer opened a stream.
+    pub(super) fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
+        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        let full = self.peers.get(peer.0 as usize).is_none_or(|state| {
+            state.tcp_streams >= self.config.limits.tcp_streams_per_peer || state.session.is_none()
+        });
+        let mut forward = TcpForward::accepted(stream);
+        if full {
+            self.totals.tcp.refuse(TcpRefusal::Limit);
+            if let Some(quinn) = self.control.quinn(handle) {
+                forward.refuse(quinn, StreamAnswer::LimitReached);
+            }
+            return;
+        }
+        self.insert_tcp(StreamKey { connection: handle.0, stream }, peer, forward, now);
+    }
+
+    /// A stream may have something to read, or may take more.
+    pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
+        if let Some(id) = self.tcp_by_stream.get(&StreamKey { connection: handle.0, stream }).copied() {
+            self.pump(id, now);
+        }
+    }
+
+    /// Moves what a forward can move; one that could move more is given another turn after the others.
+    pub(super) fn pump(&mut self, id: TcpId, now: Instant) {
+        let Some((key, peer, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        let (key, peer) = (*key, *peer);
+        let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) else {
+            forward.abort();
+            self.remove_tcp(id);
+            return;
+        };
+        let pumped = forward.pump(quinn);
+        let token = forward.token();
+        match pumped {
+            Pumped::Waiting => {}
+            Pumped::Busy => {
+                if let Some(token) = token {
+                    self.ready.mark(token);
+                }
+            }
+            Pumped::Wants(open) => self.connect_service(id, peer, &open, now),
+            Pumped::Answered(StreamAnswer::Ok) => self.pump(id, now),
+            Pumped::Answered(answer) => {
+                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(id);
+            }
+            Pumped::Refused(answer) => {
+                tracing::debug!(reason = ?answer, "the peer refused a TCP forward");
+                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(id);
+            }
+            Pumped::Done => self.remove_tcp(id),
+        }
+    }
+
+    /// The peer named the service that its stream is for: connects it.
+    fn connect_service(&mut self, id: TcpId, peer: PeerId, open: &StreamOpen, now: Instant) {
+        let place = open.service as usize;
+        let service = self.config.services.get(place).filter(|service| service.tcp);
+        let allowed = self.peers.get(peer.0 as usize).is_some_and(|state| state.config.services.contains(&place));
+        let result = match service {
+            None => Err(StreamAnswer::UnknownService),
+            Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
+            Some(service) => {
+                self.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+            }
+        };
+        let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        match result {
+            Ok((stream, token)) => {
+                forward.connect(stream, token);
+                self.timers.arm(Timer::Tcp(id), now + CONNECT_TIMEOUT);
+                self.pump(id, now);
+            }
+            Err(answer) => {
+                if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
+                    forward.refuse(quinn, answer);
+                }
+                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(id);
+            }
+        }
+    }
+
+    /// A service has not accepted in time.
+    pub(super) fn tcp_timeout(&mut self, id: TcpId, _now: Instant) {
+        let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        if !forward.is_connecting() {
+            return;
+        }
+        if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
+            forward.refuse(quinn, StreamAnswer::UpstreamTimeout);
+        }
+        self.totals.tcp.refuse(TcpRefusal::from(StreamAnswer::UpstreamTimeout));
+        self.remove_tcp(id);
+    }
+
+    /// The connection is gone: resets the TCP side of its forwards.
+    pub(super) fn abort_streams(&mut self, handle: ConnectionHandle) {
+        let gone: Vec<usize> = self
+            .tcp
+            .iter()
+            .filter(|(_, (key, _, _))| key.connection == handle.0)
+            .map(|(place, _)| place)
+            .collect();
+        for place in gone {
+            if let Some((_, _, forward)) = self.tcp.get_mut(place) {
+                forward.abort();
+            }
+            self.remove_tcp(TcpId(super::number(place)));
+        }
+    }
+
+    fn vacant_tcp(&mut self) -> TcpId {
+        TcpId(super::number(self.tcp.vacant_key()))
+    }
+
+    fn insert_tcp(&mut self, key: StreamKey, peer: PeerId, forward: TcpForward, now: Instant) {
+        let id = TcpId(super::number(self.tcp.insert((key, peer, forward))));
+        self.tcp_by_stream.insert(key, id);
+        self.totals.tcp.opened += 1;
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.tcp_streams += 1;
+        }
+        self.pump(id, now);
+    }
+
+    fn remove_tcp(&mut self, id: TcpId) {
+        let Some((key, peer, forward)) = self.tcp.try_remove(id.0 as usize) else { return };
+        self.tcp_by_stream.remove(&key);
+        if let Some(token) = forward.token() {
+            self.doors.release(token);
+        }
+        let (outward, inward) = forward.bytes();
+        self.totals.tcp.bytes_outward += outward;
+        self.totals.tcp.bytes_inward += inward;
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.tcp_streams = state.tcp_streams.saturating_sub(1);
+        }
+    }
+}
+
+/// Why a TCP forward was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum TcpRefusal {
+    /// The peer is not connected.
+    NotConnected,
+    /// It offers no such service.
+    UnknownService,
+    /// It may not be used.
+    NotAllowed,
+    /// Too many forwards are open.
+    Limit,
+    /// The service refused the connection.
+    UpstreamRefused,
+    /// The service did not answer.
+    UpstreamTimeout,
+    /// This host has no resources for another connection.
+    Accept,
+    /// A reason that this version does not know.
+    Other,
+}
+
+impl TcpRefusal {
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [Self; 8] = [
+        Self::NotConnected,
+        Self::UnknownService,
+        Self::NotAllowed,
+        Self::Limit,
+        Self::UpstreamRefused,
+        Self::UpstreamTimeout,
+        Self::Accept,
+        Self::Other,
+    ];
+
+    /// The value of the metric label `reason`.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NotConnected => "not_connected",
+            Self::UnknownService => "unknown_service",
+            Self::NotAllowed => "not_allowed",
+            Self::Limit => "limit",
+            Self::UpstreamRefused => "upstream_refused",
+            Self::UpstreamTimeout => "upstream_timeout",
+            Self::Accept => "accept",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl From<StreamAnswer> for TcpRefusal {
+    fn from(answer: StreamAnswer) -> Self {
+        match answer {
+            StreamAnswer::UnknownService => Self::UnknownService,
+            StreamAnswer::NotAllowed => Self::NotAllowed,
+            StreamAnswer::LimitReached => Self::Limit,
+            StreamAnswer::UpstreamRefused => Self::UpstreamRefused,
+            StreamAnswer::UpstreamTimeout => Self::UpstreamTimeout,
+            StreamAnswer::Unspecified | StreamAnswer::Ok => Self::Other,
+        }
+    }
+}
