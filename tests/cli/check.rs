@@ -96,13 +96,17 @@ fn an_unknown_key_is_refused() {
 #[test]
 fn a_key_of_a_feature_that_is_not_there_is_refused() {
     Case::new().add("[access]\nmode = \"open\"\n").is_refused(&["access", "not available in this version"]);
-    Case::new().add("profile = \"latency\"\n").is_refused(&["peer[0].profile", "not available in this version"]);
+    Case::new()
+        .add("profile = \"latency\"\n")
+        .is_refused(&["peer[0].profile", "not available in this version"]);
     Case::new().add("[[tun]]\nname = \"c0\"\n").is_refused(&["tun", "not available in this version"]);
 }
 
 #[test]
 fn a_bad_address_is_refused() {
-    Case::new().replace("127.0.0.1:53\"", "dns.example:53\"").is_refused(&["service[0].upstream", "dns.example"]);
+    Case::new()
+        .replace("127.0.0.1:53\"", "dns.example:53\"")
+        .is_refused(&["service[0].upstream", "dns.example"]);
     Case::new().replace("127.0.0.1:4433", "127.0.0.1").is_refused(&["transport.listen[0]"]);
     Case::new().replace("127.0.0.1:5300", "127.0.0.1:70000").is_refused(&["udp[0].listen"]);
     Case::new().add("endpoints = [\"exit.example.net\"]\n").is_refused(&["peer[0].endpoints[0]", "port"]);
@@ -156,7 +160,8 @@ fn our_own_key_as_a_peer_is_refused() {
 
 #[test]
 fn all_problems_are_told_at_once() {
-    let case = Case::new().replace("127.0.0.1:53\"", "nowhere\"").replace("peer = \"exit\"", "peer = \"exti\"");
+    let case =
+        Case::new().replace("127.0.0.1:53\"", "nowhere\"").replace("peer = \"exit\"", "peer = \"exti\"");
     case.is_refused(&["service[0].upstream"]);
     case.is_refused(&["udp[0].peer"]);
 }

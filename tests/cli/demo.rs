@@ -18,7 +18,8 @@ fn the_demo_accounts_for_every_datagram() {
     let mut dropped_in_all = 0;
     for account in accounts {
         let dropped: u64 = account["dropped"].as_object().unwrap().values().map(count).sum();
-        let [received, delivered, queued] = ["received", "delivered", "queued"].map(|key| count(&account[key]));
+        let [received, delivered, queued] =
+            ["received", "delivered", "queued"].map(|key| count(&account[key]));
         assert_eq!(received, delivered + queued + dropped, "{account:#}");
         dropped_in_all += dropped;
     }

@@ -41,14 +41,20 @@ fn a_taken_quic_port_is_named() {
 fn a_taken_ingress_port_is_named() {
     let port = ports::free();
     let _taken = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
-    fails_for_port(port, &format!("[[udp]]\nlisten = \"127.0.0.1:{port}\"\npeer = \"exit\"\nservice = \"x\""));
+    fails_for_port(
+        port,
+        &format!("[[udp]]\nlisten = \"127.0.0.1:{port}\"\npeer = \"exit\"\nservice = \"x\""),
+    );
 }
 
 #[test]
 fn a_taken_tcp_port_is_named() {
     let port = ports::free();
     let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
-    fails_for_port(port, &format!("[[tcp]]\nlisten = \"127.0.0.1:{port}\"\npeer = \"exit\"\nservice = \"x\""));
+    fails_for_port(
+        port,
+        &format!("[[tcp]]\nlisten = \"127.0.0.1:{port}\"\npeer = \"exit\"\nservice = \"x\""),
+    );
 }
 
 #[test]

@@ -25,7 +25,10 @@ fn echo_pair(plan: Plan, echo: &Echo, lines: &str, ingress: SocketAddr) -> Pair 
 /// The value behind `largest=` in a line of the log.
 fn largest(line: &str) -> usize {
     let digits = line.split("largest=").nth(1).map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
-    digits.flatten().and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no largest=… in {line}"))
+    digits
+        .flatten()
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or_else(|| panic!("no largest=… in {line}"))
 }
 
 #[test]
@@ -51,11 +54,9 @@ fn many_clients_each_get_their_own_answers_in_order() {
         }
     }
     let total = u64::from(CLIENTS * DATAGRAMS);
-    for account in pair.accounts() {
-        assert_eq!((account.received, account.delivered), (total, total), "{account:?}");
-    }
+    pair.wait_for_accounts([(total, total); 4]);
     for (peer, agent) in pair.ends() {
-        assert_eq!(agent.samples().count("culvert_flows", &[("peer", peer)]), u64::from(CLIENTS));
+        agent.wait_for_count("culvert_flows", &[("peer", peer)], CLIENTS.into());
     }
     // Nothing beyond its own answers waits for anyone.
     for client in &clients {
@@ -101,23 +102,19 @@ fn empty_and_largest_datagrams_arrive_and_larger_ones_are_counted() {
     client.echo(&[]);
     client.echo(&[7]);
     client.socket().send(&[1; 3000]).unwrap();
-    pair.entry.wait_for("too_large is counted", |samples| match samples.dropped("too_large") {
-        1 => Ok(()),
-        count => Err(format!("{count}")),
-    });
+    let too_large = [("direction", "uplink"), ("reason", "too_large")];
+    pair.entry.wait_for_count("culvert_datagrams_dropped_total", &too_large, 1);
     let most = largest(&pair.entry.wait_for_log(&["largest=", "bytes=3000"]));
     assert!((1200..1400).contains(&most), "{most} of a packet of 1400");
     client.echo(&vec![2; most]);
     client.socket().send(&vec![3; most + 1]).unwrap();
-    // What overtakes nothing proves that the one before is gone.
+    // Nothing is overtaken: the answer to this one proves that the one before was dropped.
     client.echo(&[4]);
-    let before = pair.entry.samples();
-    assert_eq!(before.dropped("too_large"), 2);
-    assert_eq!(before.account("exit", "uplink").dropped, 2);
+    pair.entry.wait_for_count("culvert_datagrams_dropped_total", &too_large, 2);
     // A new session's first datagram has a longer header: it waits for the far end instead of being dropped.
     Client::new(1, ingress).echo(&vec![5; most]);
-    // The same from the far end.
-    assert_eq!(pair.accounts().map(|account| account.dropped), [2, 0, 0, 0]);
+    // Five were echoed, two were not.
+    pair.wait_for_accounts([(7, 5), (5, 5), (5, 5), (5, 5)]);
 }
 
 #[test]
@@ -132,11 +129,8 @@ fn an_idle_session_is_forgotten_at_both_ends() {
     let before = descriptors();
     let mut clients: Vec<Client> = (0..CLIENTS).map(|number| Client::new(number, ingress)).collect();
     clients.iter_mut().for_each(|client| client.converse(1));
-    let opened = |samples: &culvert_tests::http::Samples, peer| {
-        samples.count("culvert_flows_opened_total", &[("peer", peer)])
-    };
     for (place, (peer, agent)) in pair.ends().into_iter().enumerate() {
-        assert_eq!(opened(&agent.samples(), peer), u64::from(CLIENTS));
+        agent.wait_for_count("culvert_flows_opened_total", &[("peer", peer)], CLIENTS.into());
         agent.wait_for("its sessions and their sockets are gone", |samples| {
             let flows = samples.count("culvert_flows", &[("peer", peer)]);
             let open = samples.count("culvert_process_open_fds", &[]);
@@ -163,5 +157,8 @@ fn a_session_with_traffic_is_not_forgotten() {
         client.converse(1);
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(pair.exit.samples().count("culvert_flows_opened_total", &[("peer", "entry")]), 1);
+    pair.wait_for_accounts([(20, 20); 4]);
+    for (peer, agent) in pair.ends() {
+        agent.wait_for_count("culvert_flows_opened_total", &[("peer", peer)], 1);
+    }
 }

@@ -22,7 +22,13 @@ fn server(address: SocketAddr) -> Running {
     // A string of a TXT record has at most 255 bytes.
     let long: Vec<String> = (0..LONG_ANSWER / 200).map(|number| format!("{number:0200}")).collect();
     let mut command = Place::Host.command(needs::tool("dnsmasq").expect("asked for"));
-    command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--log-facility=-"]);
+    command.args([
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--log-facility=-",
+    ]);
     command.args(["--bind-interfaces", "--pid-file="]);
     command.arg(format!("--listen-address={}", address.ip())).arg(format!("--port={}", address.port()));
     command.arg("--host-record=short.culvert.test,192.0.2.7");
@@ -56,20 +62,13 @@ fn dig_gets_answers_over_udp_and_tcp() {
     let ingress: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
     let _server = server(upstream);
     let pair = Plan::default().service("dns", upstream, "").forward("dns", ingress).start();
-    let streams = || pair.entry.samples().count("culvert_tcp_streams_opened_total", &[]);
-
     assert_eq!(dig(ingress, &["short.culvert.test", "A"]), "192.0.2.7");
-    assert_eq!(streams(), 0, "the answer came over UDP");
+    pair.wait_for_accounts([(1, 1); 4]);
     assert_eq!(dig(ingress, &["+tcp", "short.culvert.test", "A"]), "192.0.2.7");
-    pair.entry.wait_for("one stream", |samples| {
-        let streams = samples.count("culvert_tcp_streams_opened_total", &[]);
-        if streams == 1 { Ok(()) } else { Err(format!("{streams} streams")) }
-    });
+    pair.entry.wait_for_count("culvert_tcp_streams_opened_total", &[], 1);
     // Truncated over UDP, then whole over TCP at the same port.
     let long = dig(ingress, &["long.culvert.test", "TXT"]);
     assert!(long.len() >= LONG_ANSWER, "{} characters: {long}", long.len());
-    pair.entry.wait_for("a second stream", |samples| {
-        let streams = samples.count("culvert_tcp_streams_opened_total", &[]);
-        if streams == 2 { Ok(()) } else { Err(format!("{streams} streams")) }
-    });
+    pair.entry.wait_for_count("culvert_tcp_streams_opened_total", &[], 2);
+    pair.wait_for_accounts([(2, 2); 4]);
 }

@@ -27,7 +27,8 @@ fn bench(address: IpAddr) -> Bench {
     let upstream = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), ports::free());
     let ingress = SocketAddr::new(address, ports::free());
     let server = Server::start(&Place::Host, upstream);
-    let pair = Plan::default().underlay(address).service("iperf", upstream, "").forward("iperf", ingress).start();
+    let pair =
+        Plan::default().underlay(address).service("iperf", upstream, "").forward("iperf", ingress).start();
     Bench { pair, ingress, _server: server }
 }
 
@@ -46,8 +47,12 @@ fn tcp(reverse: bool) {
     let bench = bench(Ipv4Addr::LOCALHOST.into());
     let result = iperf::tcp(&Place::Host, bench.ingress, reverse);
     assert!(result.received > 0 && result.received <= result.sent, "{result:?}");
-    let carried = bench.pair.entry.samples().count("culvert_tcp_bytes_total", &[]);
-    assert!(carried >= result.received, "{carried} bytes counted, {result:?}");
+    for (_, agent) in bench.pair.ends() {
+        agent.wait_for("the bytes are counted", |samples| {
+            let carried = samples.count("culvert_tcp_bytes_total", &[]);
+            if carried >= result.received { Ok(()) } else { Err(format!("{carried} of {result:?}")) }
+        });
+    }
 }
 
 #[test]
@@ -73,7 +78,8 @@ fn udp_forward_over_ipv6_loses_nothing_unexplained() {
 
 #[test]
 fn udp_reverse_over_ipv6_loses_nothing_unexplained() {
-    if needs::met("iperf3 UDP -R over IPv6", needs::IPERF) && needs::met("iperf3 UDP -R over IPv6", &[Need::Ipv6])
+    if needs::met("iperf3 UDP -R over IPv6", needs::IPERF)
+        && needs::met("iperf3 UDP -R over IPv6", &[Need::Ipv6])
     {
         udp(Ipv6Addr::LOCALHOST.into(), true);
     }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use culvert_tests::{client::Client, http::Account, needs, pair::Plan, ports, upstream::Echo};
+use culvert_tests::{client::Client, needs, pair::Plan, ports, upstream::Echo};
 
 /// What each agent must show, and of which type.
 const FAMILIES: &[(&str, &str)] = &[
@@ -42,8 +42,7 @@ fn counters_agree_with_what_was_sent() {
     Client::new(0, ingress).converse(DATAGRAMS);
 
     let expected = u64::from(DATAGRAMS);
-    let exact = Account { received: expected, delivered: expected, queued: 0, dropped: 0 };
-    assert_eq!(pair.accounts(), [exact; 4]);
+    pair.wait_for_accounts([(expected, expected); 4]);
     for (peer, agent) in pair.ends() {
         let page = agent.get("/metrics").unwrap();
         assert!(page.content_type.starts_with("text/plain; version=0.0.4"), "{}", page.content_type);
@@ -55,7 +54,10 @@ fn counters_agree_with_what_was_sent() {
             let labels = [("peer", peer), ("direction", direction)];
             // Every datagram of the client has 64 bytes.
             for what in ["received", "delivered"] {
-                assert_eq!(samples.count(&format!("culvert_peer_bytes_{what}_total"), &labels), expected * 64);
+                assert_eq!(
+                    samples.count(&format!("culvert_peer_bytes_{what}_total"), &labels),
+                    expected * 64
+                );
             }
         }
         assert_eq!(samples.count("culvert_peer_connected", &[("peer", peer)]), 1);
@@ -67,9 +69,8 @@ fn counters_agree_with_what_was_sent() {
         assert!(samples.count("culvert_lane_packets_sent_total", &[("peer", peer)]) >= expected);
     }
     let entry = pair.entry.samples();
-    let socket = |what: &str, socket| {
-        entry.count(&format!("culvert_socket_{what}_total"), &[("socket", socket)])
-    };
+    let socket =
+        |what: &str, socket| entry.count(&format!("culvert_socket_{what}_total"), &[("socket", socket)]);
     assert_eq!(socket("received_datagrams", "ingress"), expected);
     assert_eq!(socket("sent_datagrams", "ingress"), expected);
     assert!(socket("sent_datagrams", "quic_dial") >= expected);

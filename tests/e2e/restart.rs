@@ -104,7 +104,9 @@ fn agents_with_traffic_end_when_they_are_asked_to() {
         });
         let flow = || pair.exit.samples().account("entry", "uplink").received;
         let before = flow();
-        clock::until("traffic flows", clock::PATIENCE, || if flow() > before + 100 { Ok(()) } else { Err("no") });
+        clock::until("traffic flows", clock::PATIENCE, || {
+            if flow() > before + 100 { Ok(()) } else { Err("no") }
+        });
         let codes = [pair.exit.terminate().code(), pair.entry.terminate().code()];
         stop.store(true, Ordering::Relaxed);
         assert_eq!(codes, [Some(0), Some(0)]);

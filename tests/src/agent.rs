@@ -149,7 +149,9 @@ impl Agent {
     pub fn wait_for_log(&self, words: &[&str]) -> String {
         let fits = |line: &&str| words.iter().all(|word| line.contains(word));
         let what = format!("{} logs {words:?}", self.name);
-        clock::until(&what, PATIENCE, || self.log().lines().find(fits).map(str::to_owned).ok_or("no such line"))
+        clock::until(&what, PATIENCE, || {
+            self.log().lines().find(fits).map(str::to_owned).ok_or("no such line")
+        })
     }
 
     /// Fetches one of its pages.
@@ -183,6 +185,20 @@ impl Agent {
         clock::until(&format!("{}: {what}", self.name), PATIENCE, || look(&self.samples()))
     }
 
+    /// Waits until a metric is exactly `expected`; agents publish their counts some moments after the fact.
+    ///
+    /// # Panics
+    /// When it is not soon.
+    #[track_caller]
+    pub fn wait_for_count(&self, name: &str, labels: &[(&str, &str)], expected: u64) {
+        self.wait_for(&format!("{name}{labels:?} is {expected}"), |samples| {
+            match samples.count(name, labels) {
+                count if count == expected => Ok(()),
+                count => Err(format!("it is {count}")),
+            }
+        });
+    }
+
     fn log_file(&self) -> PathBuf {
         self.folder().join("log")
     }
@@ -202,7 +218,11 @@ impl Drop for Agent {
             // The first lines say what it is, the last ones what happened.
             let lines: Vec<&str> = log.lines().collect();
             let skip = lines.len().saturating_sub(LOG_LINES);
-            complain(&format!("--- log of {}, last {LOG_LINES} lines ---\n{}", self.name, lines[skip..].join("\n")));
+            complain(&format!(
+                "--- log of {}, last {LOG_LINES} lines ---\n{}",
+                self.name,
+                lines[skip..].join("\n")
+            ));
         }
     }
 }

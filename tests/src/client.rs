@@ -100,7 +100,11 @@ impl Client {
     pub fn echo(&self, payload: &[u8]) {
         self.socket.send(payload).expect("the kernel takes a datagram");
         let answer = self.receive_any(PATIENCE);
-        assert!(answer.as_ref().is_ok_and(|answer| answer == payload), "{} bytes: {answer:02x?}", payload.len());
+        assert!(
+            answer.as_ref().is_ok_and(|answer| answer == payload),
+            "{} bytes: {answer:02x?}",
+            payload.len()
+        );
     }
 
     /// Sends until there is an answer, and passes over answers to earlier datagrams.
@@ -110,12 +114,11 @@ impl Client {
     #[track_caller]
     pub fn reach(&mut self) {
         clock::until("an answer", PATIENCE, || {
-            let number = self.next;
             self.send();
-            self.receive(number, Duration::from_millis(200))
+            self.receive_any(Duration::from_millis(200))
         });
-        // Late answers to the attempts before would be taken for wrong ones.
-        while self.receive_any(Duration::from_millis(200)).is_ok() {}
+        // What was sent before that one may be answered still: the last one has been, once there is silence.
+        while self.receive_any(Duration::from_millis(500)).is_ok() {}
     }
 
     fn datagram(&self, number: u32) -> Vec<u8> {

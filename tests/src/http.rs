@@ -94,7 +94,8 @@ impl Fetcher {
     /// When the parser refused the page; it has written why to standard error.
     pub fn get(&mut self, server: SocketAddr, path: &str) -> Result<Page, String> {
         let mut line = String::new();
-        let asked = writeln!(self.stdin, "http://{server}{path}").and_then(|()| self.stdout.read_line(&mut line));
+        let asked =
+            writeln!(self.stdin, "http://{server}{path}").and_then(|()| self.stdout.read_line(&mut line));
         assert!(asked.is_ok_and(|length| length > 0), "the parser refused {path} of {server}");
         let mut answer: Value = serde_json::from_str(&line).expect("scrape.py writes JSON");
         if let Some(error) = answer["error"].as_str() {
@@ -121,13 +122,22 @@ impl Page {
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         let sample = |sample: &Value| Sample {
             name: text(&sample[0]),
-            labels: sample[1].as_object().expect("labels").iter().map(|(k, v)| (k.clone(), text(v))).collect(),
+            labels: sample[1]
+                .as_object()
+                .expect("labels")
+                .iter()
+                .map(|(k, v)| (k.clone(), text(v)))
+                .collect(),
             value: sample[2].as_f64().expect("a number"),
         };
         let samples = self.families.iter().flat_map(|family| family["samples"].as_array().expect("a list"));
         Samples {
             samples: samples.map(sample).collect(),
-            types: self.families.iter().map(|family| (text(&family["name"]), text(&family["type"]))).collect(),
+            types: self
+                .families
+                .iter()
+                .map(|family| (text(&family["name"]), text(&family["type"])))
+                .collect(),
         }
     }
 }
@@ -137,7 +147,8 @@ impl Samples {
     #[must_use]
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let fits = |sample: &&Sample| {
-            sample.name == name && labels.iter().all(|(k, v)| sample.labels.get(*k).is_some_and(|have| have == v))
+            sample.name == name
+                && labels.iter().all(|(k, v)| sample.labels.get(*k).is_some_and(|have| have == v))
         };
         self.samples.iter().filter(fits).map(|sample| sample.value).sum()
     }

@@ -55,7 +55,14 @@ impl Server {
         let log = NamedTempFile::new().expect("the folder for temporary files is writable");
         let output = || Stdio::from(File::options().append(true).open(log.path()).expect("our own file"));
         let mut command = place.command("iperf3");
-        command.args(["-s", "--forceflush", "-B", &address.ip().to_string(), "-p", &address.port().to_string()]);
+        command.args([
+            "-s",
+            "--forceflush",
+            "-B",
+            &address.ip().to_string(),
+            "-p",
+            &address.port().to_string(),
+        ]);
         command.stdin(Stdio::null()).stdout(output()).stderr(output());
         let process = Running::start("iperf3 -s", &mut command);
         clock::until("iperf3 -s listens", PATIENCE, || {
@@ -78,7 +85,11 @@ pub fn udp(place: &Place, server: SocketAddr, reverse: bool) -> Udp {
     let packets = number(&stream["packets"]);
     let lost = number(&stream["lost_packets"]);
     let highest = number(&end["sum_received"]["packets"]);
-    Udp { sent: number(&end["sum_sent"]["packets"]).max(packets), lost, received: highest.saturating_sub(lost) }
+    Udp {
+        sent: number(&end["sum_sent"]["packets"]).max(packets),
+        lost,
+        received: highest.saturating_sub(lost),
+    }
 }
 
 /// Runs a TCP test of 2 s.
@@ -101,8 +112,8 @@ fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Va
     }
     let output = run(&mut command, Duration::from_secs(60));
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    let mut result: Value =
-        serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{command:?}: {error}: {stdout} {stderr}"));
+    let mut result: Value = serde_json::from_str(&stdout)
+        .unwrap_or_else(|error| panic!("{command:?}: {error}: {stdout} {stderr}"));
     let error = result["error"].as_str();
     assert!(output.status.success() && error.is_none(), "{command:?}: {error:?}: {stderr}");
     result["end"].take()

@@ -62,7 +62,8 @@ pub fn met(test: &str, needs: &[Need]) -> bool {
     io::stderr().write_all(line.as_bytes()).expect("standard error is open");
     if let Some(list) = env::var_os("CULVERT_TEST_SKIPPED") {
         let file = OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of skipped tests is writable");
+        file.and_then(|mut file| file.write_all(line.as_bytes()))
+            .expect("the list of skipped tests is writable");
     }
     false
 }
@@ -71,7 +72,9 @@ pub fn met(test: &str, needs: &[Need]) -> bool {
 #[must_use]
 pub fn is_root() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().any(|line| line.strip_prefix("Uid:").and_then(|ids| ids.split_whitespace().nth(1)) == Some("0"))
+    status
+        .lines()
+        .any(|line| line.strip_prefix("Uid:").and_then(|ids| ids.split_whitespace().nth(1)) == Some("0"))
 }
 
 impl Need {
@@ -79,13 +82,17 @@ impl Need {
     fn missing(self) -> Option<String> {
         let (met, remedy) = match self {
             Self::Root => (is_root(), "root".to_owned()),
-            Self::Tool(name, package) => (tool(name).is_some(), format!("{name} (apt-get install {package})")),
-            Self::PrometheusParser => {
-                (python().is_some(), "python3 -m prometheus_client (apt-get install python3-prometheus-client)".to_owned())
+            Self::Tool(name, package) => {
+                (tool(name).is_some(), format!("{name} (apt-get install {package})"))
             }
+            Self::PrometheusParser => (
+                python().is_some(),
+                "python3 -m prometheus_client (apt-get install python3-prometheus-client)".to_owned(),
+            ),
             Self::SocketBuffers => (
                 ["rmem_max", "wmem_max"].into_iter().all(|name| limit(name) >= 4 << 20),
-                "socket buffers of 4 MiB (sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304)".to_owned(),
+                "socket buffers of 4 MiB (sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304)"
+                    .to_owned(),
             ),
             Self::Ipv6 => (std::net::UdpSocket::bind("[::1]:0").is_ok(), "the address ::1".to_owned()),
         };
@@ -114,7 +121,10 @@ pub fn python() -> Option<&'static Path> {
         let candidates = [tool("python3"), Some(PathBuf::from("/usr/bin/python3"))];
         candidates.into_iter().flatten().find(|python| {
             let mut command = Command::new(python);
-            command.args(["-c", "import prometheus_client.parser"]).stdin(Stdio::null()).stderr(Stdio::null());
+            command
+                .args(["-c", "import prometheus_client.parser"])
+                .stdin(Stdio::null())
+                .stderr(Stdio::null());
             command.status().is_ok_and(|status| status.success())
         })
     };

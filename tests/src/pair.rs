@@ -5,7 +5,13 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
 };
 
-use crate::{agent::Agent, http::Account, place::Place, ports};
+use crate::{
+    agent::Agent,
+    clock::{self, PATIENCE},
+    http::Account,
+    place::Place,
+    ports,
+};
 
 /// What the pair is to be.
 #[derive(Clone, Debug)]
@@ -141,16 +147,13 @@ impl Pair {
     #[track_caller]
     pub fn wait_for_connection(&self) {
         for (peer, agent) in self.ends() {
-            agent.wait_for("connected", |samples| match samples.sum("culvert_peer_connected", &[("peer", peer)]) {
-                1.0 => Ok(()),
-                connections => Err(format!("culvert_peer_connected is {connections}")),
-            });
+            agent.wait_for_count("culvert_peer_connected", &[("peer", peer)], 1);
         }
     }
 
     /// Waits until nothing is on its way inside the agents, and checks that each accounts for all that it received.
     /// Returns the accounts in the order of the uplink's path, then of the downlink's: entry up, exit down, exit up,
-    /// entry down.
+    /// entry down. They may be some moments old.
     ///
     /// # Panics
     /// When an account does not balance.
@@ -164,6 +167,20 @@ impl Pair {
             })
         });
         [entry[0], exit[1], exit[0], entry[1]]
+    }
+
+    /// Waits for accounts that balance and say, in the order of [`accounts`](Self::accounts), that so many datagrams
+    /// were received and delivered.
+    ///
+    /// # Panics
+    /// When they do not soon.
+    #[track_caller]
+    pub fn wait_for_accounts(&self, expected: [(u64, u64); 4]) {
+        clock::until(&format!("the accounts are {expected:?}"), PATIENCE, || {
+            let accounts = self.accounts();
+            let fits = accounts.map(|account| (account.received, account.delivered)) == expected;
+            if fits { Ok(()) } else { Err(format!("{accounts:?}")) }
+        });
     }
 
     /// The sum of a metric over both ends.

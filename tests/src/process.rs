@@ -22,7 +22,8 @@ impl Running {
     /// # Panics
     /// When it cannot be started.
     pub fn start(what: &str, command: &mut Command) -> Self {
-        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {what}: {command:?}: {error}"));
+        let child =
+            command.spawn().unwrap_or_else(|error| panic!("cannot start {what}: {command:?}: {error}"));
         Self { what: what.to_owned(), child }
     }
 
@@ -61,7 +62,8 @@ impl Running {
     /// When the signal cannot be sent.
     pub fn terminate(&self) {
         // The shell's own `kill`, because std sends no signal but SIGKILL.
-        let status = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &self.pid().to_string()]).status();
+        let status =
+            Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &self.pid().to_string()]).status();
         assert!(status.is_ok_and(|status| status.success()), "cannot send SIGTERM to {}", self.what);
     }
 
