@@ -67,6 +67,13 @@ impl ManualClock {
     }
 }
 
+impl Default for ManualClock {
+    /// A clock that shows the Unix epoch.
+    fn default() -> Self {
+        Self::new(Duration::ZERO)
+    }
+}
+
 impl Clock for ManualClock {
     fn now(&self) -> Instant {
         self.start + self.elapsed()

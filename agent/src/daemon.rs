@@ -55,7 +55,9 @@ impl Daemon {
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let start = WorkerStart {
-            identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?),
+            identity: Arc::new(
+                TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?,
+            ),
             publisher: Publisher::new(&metrics, &config, 0, Arc::clone(&health), Arc::clone(&snapshots)),
             config,
             instance: rand::random(),
@@ -71,7 +73,8 @@ impl Daemon {
                 let _told = ended.send(()).is_ok();
             })
             .context("cannot start the worker's thread")?;
-        let (inbox, addresses) = ready.recv().map_err(|_| anyhow!("the worker ended before it was ready"))??;
+        let (inbox, addresses) =
+            ready.recv().map_err(|_| anyhow!("the worker ended before it was ready"))??;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
         let (admin, admin_address) = match admin {
@@ -178,7 +181,8 @@ impl WorkerStart {
 /// # Errors
 /// What kept it from starting, or that a thread of it died.
 pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+    let runtime =
+        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
     let mut signals = {
         let _guard = runtime.enter();
         [SignalKind::terminate(), SignalKind::interrupt()].map(signal)
@@ -212,7 +216,8 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
     let bound = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);
     let (metrics, health) = (Arc::clone(metrics), Arc::clone(health));
-    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+    let runtime =
+        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
     let thread = std::thread::Builder::new()
         .name("culvert-admin".to_owned())
         .spawn(move || {

@@ -3,12 +3,7 @@
 //! A thing that is busy moves its deadline with every packet. So arming is lazy: an entry is only added when the
 //! new deadline is earlier than the armed one, and whoever is woken asks the thing itself whether it is due.
 
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    hash::Hash,
-    time::Instant,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Instant};
 
 use rustc_hash::FxHashMap;
 

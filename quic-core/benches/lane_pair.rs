@@ -130,6 +130,7 @@ fn lanes(ack: AckProfile) -> [Lane; 2] {
             remote_cid: cids[1 - end],
             local_cid: cids[end],
             ack,
+            key_limit: None,
             initial_rtt: None,
         })
         .expect("the secrets have the right length")

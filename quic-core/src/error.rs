@@ -25,6 +25,8 @@ pub enum SealError {
         len: usize,
     },
     /// The key has sealed as many packets as RFC 9001 §6.6 allows; the lane must be reopened.
+    ///
+    /// The lane updates its keys long before; it comes to this only if the other end acknowledges nothing for so long.
     #[error("the key reached its confidentiality limit")]
     KeyExhausted,
     /// All 2^62 packet numbers were used; the lane must be reopened.
@@ -48,11 +50,11 @@ pub enum OpenError {
     /// The AEAD tag does not match.
     #[error("authentication failed")]
     Authentication,
-    /// The key-phase bit is flipped, and no key of that phase opens the packet.
+    /// The key-phase bit is not that of the current keys, and the one key that the packet number then allows does not match.
     #[error("authentication failed in the other key phase")]
     AuthenticationOtherPhase,
-    /// More packets failed authentication than RFC 9001 §6.6 allows; the lane must be reopened.
-    #[error("the key reached its integrity limit")]
+    /// More packets failed authentication, under all keys together, than RFC 9001 §6.6 allows; the lane must be reopened.
+    #[error("the keys reached their integrity limit")]
     IntegrityLimit,
     /// The other end, authenticated, broke the protocol; the lane must be closed.
     #[error(transparent)]
@@ -82,6 +84,10 @@ pub enum Violation {
     /// Reserved header bits are set (RFC 9000 §17.3.1).
     #[error("reserved header bits set")]
     ReservedBits,
+    /// Keys were updated out of order: a higher packet number has older keys than a lower one (RFC 9001 §6.4), or a second
+    /// update came before we had sent a packet in the phase of the first (§6.2).
+    #[error("key update out of order")]
+    KeyUpdate,
     /// The packet has no frames (RFC 9000 §12.4).
     #[error("packet without frames")]
     EmptyPayload,

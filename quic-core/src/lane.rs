@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::congestion::{Congestion, PathState, Unlimited};
+use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
 use crate::open::{Opened, Opener};
 use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
@@ -24,6 +26,10 @@ pub struct LaneConfig<'a> {
     pub local_cid: ConnectionId,
     /// When to acknowledge.
     pub ack: AckProfile,
+    /// Packets that one key seals at most; keys are updated after half of it. `None` = the suite's confidentiality limit
+    /// (RFC 9001 §6.6), above which no value goes; below 2 counts as 2. For tests, and for operators who want more frequent
+    /// updates: it must leave time for an acknowledgement, half of it at the sending rate being several RTTs.
+    pub key_limit: Option<u64>,
     /// The control connection's RTT, if it has one; `None` = 333 ms (RFC 9002 §6.2.2). Holds until the first sample.
     pub initial_rtt: Option<Duration>,
 }
@@ -45,12 +51,13 @@ pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
 #[derive(Debug)]
-pub struct Lane {
+pub struct Lane<C = Unlimited> {
     sealer: Sealer,
     opener: Opener,
     received: ReceivedPackets,
     sent: SentWindow,
     rtt: Rtt,
+    congestion: C,
     stats: LaneStats,
     ping: Ping,
     last_heard: Option<Instant>,
@@ -69,12 +76,22 @@ enum Ping {
 impl Lane {
     /// Makes a lane. It has sent nothing and runs no timer.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
+        Self::with_congestion(config, Unlimited)
+    }
+}
+
+impl<C: Congestion> Lane<C> {
+    /// Makes a lane under a congestion controller.
+    pub fn with_congestion(config: &LaneConfig<'_>, congestion: C) -> Result<Self, LaneError> {
+        let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
+        let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
         Ok(Self {
-            sealer: Sealer::new(config.suite, config.send_secret, config.remote_cid)?,
-            opener: Opener::new(config.suite, config.receive_secret, config.local_cid)?,
+            sealer: Sealer::new(send_keys, config.remote_cid),
+            opener: Opener::new(receive_keys, config.suite.integrity_limit(), config.local_cid),
             received: ReceivedPackets::new(config.ack),
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
+            congestion,
             stats: LaneStats::default(),
             ping: Ping::None,
             last_heard: None,
@@ -92,6 +109,9 @@ impl Lane {
         ack_eliciting: bool,
         now: Instant,
     ) -> Result<PacketNumber, SealError> {
+        if self.sealer.key_update_due() {
+            self.update_keys_if_allowed(now);
+        }
         let number = self.sealer.seal(packet)?;
         self.stats.sealed_packets += 1;
         self.stats.sealed_bytes += packet.len() as u64;
@@ -104,6 +124,9 @@ impl Lane {
             Evicted::None => {}
             Evicted::InFlight => self.stats.window_overflows += 1,
         }
+        if ack_eliciting {
+            self.congestion.on_sent(packet.len() as u64, &path(&self.sent, &self.rtt), now);
+        }
         Ok(number)
     }
 
@@ -113,8 +136,13 @@ impl Lane {
     #[inline]
     pub fn open<'a>(&mut self, packet: &'a mut [u8], now: Instant) -> Result<Opened<'a>, OpenError> {
         let len = packet.len() as u64;
-        let (opened, contents) =
-            self.opener.open(packet, self.sent.next()).inspect_err(|error| self.stats.count(error))?;
+        let (opened, contents) = self
+            .opener
+            .open(packet, self.sent.next(), now, &self.rtt)
+            .inspect_err(|error| self.stats.count(error))?;
+        if self.opener.keys().generation() > self.sealer.keys().generation() {
+            self.follow_key_update().inspect_err(|error| self.stats.count(error))?;
+        }
         self.stats.opened_packets += 1;
         self.stats.opened_bytes += len;
         self.stats.datagrams_received += u64::from(contents.datagrams);
@@ -134,6 +162,7 @@ impl Lane {
     ///
     /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes. To be called at the end of each turn and after a timeout, until `None`.
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
+        self.opener.expire_keys(now);
         let ping = match self.ping {
             Ping::None => false,
             Ping::Requested | Ping::Probe => true,
@@ -163,7 +192,9 @@ impl Lane {
             self.sent.probe_sent();
             self.stats.probes_sent += 1;
         }
-        self.ping = Ping::None;
+        if ping {
+            self.ping = Ping::None;
+        }
         Ok(Some(len))
     }
 
@@ -213,6 +244,7 @@ impl Lane {
         if self.sent.loss_time().is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt);
             self.stats.count_lost(lost);
+            self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
         } else if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
@@ -245,6 +277,18 @@ impl Lane {
         self.sent.in_flight()
     }
 
+    /// Bytes per second that got through in the last round trip, headers and tags included; `None` before the first.
+    ///
+    /// It is what was delivered, not what the path could deliver.
+    pub fn delivery_rate(&self) -> Option<u64> {
+        self.sent.delivery_rate()
+    }
+
+    /// The congestion controller, whose window the caller respects.
+    pub fn congestion(&self) -> &C {
+        &self.congestion
+    }
+
     /// The counters.
     pub fn stats(&self) -> &LaneStats {
         &self.stats
@@ -256,14 +300,52 @@ impl Lane {
         self.stats.datagrams_sent += frames;
     }
 
+    /// Updates the keys, unless the last update is not confirmed yet (RFC 9001 §6.1) or is so recent that the other end may
+    /// still need the keys before it (§6.5).
+    #[cold]
+    fn update_keys_if_allowed(&mut self, now: Instant) {
+        let (sending, receiving) = (self.sealer.keys(), self.opener.keys());
+        let acknowledged = self.sent.largest_acked() >= Some(sending.first());
+        if !acknowledged || receiving.generation() < sending.generation() {
+            // An end that sends nothing but ACKs is not acknowledged unless it asks.
+            if self.sent.in_flight().packets == 0 {
+                self.request_ping();
+            }
+        } else if !receiving.keeps_previous(now) || self.sealer.key_update_overdue() {
+            self.sealer.update_keys();
+            self.stats.key_updates_initiated += 1;
+        }
+    }
+
+    /// Seals with new keys because the other end does (RFC 9001 §6.2): before the packet that told it is acknowledged.
+    #[cold]
+    fn follow_key_update(&mut self) -> Result<(), OpenError> {
+        self.sealer.follow_key_update()?;
+        self.stats.key_updates_followed += 1;
+        Ok(())
+    }
+
     /// Applies the ACK frames of a packet, all of them valid.
     fn apply_acks(&mut self, opened: &Opened<'_>, now: Instant) {
         for frame in opened.frames() {
             if let Ok(Frame::Ack(ack)) = frame {
-                // A congestion controller would take the outcome from here.
                 let outcome = self.sent.on_ack(&ack, now, &mut self.rtt);
                 self.stats.count_acked(&outcome);
+                self.control_congestion(&outcome, now);
             }
+        }
+    }
+
+    fn control_congestion(&mut self, outcome: &AckOutcome, now: Instant) {
+        let path = path(&self.sent, &self.rtt);
+        if outcome.acked.packets > 0 {
+            self.congestion.on_acked(outcome.acked, &path, now);
+        }
+        if outcome.spuriously_lost > 0 {
+            self.congestion.on_spuriously_lost(outcome.spuriously_lost, &path, now);
+        }
+        if outcome.lost.packets > 0 {
+            self.congestion.on_lost(outcome.lost, &path, now);
         }
     }
 
@@ -293,6 +375,12 @@ impl Lane {
             Ping::Probe => None,
         }
     }
+}
+
+/// What a congestion controller is shown.
+#[inline]
+fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
+    PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
 /// What the frames of a packet ask of us.

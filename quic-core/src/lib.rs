@@ -2,28 +2,32 @@
 //!
 //! A [`Lane`] is one sequence of short-header packets (RFC 9000 §17.3.1) under packet protection (RFC 9001 §5) that carry
 //! DATAGRAM frames (RFC 9221). It numbers and seals what the caller sends, opens and checks what the caller received,
-//! acknowledges it, and tells from the other end's acknowledgements what was lost and how long the round trip takes.
+//! acknowledges it, and tells from the other end's acknowledgements what was lost and how long the round trip takes. It
+//! updates its keys by itself (RFC 9001 §6).
 //!
 //! ```text
 //!  Lane::seal                                             Lane::open
 //!  ┌──────────────────────────────────┐                   ┌──────────────────────────────────┐
 //!  │ room │ frames             │ room │  caller's slice   │ a received datagram              │
 //!  └──────────────────────────────────┘                   └──────────────────────────────────┘
-//!     │ number, key budget   seal.rs                         │ shape, connection ID    packet/header.rs
-//!     │ header               packet/header.rs                ▼
-//!     ▼                                                   Protected
-//!   Plain                                                    │ remove header mask      crypto/header_mask.rs
-//!     │ encrypt, tag         crypto/aead.rs                  │ expand the number       packet/number.rs
-//!     ▼                                                      ▼
-//!  Encrypted                                              Encrypted
-//!     │ apply header mask    crypto/header_mask.rs           │ duplicate, too old?     replay.rs
+//!     │ new keys due?        crypto/update.rs                │ shape, connection ID    packet/header.rs
+//!     │ number, key budget   seal.rs                         ▼
+//!     │ header               packet/header.rs             Protected
+//!     ▼                                                      │ remove header mask      crypto/header_mask.rs
+//!   Plain                                                    │ expand the number       packet/number.rs
+//!     │ encrypt, tag         crypto/aead.rs                  ▼
+//!     ▼                                                   Encrypted
+//!  Encrypted                                                 │ duplicate, too old?     replay.rs
+//!     │ apply header mask    crypto/header_mask.rs           │ which key               crypto/update.rs
 //!     ▼                                                      │ decrypt, check tag      crypto/aead.rs
 //!  Protected                                                 ▼
 //!     │                                                    Plain
 //!     │ into the window      ack/sent.rs                     │ slide the window        replay.rs
-//!     ▼                                                      │ validate all frames     frame/mod.rs
-//!   the wire                                                 ▼
+//!     ▼                                                      │ new keys?               crypto/update.rs
+//!   the wire                                                 │ validate all frames     frame/mod.rs
+//!                                                            ▼
 //!                                                         Opened
+//!                                                            │ follow new keys         crypto/update.rs
 //!                                                            │ what to acknowledge     ack/received.rs
 //!                                                            │ acked, lost, RTT        ack/sent.rs
 //!                                                            ▼
@@ -38,8 +42,7 @@
 //! * No handshake: secrets and connection IDs come from the control connection.
 //! * No retransmission and no streams: a lost datagram stays lost.
 //! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
-//! * No congestion control: the traffic inside controls itself. A controller's place is where `Lane` applies an ACK.
-//! * No key update yet: a key that reaches its limit ends the lane ([`SealError::KeyExhausted`]).
+//! * No congestion control: the traffic inside controls itself. A controller's place is the trait [`Congestion`].
 //!
 //! # The contract
 //!
@@ -50,6 +53,7 @@
 
 mod ack;
 mod bits;
+mod congestion;
 mod crypto;
 mod error;
 pub mod frame;
@@ -62,6 +66,7 @@ mod stats;
 mod varint;
 
 pub use ack::{AckProfile, Rtt, Volume};
+pub use congestion::{Congestion, PathState, Unlimited};
 pub use crypto::Suite;
 pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
 pub use lane::{Lane, LaneConfig, TRANSMIT_CAPACITY, Timer};

@@ -1,12 +1,14 @@
 //! The receive chain: from a datagram to valid frames, in place.
 
 use std::ops::Range;
+use std::time::Instant;
 
-use crate::crypto::{AuthenticationFailed, Keys, Secret, Suite};
+use crate::ack::Rtt;
+use crate::crypto::{AuthenticationFailed, KeyChoice, KeyUpdateError, ReceiveKeys};
 use crate::frame::{Contents, Frame, Frames};
-use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Protected};
+use crate::packet::{ConnectionId, PacketNumber, Protected};
 use crate::replay::{ReplayWindow, Replayed};
-use crate::{LaneError, OpenError, Violation};
+use crate::{OpenError, Violation};
 
 /// A packet that was opened: its frames, decrypted in place.
 #[derive(Debug)]
@@ -69,50 +71,54 @@ impl<'a> Iterator for Datagrams<'a> {
 #[derive(Debug)]
 pub(crate) struct Opener {
     local_cid: ConnectionId,
-    keys: Keys,
-    /// Flips when keys are updated.
-    phase: KeyPhase,
+    keys: ReceiveKeys,
     replay: ReplayWindow,
-    /// Packets that may still fail authentication.
+    /// Packets that may still fail authentication, under all keys together.
     failure_budget: u64,
 }
 
 impl Opener {
-    pub(crate) fn new(suite: Suite, secret: &[u8], local_cid: ConnectionId) -> Result<Self, LaneError> {
-        Ok(Self {
-            local_cid,
-            keys: Secret::new(suite, secret)?.keys(),
-            phase: KeyPhase::Zero,
-            replay: ReplayWindow::new(),
-            failure_budget: suite.integrity_limit(),
-        })
+    pub(crate) fn new(keys: ReceiveKeys, integrity_limit: u64, local_cid: ConnectionId) -> Self {
+        Self { local_cid, keys, replay: ReplayWindow::new(), failure_budget: integrity_limit }
     }
 
-    /// Opens `packet`. `next_sent` is one above the highest packet number that this end has sent.
+    #[inline]
+    pub(crate) fn keys(&self) -> &ReceiveKeys {
+        &self.keys
+    }
+
+    /// Forgets keys whose time is over.
+    #[inline]
+    pub(crate) fn expire_keys(&mut self, now: Instant) {
+        self.keys.expire(now);
+    }
+
+    /// Opens `packet`. `next_sent` is one above the highest packet number that this end has sent; `rtt` tells how long
+    /// keys are kept that the packet replaces.
     #[inline]
     pub(crate) fn open<'a>(
         &mut self,
         packet: &'a mut [u8],
         next_sent: u64,
+        now: Instant,
+        rtt: &Rtt,
     ) -> Result<(Opened<'a>, Contents), OpenError> {
         if self.failure_budget == 0 {
             return Err(OpenError::IntegrityLimit);
         }
+        let end = self.replay.next();
         let protected = Protected::parse(packet, self.local_cid)?;
-        let encrypted = protected.unprotect(&self.keys.header, self.replay.next());
-        let (number, phase) = (encrypted.number(), encrypted.phase());
+        let encrypted = protected.unprotect(self.keys.header_key(), end);
+        let number = encrypted.number();
         self.replay.check(number.0)?;
 
-        if phase != self.phase {
-            // The place of key updates: the keys of the next or the last phase would be tried here.
+        let (choice, key) = self.keys.choose(encrypted.phase(), number, end, now);
+        let plain = encrypted.decrypt(key).map_err(|AuthenticationFailed| {
             self.failure_budget -= 1;
-            return Err(OpenError::AuthenticationOtherPhase);
-        }
-        let plain = encrypted.decrypt(&self.keys.packet).map_err(|AuthenticationFailed| {
-            self.failure_budget -= 1;
-            OpenError::Authentication
+            choice.failure()
         })?;
         self.replay.advance(number.0);
+        self.keys.opened(choice, number, end, now, rtt)?;
 
         if !plain.reserved_bits_clear() {
             return Err(Violation::ReservedBits.into());
@@ -125,11 +131,62 @@ impl Opener {
     }
 }
 
+impl KeyChoice {
+    /// What a packet is that this key does not open.
+    fn failure(self) -> OpenError {
+        match self {
+            Self::Current => OpenError::Authentication,
+            Self::Previous | Self::Next => OpenError::AuthenticationOtherPhase,
+        }
+    }
+}
+
+impl From<KeyUpdateError> for OpenError {
+    fn from(KeyUpdateError: KeyUpdateError) -> Self {
+        Violation::KeyUpdate.into()
+    }
+}
+
 impl From<Replayed> for OpenError {
     fn from(replayed: Replayed) -> Self {
         match replayed {
             Replayed::Duplicate => Self::Duplicate,
             Replayed::TooOld => Self::TooOld,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Suite;
+    use crate::crypto::SendKeys;
+    use crate::seal::Sealer;
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test needs some instant to start from; only differences matter"
+    )]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn the_integrity_limit_counts_failures_under_all_keys_together() {
+        let (suite, secret, cid) = (Suite::Aes128Gcm, [7; 32], ConnectionId([9; 8]));
+        let mut sealer = Sealer::new(SendKeys::new(suite, &secret, None).unwrap(), cid);
+        let mut opener = Opener::new(ReceiveKeys::new(suite, &secret).unwrap(), 2, cid);
+        let mut packet = [0; 64];
+        sealer.seal(&mut packet).unwrap();
+        let mut open = |packet: &mut [u8]| {
+            opener.open(packet, 0, start(), &Rtt::new(None)).map(|_opened| ()).unwrap_err()
+        };
+
+        let (mut damaged, mut other_phase) = (packet, packet);
+        damaged[63] ^= 1;
+        other_phase[0] ^= 4;
+        assert_eq!(open(&mut damaged), OpenError::Authentication);
+        assert_eq!(open(&mut other_phase), OpenError::AuthenticationOtherPhase);
+        assert_eq!(open(&mut packet), OpenError::IntegrityLimit);
     }
 }

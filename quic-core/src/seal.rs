@@ -1,8 +1,8 @@
 //! The transmit chain: from frames in the caller's slice to a packet for the wire.
 
-use crate::crypto::{Keys, Secret, Suite};
-use crate::packet::{ConnectionId, KeyPhase, PacketNumber, Plain};
-use crate::{LaneError, SealError};
+use crate::SealError;
+use crate::crypto::{KeyUpdateError, SendKeys};
+use crate::packet::{ConnectionId, PacketNumber, Plain};
 
 /// The longest packet: a UDP datagram in IPv6 without extension headers, which fits the sent window's 16-bit length.
 const MAX_PACKET_LEN: usize = 65_527;
@@ -11,23 +11,13 @@ const MAX_PACKET_LEN: usize = 65_527;
 #[derive(Debug)]
 pub(crate) struct Sealer {
     remote_cid: ConnectionId,
-    keys: Keys,
-    /// Flips when keys are updated.
-    phase: KeyPhase,
+    keys: SendKeys,
     next_number: u64,
-    /// Packets that the current key may still seal.
-    key_budget: u64,
 }
 
 impl Sealer {
-    pub(crate) fn new(suite: Suite, secret: &[u8], remote_cid: ConnectionId) -> Result<Self, LaneError> {
-        Ok(Self {
-            remote_cid,
-            keys: Secret::new(suite, secret)?.keys(),
-            phase: KeyPhase::Zero,
-            next_number: 0,
-            key_budget: suite.confidentiality_limit(),
-        })
+    pub(crate) fn new(keys: SendKeys, remote_cid: ConnectionId) -> Self {
+        Self { remote_cid, keys, next_number: 0 }
     }
 
     /// Seals `packet`, which is room for the header, frames, and room for the tag. On an error no number is used.
@@ -38,21 +28,46 @@ impl Sealer {
             return Err(size);
         }
         let number = self.number()?;
-        Plain::with_header(packet, self.remote_cid, number, self.phase)
+        Plain::with_header(packet, self.remote_cid, number, self.keys.generation().phase())
             .ok_or(size)?
-            .encrypt(&self.keys.packet)
+            .encrypt(self.keys.packet_key())
             .map_err(|_too_long| size)?
-            .protect(&self.keys.header);
+            .protect(self.keys.header_key());
 
         self.next_number += 1;
-        self.key_budget -= 1;
         Ok(number)
+    }
+
+    #[inline]
+    pub(crate) fn keys(&self) -> &SendKeys {
+        &self.keys
+    }
+
+    /// Whether the next packet should have new keys.
+    #[inline]
+    pub(crate) fn key_update_due(&self) -> bool {
+        self.keys.update_due(self.next_number)
+    }
+
+    /// Whether new keys can wait no longer.
+    pub(crate) fn key_update_overdue(&self) -> bool {
+        self.keys.update_overdue(self.next_number)
+    }
+
+    /// Seals the next packet with new keys.
+    pub(crate) fn update_keys(&mut self) {
+        self.keys.update(self.next_number);
+    }
+
+    /// Seals the next packet with new keys because the other end has them.
+    pub(crate) fn follow_key_update(&mut self) -> Result<(), KeyUpdateError> {
+        self.keys.follow(self.next_number)
     }
 
     /// The number of the next packet, if there may be one.
     #[inline]
     fn number(&self) -> Result<PacketNumber, SealError> {
-        if self.key_budget == 0 {
+        if self.keys.exhausted(self.next_number) {
             return Err(SealError::KeyExhausted);
         }
         let number = PacketNumber(self.next_number);
@@ -66,10 +81,11 @@ impl Sealer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OVERHEAD;
+    use crate::{OVERHEAD, Suite};
 
     fn sealer(suite: Suite) -> Sealer {
-        Sealer::new(suite, &vec![7; suite.secret_len()], ConnectionId([9; 8])).unwrap()
+        let keys = SendKeys::new(suite, &vec![7; suite.secret_len()], Some(3)).unwrap();
+        Sealer::new(keys, ConnectionId([9; 8]))
     }
 
     #[test]
@@ -85,8 +101,9 @@ mod tests {
     #[test]
     fn a_key_seals_no_more_than_its_limit() {
         let mut sealer = sealer(Suite::Aes256Gcm);
-        sealer.key_budget = 1;
-        assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber(0)));
+        for number in 0..3 {
+            assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber(number)));
+        }
         assert_eq!(sealer.seal(&mut [0; 64]), Err(SealError::KeyExhausted));
     }
 
@@ -94,6 +111,7 @@ mod tests {
     fn packet_numbers_end() {
         let mut sealer = sealer(Suite::ChaCha20Poly1305);
         sealer.next_number = PacketNumber::MAX.0;
+        sealer.keys.update(sealer.next_number);
         assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber::MAX));
         assert_eq!(sealer.seal(&mut [0; 64]), Err(SealError::NumbersExhausted));
     }

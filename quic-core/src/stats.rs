@@ -50,13 +50,22 @@ pub struct LaneStats {
     pub authentication_failures: u64,
     /// Those of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
     pub other_phase_failures: u64,
-    /// Packets refused because the key reached its integrity limit.
+    /// Key updates that this end began.
+    pub key_updates_initiated: u64,
+    /// Key updates that the other end began and this end followed.
+    pub key_updates_followed: u64,
+    /// Packets refused because the keys reached their integrity limit.
     pub integrity_limit: u64,
     /// Authenticated packets that broke the protocol.
     pub violations: u64,
 }
 
 impl LaneStats {
+    /// The key phase of the packets that this end seals: how often their keys were updated. The wire shows its low bit.
+    pub fn key_phase(&self) -> u64 {
+        self.key_updates_initiated + self.key_updates_followed
+    }
+
     /// Counts a packet that was refused.
     #[cold]
     pub(crate) fn count(&mut self, error: &OpenError) {

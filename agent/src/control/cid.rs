@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quinn_proto::{ConnectionId as QuinnConnectionId, ConnectionIdGenerator};
 use quic_core::ConnectionId;
+use quinn_proto::{ConnectionId as QuinnConnectionId, ConnectionIdGenerator};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 
 /// Makes connection IDs for one worker: control connections and lanes draw from the same source.

@@ -295,7 +295,13 @@ impl Control {
         events.append(&mut self.events);
     }
 
-    fn insert(&mut self, handle: ConnectionHandle, quinn: Connection, underlay: UnderlayId, peer: Option<PeerId>) {
+    fn insert(
+        &mut self,
+        handle: ConnectionHandle,
+        quinn: Connection,
+        underlay: UnderlayId,
+        peer: Option<PeerId>,
+    ) {
         let connection = ControlConnection {
             quinn,
             underlay,
@@ -381,7 +387,12 @@ impl Control {
         }
     }
 
-    fn stream_event(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection, event: StreamEvent) {
+    fn stream_event(
+        &mut self,
+        handle: ConnectionHandle,
+        connection: &mut ControlConnection,
+        event: StreamEvent,
+    ) {
         match event {
             StreamEvent::Opened { .. } => {
                 while let Some(id) = connection.quinn.streams().accept(Dir::Bi) {
@@ -394,7 +405,9 @@ impl Control {
                     }
                 }
             }
-            StreamEvent::Readable { id } if connection.control == Some(id) => self.read_control(handle, connection),
+            StreamEvent::Readable { id } if connection.control == Some(id) => {
+                self.read_control(handle, connection)
+            }
             StreamEvent::Writable { id } if connection.control == Some(id) => connection.write_control(),
             StreamEvent::Readable { id }
             | StreamEvent::Writable { id }
@@ -449,10 +462,11 @@ impl Control {
             let path = Path { destination: transmit.destination, source: transmit.src_ip, ecn };
             let packets = &self.scratch[..transmit.size];
             for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                let added = underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
-                    tail.copy_from_slice(packet);
-                    Some(packet.len())
-                });
+                let added =
+                    underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
+                        tail.copy_from_slice(packet);
+                        Some(packet.len())
+                    });
                 if !added {
                     self.stats.packets_blocked += 1;
                 }

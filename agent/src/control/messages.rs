@@ -376,7 +376,13 @@ impl From<&Service> for wire::Service {
     fn from(service: &Service) -> Self {
         // A flow that lives longer than 49 days without traffic needs no exact figure.
         let idle_ms = u32::try_from(service.idle.as_millis()).unwrap_or(u32::MAX);
-        Self { number: service.number, name: service.name.clone(), udp: service.udp, tcp: service.tcp, idle_ms }
+        Self {
+            number: service.number,
+            name: service.name.clone(),
+            udp: service.udp,
+            tcp: service.tcp,
+            idle_ms,
+        }
     }
 }
 

@@ -13,7 +13,9 @@ use crate::{
     io::{Path, ReceiveBatch},
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
-    relay::{Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing},
+    relay::{
+        Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
+    },
     worker::Doors,
 };
 
@@ -116,9 +118,11 @@ impl Downlink<'_> {
         };
         let mut ranges = std::mem::take(&mut self.notes.ranges);
         ranges.clear();
-        ranges.extend(opened.datagrams().map(|datagram| {
-            place.start + datagram.range.start..place.start + datagram.range.end
-        }));
+        ranges.extend(
+            opened
+                .datagrams()
+                .map(|datagram| place.start + datagram.range.start..place.start + datagram.range.end),
+        );
         let (challenge, response) = (opened.path_challenge, opened.path_response);
         let (peer, index) = (slot.peer, slot.index);
         if slot.is_new_path(&origins.path) {
@@ -323,7 +327,10 @@ impl Downlink<'_> {
                     self.end_flow(peer, id);
                 }
             }
-            Context::Flow { .. } | Context::Open { .. } | Context::OpenEmpty { .. } | Context::Unsupported(_) => {}
+            Context::Flow { .. }
+            | Context::Open { .. }
+            | Context::OpenEmpty { .. }
+            | Context::Unsupported(_) => {}
         }
     }
 
@@ -359,9 +366,14 @@ impl Downlink<'_> {
     /// Answers a PATH_CHALLENGE to where it came from (RFC 9000 §8.2.2).
     fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8]) {
         let now = self.now;
-        self.underlays.packet(self.lanes, origins.underlay, &origins.path, PATH_PACKET, now, |lanes, tail| {
-            lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
-        });
+        self.underlays.packet(
+            self.lanes,
+            origins.underlay,
+            &origins.path,
+            PATH_PACKET,
+            now,
+            |lanes, tail| lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok(),
+        );
     }
 }
 

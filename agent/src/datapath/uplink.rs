@@ -172,7 +172,8 @@ impl Uplink<'_> {
                     self.relay.stats.uplink_bytes += payload.len() as u64;
                 }
                 Err(PushError::TooLarge { most }) => {
-                    let short = self.relay.flows.get(id).map_or(0, |flow| flow.confirmed_header().as_slice().len());
+                    let short =
+                        self.relay.flows.get(id).map_or(0, |flow| flow.confirmed_header().as_slice().len());
                     let most_confirmed = most + header.as_slice().len() - short;
                     if standing == Standing::Opening && payload.len() <= most_confirmed {
                         self.await_confirmation(id, service, data, segment, place);

@@ -35,9 +35,9 @@ pub(super) struct Measured {
 
 impl Default for Measured {
     fn default() -> Self {
-        // Three significant digits are a tenth of a percent; the bounds fit by construction.
-        #[expect(clippy::expect_used, reason = "3 digits are within the 0 to 5 that a histogram takes")]
-        let rtt = Histogram::new(3).expect("a histogram takes up to 5 digits");
+        // 1 ns to a minute, to a tenth of a percent.
+        let rtt =
+            Histogram::new_with_max(60_000_000_000, 3).expect("the bounds are more than a factor of 2 apart");
         Self { sent: 0, echoed: 0, rtt, kernel_drops: 0 }
     }
 }

@@ -66,11 +66,14 @@ const QUIET: Duration = Duration::from_millis(500);
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let echo = Echo::start()?;
     let (exit_key, entry_key) = (Identity::generate()?, Identity::generate()?);
-    let exit = start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
-    let listen = exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
-    let entry =
-        start(&entry_toml(&exit_key, listen, options.metrics), &entry_key).context("cannot start the entry agent")?;
-    let ingress = entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
+    let exit =
+        start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
+    let listen =
+        exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
+    let entry = start(&entry_toml(&exit_key, listen, options.metrics), &entry_key)
+        .context("cannot start the entry agent")?;
+    let ingress =
+        entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
     wait_for_connection(&entry)?;
     if !options.json {
         introduce(options, &entry, listen, ingress)?;
@@ -144,7 +147,12 @@ fn wait_for_connection(entry: &Daemon) -> anyhow::Result<()> {
     Err(anyhow!("the agents did not connect within {} s", CONNECT_TIMEOUT.as_secs()))
 }
 
-fn introduce(options: &Options, entry: &Daemon, listen: SocketAddr, ingress: SocketAddr) -> anyhow::Result<()> {
+fn introduce(
+    options: &Options,
+    entry: &Daemon,
+    listen: SocketAddr,
+    ingress: SocketAddr,
+) -> anyhow::Result<()> {
     out::say(&format!(
         "load ─UDP─► entry {ingress} ═QUIC═► exit {listen} ─UDP─► echo, and back\n\
          {} flows, {} bytes a datagram, {:.1} Mbit/s of payload each way, {} s",
@@ -162,7 +170,9 @@ fn introduce(options: &Options, entry: &Daemon, listen: SocketAddr, ingress: Soc
 /// A row a second while the load runs.
 fn watch(options: &Options, entry: &Daemon, exit: &Daemon, load: &Load) -> anyhow::Result<()> {
     if !options.json {
-        out::say(&"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason")?;
+        out::say(
+            &"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason",
+        )?;
     }
     let seconds = options.duration.as_secs();
     let mut before = Measured::default();
@@ -221,7 +231,12 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(options: &Options, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
+    fn new(
+        options: &Options,
+        measured: &Measured,
+        entry: &Snapshot,
+        exit: &Snapshot,
+    ) -> anyhow::Result<Self> {
         let peer = |snapshot: &Snapshot| snapshot.peers.first().cloned().ok_or_else(|| anyhow!("no peer"));
         Ok(Self {
             seconds: options.duration.as_secs_f64(),
@@ -266,8 +281,11 @@ impl Summary {
             return Some("nothing came back".to_owned());
         }
         // The kernel counts buffers it dropped, not datagrams: with none of them, nothing may be missing.
-        let lost = self.hops().into_iter().find(|(_, before, after)| before > after && self.kernel_drops == 0);
-        lost.map(|(name, before, after)| format!("{name}: {} lost and no counter explains it", before - after))
+        let lost =
+            self.hops().into_iter().find(|(_, before, after)| before > after && self.kernel_drops == 0);
+        lost.map(|(name, before, after)| {
+            format!("{name}: {} lost and no counter explains it", before - after)
+        })
     }
 
     fn megabits(&self, datagrams: u64) -> f64 {
@@ -308,7 +326,9 @@ impl Summary {
         }
         text.push_str("\nbetween them              in          out     lost\n");
         for (name, before, after) in self.hops() {
-            let _written = writeln!(text, "{name:<20}{before:>10}{after:>13}{:>9}", before.saturating_sub(after)).is_ok();
+            let _written =
+                writeln!(text, "{name:<20}{before:>10}{after:>13}{:>9}", before.saturating_sub(after))
+                    .is_ok();
         }
         let verdict = match self.problem() {
             None => "every datagram is accounted for".to_owned(),

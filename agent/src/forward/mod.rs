@@ -55,7 +55,7 @@ pub struct LocalSocket {
     pub booked: Booked,
     /// It had traffic since the kernel was last asked what it dropped.
     touched: bool,
-    delivery: Option<Box<Delivery>>,
+    delivery: Option<Delivery>,
 }
 
 /// All local UDP sockets of a worker.
@@ -63,7 +63,7 @@ pub struct LocalSocket {
 pub struct Locals {
     sockets: Slab<LocalSocket>,
     /// Lists that no socket is using: an idle socket costs none.
-    spare: Vec<Box<Delivery>>,
+    spare: Vec<Delivery>,
     dirty: Vec<LocalId>,
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<LocalId>,
@@ -80,7 +80,14 @@ impl Locals {
     /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
         let id = self.vacant();
-        self.sockets.insert(LocalSocket { socket, local, token, booked: Booked::default(), touched: false, delivery: None });
+        self.sockets.insert(LocalSocket {
+            socket,
+            local,
+            token,
+            booked: Booked::default(),
+            touched: false,
+            delivery: None,
+        });
         id
     }
 
@@ -150,7 +157,7 @@ impl Locals {
                 self.touched.push(id);
             }
         }
-        socket.delivery.as_deref_mut()
+        socket.delivery.as_mut()
     }
 
     /// Delivers everything that was listed, straight from the buffers of `received`.

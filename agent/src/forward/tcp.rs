@@ -191,14 +191,17 @@ impl TcpForward {
         loop {
             let Stage::AwaitingHeader(framer) = &mut self.stage else { return Pumped::Waiting };
             match read_piece(quinn, self.stream) {
-                Ok(Piece::Data(mut bytes)) => match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes))) {
-                    Ok(Some(Ok(header))) => {
-                        self.inward.piece = bytes;
-                        return Pumped::Wants(header);
+                Ok(Piece::Data(mut bytes)) => {
+                    match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes)))
+                    {
+                        Ok(Some(Ok(header))) => {
+                            self.inward.piece = bytes;
+                            return Pumped::Wants(header);
+                        }
+                        Ok(None) => {}
+                        Ok(Some(Err(_))) | Err(_) => return self.end(quinn),
                     }
-                    Ok(None) => {}
-                    Ok(Some(Err(_))) | Err(_) => return self.end(quinn),
-                },
+                }
                 Ok(Piece::Nothing) => return Pumped::Waiting,
                 Ok(Piece::End) | Err(Broken) => return self.end(quinn),
             }
@@ -209,7 +212,10 @@ impl TcpForward {
         loop {
             let Stage::AwaitingAnswer(framer) = &mut self.stage else { return Ok(()) };
             match read_piece(quinn, self.stream) {
-                Ok(Piece::Data(mut bytes)) => match framer.pull(&mut bytes).map(|answer| answer.map(|bytes| StreamAnswer::decode(&bytes))) {
+                Ok(Piece::Data(mut bytes)) => match framer
+                    .pull(&mut bytes)
+                    .map(|answer| answer.map(|bytes| StreamAnswer::decode(&bytes)))
+                {
                     Ok(Some(Ok(StreamAnswer::Ok))) => {
                         self.inward.piece = bytes;
                         self.stage = Stage::Open;
@@ -346,8 +352,9 @@ fn read_piece(quinn: &mut Connection, stream: StreamId) -> Result<Piece, Broken>
 /// What the peer is told of a failed connection attempt.
 #[must_use]
 pub fn answer_for(error: &io::Error) -> StreamAnswer {
-    match error.kind() {
-        ErrorKind::TimedOut => StreamAnswer::UpstreamTimeout,
-        _ => StreamAnswer::UpstreamRefused,
+    if error.kind() == ErrorKind::TimedOut {
+        StreamAnswer::UpstreamTimeout
+    } else {
+        StreamAnswer::UpstreamRefused
     }
 }

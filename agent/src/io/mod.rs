@@ -22,11 +22,11 @@ use std::{
 pub mod batch;
 pub mod kernel;
 pub mod memory;
+pub mod process;
 pub mod ready;
 mod sys;
 #[cfg(test)]
 mod tests;
-pub mod process;
 mod transmit;
 mod udp;
 

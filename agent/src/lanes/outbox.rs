@@ -76,7 +76,7 @@ pub struct Underlay {
     pub token: Token,
     /// What has been booked of it.
     pub booked: Booked,
-    outbox: Option<Box<SendBatch>>,
+    outbox: Option<SendBatch>,
     open: Option<OpenPacket>,
     /// The kernel had no room; nothing is added until it has.
     blocked: bool,
@@ -88,7 +88,7 @@ pub struct Underlay {
 pub struct Underlays {
     sockets: Slab<Underlay>,
     /// Batches that no socket is using: an idle socket costs none.
-    spare: Vec<Box<SendBatch>>,
+    spare: Vec<SendBatch>,
     dirty: Vec<UnderlayId>,
     settlements: Settlements,
 }
@@ -103,7 +103,16 @@ impl Underlays {
     /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, role: UdpRole, token: Token) -> UnderlayId {
         let id = self.vacant();
-        self.sockets.insert(Underlay { socket, role, token, booked: Booked::default(), outbox: None, open: None, blocked: false, dirty: false });
+        self.sockets.insert(Underlay {
+            socket,
+            role,
+            token,
+            booked: Booked::default(),
+            outbox: None,
+            open: None,
+            blocked: false,
+            dirty: false,
+        });
         id
     }
 
@@ -207,10 +216,13 @@ impl Underlays {
         if self.make_room(id, most).is_err() {
             return false;
         }
-        let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut()) else {
+        let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut())
+        else {
             return false;
         };
-        let Some(len) = batch.tail(most).and_then(|tail| write(lanes, &mut tail[..most])) else { return false };
+        let Some(len) = batch.tail(most).and_then(|tail| write(lanes, &mut tail[..most])) else {
+            return false;
+        };
         batch.commit(path, NO_OWNER, len, 0);
         true
     }
@@ -226,8 +238,7 @@ impl Underlays {
             self.dirty.push(id);
         }
         let spare = &mut self.spare;
-        let batch =
-            underlay.outbox.get_or_insert_with(|| spare.pop().unwrap_or_else(|| Box::new(SendBatch::default())));
+        let batch = underlay.outbox.get_or_insert_with(|| spare.pop().unwrap_or_default());
         if batch.tail(most).is_some() {
             return Ok(());
         }

@@ -101,7 +101,8 @@ impl Pool {
 
     /// The answer to [`Pool::ask`] came: takes the opening, if it is still wanted.
     pub fn answered(&mut self, index: u8, epoch: u64) -> Option<Opening> {
-        let place = self.openings.iter().position(|opening| opening.index == index && opening.epoch == epoch)?;
+        let place =
+            self.openings.iter().position(|opening| opening.index == index && opening.epoch == epoch)?;
         Some(self.openings.swap_remove(place))
     }
 

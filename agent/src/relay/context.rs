@@ -162,7 +162,9 @@ impl Context {
             }
             code::UNKNOWN => Self::Unknown(FlowNumber(reader.varint()?)),
             code::CLOSED => Self::Closed(FlowNumber(reader.varint()?)),
-            reserved @ (code::IP | code::IP_PARTIAL | code::TARGET) => return Some(Self::Unsupported(reserved)),
+            reserved @ (code::IP | code::IP_PARTIAL | code::TARGET) => {
+                return Some(Self::Unsupported(reserved));
+            }
             unknown => return Some(Self::Unsupported(unknown)),
         };
         (reader.at == data.len()).then_some(context)
@@ -281,8 +283,11 @@ mod tests {
         let service = any::<u32>().prop_map(ServiceNumber);
         prop_oneof![
             number.clone().prop_map(|number| Context::Flow { number, payload_at: 0 }),
-            (number.clone(), service.clone())
-                .prop_map(|(number, service)| Context::Open { number, service, payload_at: 0 }),
+            (number.clone(), service.clone()).prop_map(|(number, service)| Context::Open {
+                number,
+                service,
+                payload_at: 0
+            }),
             (number.clone(), service).prop_map(|(number, service)| Context::OpenEmpty { number, service }),
             number.clone().prop_map(Context::Confirmed),
             (number.clone(), 0..=VARINT_MAX)

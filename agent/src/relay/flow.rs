@@ -113,7 +113,12 @@ impl Flows {
     /// An empty table; `parity` is the low bit of the numbers of flows opened here.
     #[must_use]
     pub fn new(parity: u64) -> Self {
-        Self { flows: Slab::new(), by_number: FxHashMap::default(), by_client: HashMap::new(), next: parity & 1 }
+        Self {
+            flows: Slab::new(),
+            by_number: FxHashMap::default(),
+            by_client: HashMap::new(),
+            next: parity & 1,
+        }
     }
 
     /// How many flows there are.
@@ -172,7 +177,8 @@ impl Flows {
         self.next += 2;
         let lane = u8::try_from((number.0 >> 1) % u64::from(lanes.max(1))).unwrap_or(0);
         let origin = Origin::Ingress { client, ingress };
-        let flow = Flow { number, origin, standing: Standing::Opening, lane, on: lane, last_active: now, idle };
+        let flow =
+            Flow { number, origin, standing: Standing::Opening, lane, on: lane, last_active: now, idle };
         let id = self.insert(flow);
         self.by_client.insert(client, id);
         id
@@ -188,7 +194,15 @@ impl Flows {
         now: Instant,
     ) -> FlowId {
         let origin = Origin::Upstream { socket, service };
-        self.insert(Flow { number, origin, standing: Standing::Confirmed, lane, on: lane, last_active: now, idle })
+        self.insert(Flow {
+            number,
+            origin,
+            standing: Standing::Confirmed,
+            lane,
+            on: lane,
+            last_active: now,
+            idle,
+        })
     }
 
     /// Ends a flow.

@@ -113,8 +113,11 @@ impl DatagramRelay {
             policy: peer.drop,
             per_flow,
         };
-        let awaiting =
-            queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
+        let awaiting = queue::Limits {
+            per_flow: limits.pending_open_packets,
+            policy: config::DropPolicy::Newest,
+            ..queue
+        };
         Self {
             uplink: Account::default(),
             downlink: Account::default(),

@@ -18,7 +18,10 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
-use super::{accounting::{Account, DropReason}, flow::FlowId};
+use super::{
+    accounting::{Account, DropReason},
+    flow::FlowId,
+};
 use crate::config::DropPolicy;
 
 /// What the queue may hold.
@@ -206,7 +209,11 @@ impl Queue {
     /// Drops what has waited too long; returns how many datagrams that were.
     pub fn expire(&mut self, now: Instant, account: &mut Account) -> usize {
         let mut expired = 0;
-        while self.runs.front().is_some_and(|run| now.saturating_duration_since(run.arrived) > self.limits.time) {
+        while self
+            .runs
+            .front()
+            .is_some_and(|run| now.saturating_duration_since(run.arrived) > self.limits.time)
+        {
             if let Some(run) = self.pop() {
                 account.drop(DropReason::Expired, run.count as u64);
                 expired += run.count;

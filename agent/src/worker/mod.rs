@@ -41,7 +41,10 @@ use crate::{
         downlink::{Downlink, Notes, PATH_PACKET},
         uplink::Uplink,
     },
-    forward::{IngressId, Local, LocalId, Locals, tcp::{TcpForward, TcpId}},
+    forward::{
+        IngressId, Local, LocalId, Locals,
+        tcp::{TcpForward, TcpId},
+    },
     io::{Net, Ready, ReceiveBatch, TcpListener, Token},
     lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
     log::RateLimit,
@@ -108,12 +111,15 @@ pub enum StartError {
 }
 
 fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
-        io::ErrorKind::PermissionDenied => " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)",
-        io::ErrorKind::AddrNotAvailable => " (remedy: an address of this host, see `ip address`)",
-        _ => "",
-    }
+    const REMEDIES: [(io::ErrorKind, &str); 3] = [
+        (
+            io::ErrorKind::AddrInUse,
+            " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
+        ),
+        (io::ErrorKind::PermissionDenied, " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)"),
+        (io::ErrorKind::AddrNotAvailable, " (remedy: an address of this host, see `ip address`)"),
+    ];
+    REMEDIES.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, remedy)| remedy)
 }
 
 /// A command from outside.
@@ -282,7 +288,8 @@ impl Worker {
             self.doors.listen(&mut self.underlays, *address).map_err(failed(*address, "transport.listen"))?;
         }
         for (place, forward) in config.udp.iter().enumerate() {
-            let local = Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
+            let local =
+                Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
             self.doors
                 .ingress(&mut self.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
@@ -400,7 +407,13 @@ impl Worker {
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
-                uplink.ingress(&self.batch, (id, ingress), &self.config.limits, flows_in_total, &mut new_flows);
+                uplink.ingress(
+                    &self.batch,
+                    (id, ingress),
+                    &self.config.limits,
+                    flows_in_total,
+                    &mut new_flows,
+                );
                 for flow in new_flows {
                     self.watch_flow(peer, flow, now);
                 }
@@ -524,7 +537,8 @@ impl Worker {
     fn arm_queues(&mut self, now: Instant) {
         for peer in &mut self.peers {
             let Some(oldest) = peer.relay.oldest() else { continue };
-            self.timers.arm(Timer::Queue(peer.id), oldest + peer.config.queue.time + Duration::from_millis(1));
+            self.timers
+                .arm(Timer::Queue(peer.id), oldest + peer.config.queue.time + Duration::from_millis(1));
             if peer.session.is_none() {
                 peer.dialler.hurry(now);
                 if let Some(at) = peer.dialler.deadline() {

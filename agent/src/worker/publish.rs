@@ -251,7 +251,8 @@ impl Publisher {
         let reasons = DropReason::ALL.map(DropReason::label);
         let peer = |peer: &crate::config::Peer| PeerHandles {
             totals: PeerMetrics::bind(metrics, &peer.name),
-            directions: [uplink, downlink].map(|label| PeerDirectionMetrics::bind(metrics, &peer.name, label)),
+            directions: [uplink, downlink]
+                .map(|label| PeerDirectionMetrics::bind(metrics, &peer.name, label)),
         };
         Self {
             worker,
@@ -259,7 +260,8 @@ impl Publisher {
             snapshots,
             refused_keys: Arc::default(),
             peers: config.peers.iter().map(peer).collect(),
-            dropped: [uplink, downlink].map(|label| Counters::bind(&families.datagrams_dropped, &[label], &reasons)),
+            dropped: [uplink, downlink]
+                .map(|label| Counters::bind(&families.datagrams_dropped, &[label], &reasons)),
             sockets: SocketBooks::ROLES.map(|(_, label)| SocketMetrics::bind(metrics, label)),
             lanes: Levels::bind(&families.lanes, &[], &LaneState::LABELS),
             lane_directions: [uplink, downlink].map(|label| LaneDirectionMetrics::bind(metrics, label)),
@@ -346,7 +348,9 @@ impl Worker {
                     *sum += count;
                 }
             }
-            for (sums, counts) in messages.iter_mut().zip([&relay.stats.messages_sent, &relay.stats.messages_received]) {
+            for (sums, counts) in
+                messages.iter_mut().zip([&relay.stats.messages_sent, &relay.stats.messages_received])
+            {
                 for (sum, count) in sums.iter_mut().zip(counts) {
                     *sum += count;
                 }
@@ -468,7 +472,9 @@ impl PeerHandles {
         let age = relay.oldest().map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest));
         totals.queue_age.set(age.as_secs_f64());
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
-        for ((direction, handles), bytes) in Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes) {
+        for ((direction, handles), bytes) in
+            Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes)
+        {
             let account = relay.account(direction);
             handles.peer_datagrams_received.publish(account.received);
             handles.peer_datagrams_delivered.publish(account.delivered);

@@ -31,8 +31,8 @@ use crate::{
         cid::ConnectionIds,
         driver::{Control, Event},
         messages::{
-            CloseReason, Features, Hello, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message, MessageError,
-            Service,
+            CloseReason, Features, Hello, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message,
+            MessageError, Service,
         },
         suite, tls,
     },
@@ -260,9 +260,13 @@ impl Worker {
             _ if !established => self.out_of_order(handle, now),
             Message::Hello(_) => self.out_of_order(handle, now),
             Message::LaneOpen(offer) if side == Side::Server => self.lane_asked(peer, handle, &offer, now),
-            Message::LaneAccept(offer) if side == Side::Client => self.lane_accepted(peer, handle, &offer, now),
+            Message::LaneAccept(offer) if side == Side::Client => {
+                self.lane_accepted(peer, handle, &offer, now)
+            }
             Message::LaneRefuse(end) if side == Side::Client => self.lane_refused(peer, &end),
-            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => self.out_of_order(handle, now),
+            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
+                self.out_of_order(handle, now)
+            }
             Message::LaneClose(end) => self.lane_closed(peer, &end, now),
             Message::ServicesChanged(services) => {
                 if let Some(state) = self.peers.get_mut(peer.0 as usize) {
@@ -277,7 +281,10 @@ impl Worker {
 
     fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
         self.totals.out_of_order += 1;
-        tracing::warn!(peer = self.name_of(handle), "a control message came out of order; closing the connection");
+        tracing::warn!(
+            peer = self.name_of(handle),
+            "a control message came out of order; closing the connection"
+        );
         self.control.close(handle, CloseReason::ProtocolViolation, now);
         self.lose(handle, "it sent a control message out of order", now);
     }
@@ -334,8 +341,7 @@ impl Worker {
             lanes = wanted,
             "connected"
         );
-        peer.session =
-            Some(Session { handle, dialled, hello, pool: Pool::new(handle, wanted), since: now });
+        peer.session = Some(Session { handle, dialled, hello, pool: Pool::new(handle, wanted), since: now });
         self.totals.handshakes.established += 1;
         if !same_process {
             self.orphan_flows(id);
@@ -352,7 +358,8 @@ impl Worker {
     fn old_session_stays(&self, id: PeerId, dialled: bool, hello: &Hello) -> bool {
         let Some(peer) = self.peers.get(id.0 as usize) else { return false };
         let Some(old) = peer.session.as_ref() else { return false };
-        let we_are_smaller = peer.config.public_keys.first().is_none_or(|key| *self.identity.public_key() < key.0);
+        let we_are_smaller =
+            peer.config.public_keys.first().is_none_or(|key| *self.identity.public_key() < key.0);
         old.hello.instance == hello.instance
             && old.dialled != dialled
             && !peer.suspect
@@ -379,7 +386,11 @@ impl Worker {
         let Some(peer) = self.peers.get(id.0 as usize) else { return };
         let Some(session) = peer.session.as_ref() else { return };
         let offers = |name: &str, udp: bool| {
-            session.hello.services.iter().any(|service| service.name == name && if udp { service.udp } else { service.tcp })
+            session
+                .hello
+                .services
+                .iter()
+                .any(|service| service.name == name && if udp { service.udp } else { service.tcp })
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
         for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
@@ -421,7 +432,9 @@ impl Worker {
 
     /// The dialler asks for a lane.
     fn lane_asked(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
         if !session.pool.admit(offer.lane, offer.epoch) {
             let end = LaneEnd { lane: offer.lane, epoch: offer.epoch, reason: LaneRefusal::EpochReused };
             self.totals.lanes_refused += 1;
@@ -445,7 +458,9 @@ impl Worker {
 
     /// The listener has the lane: its path is validated with the first packets on it.
     fn lane_accepted(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
         let Some(opening) = session.pool.answered(offer.lane, offer.epoch) else { return };
         let cids = (opening.local_cid, ConnectionId(offer.connection_id));
         let place = (opening.index, opening.epoch);
@@ -556,7 +571,9 @@ impl Worker {
         tracing::warn!(peer = self.name_of(handle), lane, %error, "closing a lane");
         let reason = LaneCloseCause::ProtocolViolation;
         self.control.send(handle, &Message::LaneClose(LaneEnd { lane, epoch, reason }));
-        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
         let dialled = session.dialled;
         if session.pool.get(lane) == Some(id) {
             session.pool.set(lane, None);
@@ -581,7 +598,12 @@ impl Worker {
         }
         self.remove_lane(id);
         self.totals.lanes_unvalidated += 1;
-        tracing::warn!(peer = self.name_of(handle), lane = index, again, "a lane's path was not validated in time");
+        tracing::warn!(
+            peer = self.name_of(handle),
+            lane = index,
+            again,
+            "a lane's path was not validated in time"
+        );
         if again {
             self.ask_for_lane(peer, index, now);
         }
@@ -589,7 +611,9 @@ impl Worker {
 
     /// Openings that were not answered in time are asked for again.
     pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else { return };
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
         for opening in session.pool.overdue(now) {
             self.release_underlay(opening.underlay);
             self.ask_for_lane(id, opening.index, now);
@@ -611,7 +635,10 @@ impl Worker {
             return;
         }
         let (peer, index) = (slot.peer, slot.index);
-        let Some(session) = self.session_of(peer).filter(|session| session.pool.get(index) == Some(id)) else { return };
+        let Some(session) = self.session_of(peer).filter(|session| session.pool.get(index) == Some(id))
+        else {
+            return;
+        };
         let dialled = session.dialled;
         let heard = |lane: LaneId| {
             let last = self.lanes.get(lane).and_then(|slot| slot.core.last_heard());
@@ -619,9 +646,15 @@ impl Worker {
         };
         if session.pool.lanes().any(heard) {
             if dialled {
-                tracing::warn!(peer = self.name_of(session.handle), lane = index, "a lane fell silent; opening it again");
+                tracing::warn!(
+                    peer = self.name_of(session.handle),
+                    lane = index,
+                    "a lane fell silent; opening it again"
+                );
                 self.totals.lanes_silent += 1;
-                if let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) {
+                if let Some(session) =
+                    self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut())
+                {
                     session.pool.set(index, None);
                 }
                 self.drain_lane(id, now);
@@ -654,7 +687,13 @@ impl Worker {
         if !session && side == Side::Client {
             self.totals.handshakes.failed += 1;
             if let Some(suppressed) = self.refused_log.allow(now) {
-                tracing::warn!(peer = self.name_of(handle), reason = words, suppressed, "could not connect: {}", likely_cause(reason));
+                tracing::warn!(
+                    peer = self.name_of(handle),
+                    reason = words,
+                    suppressed,
+                    "could not connect: {}",
+                    likely_cause(reason)
+                );
             }
         }
         self.lose(handle, &words, now);
@@ -686,7 +725,9 @@ impl Worker {
 
     /// Ends a peer's session: its lanes drain, its TCP forwards are reset; its UDP flows stay.
     fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else { return };
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else {
+            return;
+        };
         self.abort_streams(session.handle);
         for lane in session.pool.lanes() {
             self.drain_lane(lane, now);
@@ -734,7 +775,9 @@ impl Worker {
     /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
     pub(super) fn housekeeping(&mut self, now: Instant) {
         for peer in &self.peers {
-            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else { continue };
+            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else {
+                continue;
+            };
             for id in session.pool.lanes().filter(|_| session.dialled) {
                 let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { continue };
                 if slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) >= interval) {

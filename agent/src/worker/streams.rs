@@ -138,13 +138,12 @@ impl Worker {
     fn connect_service(&mut self, id: TcpId, peer: PeerId, open: &StreamOpen, now: Instant) {
         let place = open.service as usize;
         let service = self.config.services.get(place).filter(|service| service.tcp);
-        let allowed = self.peers.get(peer.0 as usize).is_some_and(|state| state.config.services.contains(&place));
+        let allowed =
+            self.peers.get(peer.0 as usize).is_some_and(|state| state.config.services.contains(&place));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
-            Some(service) => {
-                self.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
-            }
+            Some(service) => self.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error)),
         };
         let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
         match result {

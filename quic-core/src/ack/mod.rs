@@ -4,8 +4,10 @@
 //! * `received.rs`: when an ACK is due, and the ACK
 //! * `sent.rs`: the packets in flight; what an ACK, or the lack of one, tells of them
 //! * `rtt.rs`: the round-trip time, and the delays that follow from it
+//! * `rate.rs`: how fast packets get through
 
 mod ranges;
+mod rate;
 mod received;
 mod rtt;
 mod sent;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::Rtt;
+use super::rate::DeliveryRate;
 use crate::bits::BitRing;
 use crate::frame::AckFrame;
 
@@ -68,6 +69,7 @@ pub(crate) struct SentWindow {
     loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
     probes: u32,
+    rate: DeliveryRate,
 }
 
 #[derive(Debug)]
@@ -93,7 +95,7 @@ pub(crate) enum Evicted {
     InFlight,
 }
 
-/// What one ACK frame told: what a congestion controller is to be fed with.
+/// What one ACK frame told.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AckOutcome {
     pub(crate) acked: Volume,
@@ -113,6 +115,7 @@ impl SentWindow {
             last_ack_eliciting: None,
             loss_time: None,
             probes: 0,
+            rate: DeliveryRate::new(),
         }
     }
 
@@ -135,6 +138,9 @@ impl SentWindow {
 
         *record = Record { sent_us: micros(ring.origin, now), bytes };
         if ack_eliciting {
+            if self.in_flight.packets == 0 {
+                self.rate.begin(number, now);
+            }
             ring.in_flight.insert(number);
             self.in_flight.add(bytes);
             self.last_ack_eliciting = Some(now);
@@ -167,6 +173,7 @@ impl SentWindow {
 
         if outcome.acked.packets > 0 {
             self.probes = 0;
+            self.rate.acked(outcome.acked.bytes, ack.largest, self.next, now);
         }
         if self.largest_acked < Some(ack.largest) {
             self.largest_acked = Some(ack.largest);
@@ -207,6 +214,16 @@ impl SentWindow {
     #[inline]
     pub(crate) fn next(&self) -> u64 {
         self.next
+    }
+
+    /// The largest number that an ACK named.
+    pub(crate) fn largest_acked(&self) -> Option<u64> {
+        self.largest_acked
+    }
+
+    /// Bytes per second that got through in the last round trip.
+    pub(crate) fn delivery_rate(&self) -> Option<u64> {
+        self.rate.bytes_per_second()
     }
 
     #[inline]

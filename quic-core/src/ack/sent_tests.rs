@@ -64,6 +64,33 @@ fn an_ack_in_order_settles_all() {
 }
 
 #[test]
+fn the_delivery_rate_is_what_each_round_trip_got_through() {
+    let mut sender = Sender::new();
+    assert_eq!(sender.window.delivery_rate(), None);
+    // 10 packets in the first round trip of 40 ms, from their sending on.
+    sender.send(10);
+    sender.now += ms(20);
+    sender.send(20);
+    sender.now += ms(20);
+    sender.ack(&[0..=9]);
+    assert_eq!(sender.window.delivery_rate(), Some(10 * 1200 * 1000 / 40));
+    // 20 packets and 5 more until the first of those that were sent after that ACK is acknowledged.
+    sender.send(5);
+    sender.now += ms(20);
+    sender.ack(&[0..=29]);
+    assert_eq!(sender.window.delivery_rate(), Some(10 * 1200 * 1000 / 40), "the round is not over");
+    sender.now += ms(20);
+    sender.ack(&[0..=34]);
+    assert_eq!(sender.window.delivery_rate(), Some(25 * 1200 * 1000 / 40));
+    // An hour of silence belongs to no round.
+    sender.now += ms(3_600_000);
+    sender.send(4);
+    sender.now += ms(40);
+    sender.ack(&[0..=38]);
+    assert_eq!(sender.window.delivery_rate(), Some(4 * 1200 * 1000 / 40));
+}
+
+#[test]
 fn loss_by_count_then_by_time_and_the_late_ack() {
     let mut sender = Sender::new();
     sender.send(10);

@@ -9,7 +9,7 @@ use crate::PacketNumber;
 /// Length of the IV and of the nonce, alike for all suites.
 pub(super) const IV_LEN: usize = 12;
 
-/// The key and IV of one direction in one key phase.
+/// The key and IV of one direction in one generation.
 pub(crate) struct PacketKey {
     key: LessSafeKey,
     iv: [u8; IV_LEN],

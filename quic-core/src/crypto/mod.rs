@@ -1,12 +1,18 @@
-//! Packet protection (RFC 9001 §5): `schedule.rs` makes the keys, `aead.rs` and `header_mask.rs` use them.
+//! Packet protection (RFC 9001 §5 and §6).
+//!
+//! * `schedule.rs`: from a secret to keys, and to the secret of the next generation
+//! * `aead.rs`, `header_mask.rs`: what a key does to a payload, and to a header
+//! * `update.rs`: which generation of keys seals, and which opens
 
 mod aead;
 mod header_mask;
 mod schedule;
+mod update;
 
 pub(crate) use aead::{AuthenticationFailed, PacketKey, PayloadTooLong};
 pub(crate) use header_mask::HeaderKey;
-pub(crate) use schedule::{Keys, Secret};
+pub(crate) use schedule::Secret;
+pub(crate) use update::{KeyChoice, KeyUpdateError, ReceiveKeys, SendKeys};
 
 /// The cipher suite of a lane: the one that TLS negotiated on the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,5 +1,7 @@
 //! From a secret to the keys of one direction (RFC 9001 §5.1).
 
+use std::fmt;
+
 use ring::aead::{self, LessSafeKey, UnboundKey, quic};
 use ring::hkdf;
 
@@ -10,7 +12,10 @@ use crate::LaneError;
 /// The longest key of a suite: 256 bits.
 const MAX_KEY_LEN: usize = 32;
 
-/// The secret of one direction in one key phase.
+/// The longest secret of a suite: the output of SHA-384.
+const MAX_SECRET_LEN: usize = 48;
+
+/// The secret of one direction in one generation of keys.
 pub(crate) struct Secret {
     suite: Suite,
     prk: hkdf::Prk,
@@ -25,28 +30,41 @@ impl Secret {
         Ok(Self { suite, prk: hkdf::Prk::new_less_safe(Algorithms::of(suite).hkdf, secret) })
     }
 
-    /// The keys of this phase. Those of the next come from this secret by way of "quic ku" (RFC 9001 §6.1).
-    pub(crate) fn keys(&self) -> Keys {
-        let algorithms = Algorithms::of(self.suite);
-        let (mut key, mut iv, mut header) = ([0; MAX_KEY_LEN], [0; IV_LEN], [0; MAX_KEY_LEN]);
-        let key = &mut key[..algorithms.aead.key_len()];
-        let header = &mut header[..algorithms.header.key_len()];
+    /// The key and IV of this generation.
+    pub(crate) fn packet_key(&self) -> PacketKey {
+        let algorithm = Algorithms::of(self.suite).aead;
+        let (mut key, mut iv) = ([0; MAX_KEY_LEN], [0; IV_LEN]);
+        let key = &mut key[..algorithm.key_len()];
         expand_label(&self.prk, b"quic key", key);
         expand_label(&self.prk, b"quic iv", &mut iv);
-        expand_label(&self.prk, b"quic hp", header);
+        let key = UnboundKey::new(algorithm, key).expect("the slice has the algorithm's key length");
+        PacketKey::new(LessSafeKey::new(key), iv)
+    }
 
-        let key = UnboundKey::new(algorithms.aead, key).expect("the slice has the algorithm's key length");
-        let header = quic::HeaderProtectionKey::new(algorithms.header, header)
-            .expect("the slice has the algorithm's key length");
-        Keys { packet: PacketKey::new(LessSafeKey::new(key), iv), header: HeaderKey::new(header) }
+    /// The header-protection key. Only that of the first generation is used (RFC 9001 §6).
+    pub(crate) fn header_key(&self) -> HeaderKey {
+        let algorithm = Algorithms::of(self.suite).header;
+        let mut key = [0; MAX_KEY_LEN];
+        let key = &mut key[..algorithm.key_len()];
+        expand_label(&self.prk, b"quic hp", key);
+        let key =
+            quic::HeaderProtectionKey::new(algorithm, key).expect("the slice has the algorithm's key length");
+        HeaderKey::new(key)
+    }
+
+    /// The secret of the next generation (RFC 9001 §6.1).
+    pub(crate) fn next(&self) -> Self {
+        let mut secret = [0; MAX_SECRET_LEN];
+        let secret = &mut secret[..self.suite.secret_len()];
+        expand_label(&self.prk, b"quic ku", secret);
+        Self { suite: self.suite, prk: hkdf::Prk::new_less_safe(Algorithms::of(self.suite).hkdf, secret) }
     }
 }
 
-/// What one direction of a lane seals or opens with.
-#[derive(Debug)]
-pub(crate) struct Keys {
-    pub(crate) packet: PacketKey,
-    pub(crate) header: HeaderKey,
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").finish_non_exhaustive()
+    }
 }
 
 /// What `ring` calls the parts of a suite.

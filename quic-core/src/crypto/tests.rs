@@ -54,23 +54,28 @@ fn the_chacha20_packet() {
     let next = "1223504755036d556342ee9361d253421a826c9ecdf3c7148684b36b714881f9";
     assert_eq!(expand(&secret, "quic ku"), hex::<32>(next));
 
-    let keys = Secret::new(Suite::ChaCha20Poly1305, &secret).unwrap().keys();
+    let of_next = Secret::new(Suite::ChaCha20Poly1305, &hex::<32>(next)).unwrap();
+    let secret = Secret::new(Suite::ChaCha20Poly1305, &secret).unwrap();
+    let tag = |key: PacketKey| key.seal(PacketNumber(1), &[], &mut [0; 9]).unwrap().as_ref().to_vec();
+    assert_eq!(tag(secret.next().packet_key()), tag(of_next.packet_key()));
+    assert_ne!(tag(secret.next().packet_key()), tag(secret.packet_key()));
+    let (packet_key, header_key) = (secret.packet_key(), secret.header_key());
     let header = hex::<4>("4200bff4");
     let number = PacketNumber(654_360_564);
     let mut payload = [0x01];
-    let tag = keys.packet.seal(number, &header, &mut payload).unwrap();
+    let tag = packet_key.seal(number, &header, &mut payload).unwrap();
     let mut sealed = [&payload[..], tag.as_ref()].concat();
     assert_eq!(sealed, hex::<17>("655e5cd55c41f69080575d7999c25a5bfb"));
 
     // The sample starts 4 bytes after the start of the packet number, so 1 byte into the ciphertext.
-    let mask = keys.header.mask(sealed[1..].first_chunk().unwrap());
+    let mask = header_key.mask(sealed[1..].first_chunk().unwrap());
     assert_eq!(mask, hex("aefefe7d03"));
     let flags = header[0] ^ (mask[0] & 0x1f);
     let protected_number: Vec<_> =
         header[1..].iter().zip(&mask[1..]).map(|(byte, mask)| byte ^ mask).collect();
     assert_eq!((flags, &protected_number[..]), (0x4c, &hex::<3>("fe4189")[..]));
 
-    keys.packet.open(number, &header, &mut sealed).unwrap();
+    packet_key.open(number, &header, &mut sealed).unwrap();
     assert_eq!(sealed[0], 0x01);
 }
 

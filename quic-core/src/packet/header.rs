@@ -49,7 +49,7 @@ pub(super) const SAMPLE_OFFSET: usize = NUMBER_OFFSET + 4;
 /// Length of that sample.
 pub(super) const SAMPLE_LEN: usize = 16;
 
-/// Which generation of keys protects a packet: a bit that flips with each key update (RFC 9001 §6).
+/// The low bit of the generation of keys that protects a packet: it flips with each key update (RFC 9001 §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPhase {
     Zero,

@@ -50,6 +50,7 @@ fn lane_and_server(suite: Suite) -> (Lane, Keys) {
         remote_cid: CIDS[1],
         local_cid: CIDS[0],
         ack: AckProfile::Throughput,
+        key_limit: None,
         initial_rtt: None,
     });
     let rustls_suite = match suite {

@@ -1,9 +1,15 @@
 //! Lanes from outside: against each other, against another implementation, against strangers.
 
 #[cfg(test)]
+mod congestion;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod interop;
+#[cfg(test)]
+mod key_update;
+#[cfg(test)]
+mod net;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

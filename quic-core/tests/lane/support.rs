@@ -18,18 +18,29 @@ pub(crate) fn start() -> Instant {
 
 /// Two lanes that talk to each other.
 pub(crate) fn pair(suite: Suite, ack: AckProfile) -> [Lane; 2] {
-    let secrets = [vec![0xaa; suite.secret_len()], vec![0xbb; suite.secret_len()]];
+    pair_with_key_limits(suite, ack, [None, None])
+}
+
+/// Two lanes of which each updates its keys after half its limit.
+pub(crate) fn pair_with_key_limits(suite: Suite, ack: AckProfile, key_limits: [Option<u64>; 2]) -> [Lane; 2] {
     [0, 1].map(|end| {
-        Lane::new(&LaneConfig {
-            suite,
-            send_secret: &secrets[end],
-            receive_secret: &secrets[1 - end],
-            remote_cid: CIDS[1 - end],
-            local_cid: CIDS[end],
-            ack,
-            initial_rtt: None,
-        })
-        .unwrap()
+        let key_limit = key_limits[end];
+        with_config(suite, end, |config| Lane::new(&LaneConfig { ack, key_limit, ..config }).unwrap())
+    })
+}
+
+/// Shows to `make` the configuration of one end of a pair.
+pub(crate) fn with_config<T>(suite: Suite, end: usize, make: impl FnOnce(LaneConfig<'_>) -> T) -> T {
+    let secrets = [vec![0xaa; suite.secret_len()], vec![0xbb; suite.secret_len()]];
+    make(LaneConfig {
+        suite,
+        send_secret: &secrets[end],
+        receive_secret: &secrets[1 - end],
+        remote_cid: CIDS[1 - end],
+        local_cid: CIDS[end],
+        ack: AckProfile::Throughput,
+        key_limit: None,
+        initial_rtt: None,
     })
 }
 

@@ -1,176 +1,26 @@
-//! Two lanes over a network in virtual time: loss, reordering, duplicates, and the quiet after the traffic.
+//! Two lanes over a network: loss, reordering, duplicates, and the quiet after the traffic.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use quic_core::{AckProfile, Lane, OpenError, Suite, TRANSMIT_CAPACITY, Timer};
+use quic_core::{AckProfile, OpenError, Suite, TRANSMIT_CAPACITY, Timer};
 
+use crate::net::{CLEAN, Net, Path, ms};
 use crate::support::{packet_with, pair, start};
 
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// SplitMix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-}
-
-/// What the network does to packets, in both directions.
-#[derive(Clone, Copy)]
-struct Path {
-    delay: Duration,
-    /// A packet is late by up to this much more.
-    jitter: Duration,
-    lost_percent: u64,
-    duplicated_percent: u64,
-}
-
-const CLEAN: Path = Path { delay: ms(20), jitter: Duration::ZERO, lost_percent: 0, duplicated_percent: 0 };
-
-/// Ordered by arrival, then by sending.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct InTransit {
-    arrival: Instant,
-    order: u64,
-    to: usize,
-    packet: Vec<u8>,
-}
-
-struct Net {
-    lanes: [Lane; 2],
-    path: Path,
-    now: Instant,
-    random: Random,
-    wire: BinaryHeap<Reverse<InTransit>>,
-    sent: u64,
-    delivered: [BTreeSet<u64>; 2],
-    /// Every timer that fired, with the end it fired at.
-    timers: Vec<(usize, Timer)>,
-    refused: Vec<OpenError>,
-}
-
-impl Net {
-    fn new(profile: AckProfile, path: Path, seed: u64) -> Self {
-        Self {
-            lanes: pair(Suite::Aes128Gcm, profile),
-            path,
-            now: start(),
-            random: Random(seed),
-            wire: BinaryHeap::new(),
-            sent: 0,
-            delivered: [BTreeSet::new(), BTreeSet::new()],
-            timers: Vec::new(),
-            refused: Vec::new(),
-        }
-    }
-
-    /// Sends a datagram that holds `id`.
-    fn send(&mut self, from: usize, id: u64) {
-        let mut packet = packet_with(&id.to_be_bytes());
-        self.lanes[from].seal(&mut packet, true, self.now).unwrap();
-        self.transmit(from, packet);
-    }
-
-    fn transmit(&mut self, from: usize, packet: Vec<u8>) {
-        let copies = 1 + usize::from(self.random.chance(self.path.duplicated_percent));
-        for _ in 0..copies {
-            if self.random.chance(self.path.lost_percent) {
-                continue;
-            }
-            let late = self.random.next() % (self.path.jitter.as_micros() as u64 + 1);
-            let arrival = self.now + self.path.delay + Duration::from_micros(late);
-            self.wire.push(Reverse(InTransit {
-                arrival,
-                order: self.sent,
-                to: 1 - from,
-                packet: packet.clone(),
-            }));
-            self.sent += 1;
-        }
-    }
-
-    /// Lets `time` pass: packets arrive and timers fire, in order.
-    fn run(&mut self, time: Duration) {
-        let end = self.now + time;
-        loop {
-            self.flush();
-            let arrival = self.wire.peek().map(|Reverse(next)| next.arrival);
-            let timer = self.lanes.iter().filter_map(|lane| lane.poll_timeout()).map(|(at, _timer)| at).min();
-            let Some(next) = arrival.into_iter().chain(timer).min().filter(|next| *next <= end) else {
-                break;
-            };
-            assert!(next >= self.now, "a timer in the past would fire for ever");
-            self.now = next;
-            self.arrive();
-            for end in [0, 1] {
-                if let Some((at, timer)) = self.lanes[end].poll_timeout()
-                    && at <= self.now
-                {
-                    self.timers.push((end, timer));
-                    self.lanes[end].handle_timeout(self.now);
-                }
-            }
-        }
-        self.now = end;
-    }
-
-    fn arrive(&mut self) {
-        while self.wire.peek().is_some_and(|Reverse(next)| next.arrival <= self.now) {
-            let Some(Reverse(InTransit { to, mut packet, .. })) = self.wire.pop() else { return };
-            match self.lanes[to].open(&mut packet, self.now) {
-                Ok(opened) => {
-                    for datagram in opened.datagrams() {
-                        let id = u64::from_be_bytes(datagram.payload.try_into().unwrap());
-                        assert!(self.delivered[to].insert(id), "{id} was delivered twice");
-                    }
-                }
-                Err(error) => self.refused.push(error),
-            }
-        }
-    }
-
-    fn flush(&mut self) {
-        for end in [0, 1] {
-            let mut packet = vec![0; TRANSMIT_CAPACITY];
-            while let Some(len) = self.lanes[end].poll_transmit(&mut packet, self.now).unwrap() {
-                self.transmit(end, packet[..len].to_vec());
-            }
-        }
-    }
-
-    fn assert_idle(&self) {
-        for lane in &self.lanes {
-            assert_eq!(lane.poll_timeout(), None);
-            assert_eq!((lane.in_flight().packets, lane.in_flight().bytes), (0, 0));
-            assert_eq!(lane.silent_since(), None);
-        }
-        assert!(self.wire.is_empty());
-    }
+/// Two lanes under the suite that is offered first.
+fn net(profile: AckProfile, path: Path, seed: u64) -> Net {
+    Net::new(pair(Suite::Aes128Gcm, profile), path, seed)
 }
 
 #[test]
 fn a_lane_that_has_nothing_to_do_runs_no_timer() {
-    let net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let net = net(AckProfile::Throughput, CLEAN, 0);
     net.assert_idle();
 }
 
 #[test]
 fn acks_are_thinned_to_one_for_64_packets() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     for id in 0..6400 {
         net.send(0, id);
         net.run(Duration::from_micros(10));
@@ -188,7 +38,7 @@ fn acks_are_thinned_to_one_for_64_packets() {
 
 #[test]
 fn the_latency_profile_acknowledges_every_second_packet() {
-    let mut net = Net::new(AckProfile::Latency, CLEAN, 0);
+    let mut net = net(AckProfile::Latency, CLEAN, 0);
     for id in 0..100 {
         net.send(0, id);
         net.run(ms(1));
@@ -201,7 +51,7 @@ fn the_latency_profile_acknowledges_every_second_packet() {
 #[test]
 fn only_the_latency_profile_acknowledges_a_gap_at_once() {
     for (profile, acks) in [(AckProfile::Throughput, 0), (AckProfile::Latency, 1)] {
-        let mut net = Net::new(profile, CLEAN, 0);
+        let mut net = net(profile, CLEAN, 0);
         net.send(0, 0);
         net.run(ms(100));
         net.path.lost_percent = 100;
@@ -216,7 +66,7 @@ fn only_the_latency_profile_acknowledges_a_gap_at_once() {
 
 #[test]
 fn a_single_packet_is_acknowledged_after_the_delay_and_gives_the_rtt() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     net.send(0, 0);
     assert_eq!(net.lanes[0].silent_since(), Some(net.now));
     net.run(ms(1000));
@@ -228,7 +78,7 @@ fn a_single_packet_is_acknowledged_after_the_delay_and_gives_the_rtt() {
 
 #[test]
 fn the_rtt_leaves_out_what_the_other_end_waited() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     for id in 0..640 {
         net.send(0, id);
         net.run(Duration::from_micros(100));
@@ -246,7 +96,7 @@ fn the_rtt_leaves_out_what_the_other_end_waited() {
 
 #[test]
 fn a_lost_tail_is_probed_for_and_found_lost() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     net.send(0, 0);
     net.run(ms(1000));
     net.timers.clear();
@@ -263,7 +113,7 @@ fn a_lost_tail_is_probed_for_and_found_lost() {
 
 #[test]
 fn a_dead_path_shows_as_silence_and_probes_that_back_off() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     net.send(0, 0);
     net.run(ms(1000));
     let heard = net.lanes[0].last_heard();
@@ -315,7 +165,7 @@ fn silence_starts_over_with_each_packet_heard() {
 
 #[test]
 fn a_requested_ping_is_answered_at_once() {
-    let mut net = Net::new(AckProfile::Throughput, CLEAN, 0);
+    let mut net = net(AckProfile::Throughput, CLEAN, 0);
     net.lanes[0].request_ping();
     net.run(ms(40));
     net.assert_idle();
@@ -350,7 +200,7 @@ fn a_bad_path_in_both_directions() {
             lost_percent: seed % 7,
             duplicated_percent: seed % 3,
         };
-        let mut net = Net::new(profile, path, seed);
+        let mut net = net(profile, path, seed);
         for id in 0..2000 {
             net.send(0, id);
             if id % 3 == 0 {
