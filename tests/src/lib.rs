@@ -1,1 +1,29 @@
-//! Test harness.
+//! The harness of the tests that need real processes, real tools or the kernel.
+//!
+//! | question | file |
+//! |---|---|
+//! | two agents with services between them | [`pair`] |
+//! | one agent: its key, its file, its life, its log | [`agent`] |
+//! | what it says at /metrics, /healthz, /readyz | [`http`], `scrape.py` |
+//! | on which host it runs | [`place`] |
+//! | iperf3 and what became of each datagram | [`iperf`] |
+//! | upstreams that answer | [`upstream`] |
+//! | clients that send numbered datagrams | [`client`] |
+//! | free ports, waiting, child processes, random bytes | [`ports`], [`clock`], [`process`], [`random`] |
+//! | what a test needs of the machine | [`needs`] |
+//!
+//! A harness function panics when it cannot do what the test asked for, with the line of the test where that helps.
+//! Every process and every network namespace belongs to a guard that ends it.
+
+pub mod agent;
+pub mod client;
+pub mod clock;
+pub mod http;
+pub mod iperf;
+pub mod needs;
+pub mod pair;
+pub mod place;
+pub mod ports;
+pub mod process;
+pub mod random;
+pub mod upstream;

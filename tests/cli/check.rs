@@ -1,0 +1,217 @@
+//! Bad configurations: exit code 2, the key and a remedy. Needs nothing but the program.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use culvert_tests::{
+    agent::{culvert, keygen},
+    process::text,
+};
+use tempfile::TempDir;
+
+/// A public key that is not the agent's own.
+const KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
+
+/// A folder with a key and a valid configuration, of which each test spoils something.
+struct Case {
+    folder: TempDir,
+    text: String,
+}
+
+impl Case {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        keygen(&folder.path().join("identity.key"));
+        let text = format!(
+            "[identity]\nkey_file = \"identity.key\"\n\
+             [transport]\nlisten = [\"127.0.0.1:4433\"]\n\
+             [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
+             [[udp]]\nlisten = \"127.0.0.1:5300\"\npeer = \"exit\"\nservice = \"dns\"\n\
+             [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n"
+        );
+        Self { folder, text }
+    }
+
+    fn replace(mut self, from: &str, to: &str) -> Self {
+        assert!(self.text.contains(from), "{from:?} is not in the configuration");
+        self.text = self.text.replace(from, to);
+        self
+    }
+
+    fn add(mut self, lines: &str) -> Self {
+        self.text += lines;
+        self
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.folder.path().join("identity.key")
+    }
+
+    fn file(&self) -> PathBuf {
+        let file = self.folder.path().join("culvert.toml");
+        fs::write(&file, &self.text).unwrap();
+        file
+    }
+
+    /// `check` and `run` both end with 2 and a line that has all of `words` and a remedy.
+    #[track_caller]
+    fn is_refused(&self, words: &[&str]) {
+        let file = self.file();
+        for command in ["check", "run"] {
+            let output = culvert(&[command, "--config", file.to_str().unwrap()]);
+            let stderr = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "culvert {command}: {stderr}");
+            let told = |line: &str| words.iter().all(|word| line.contains(word)) && line.contains("remedy: ");
+            assert!(stderr.lines().any(told), "culvert {command} does not say {words:?}: {stderr}");
+            assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+        }
+    }
+
+    #[track_caller]
+    fn is_accepted(&self) {
+        accepted(&self.file());
+    }
+}
+
+#[track_caller]
+fn accepted(file: &Path) {
+    let output = culvert(&["check", "--config", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_valid_configuration_passes() {
+    Case::new().is_accepted();
+}
+
+#[test]
+fn an_unknown_key_is_refused() {
+    let case = Case::new().add("keep_alive = \"1s\"\n");
+    case.is_refused(&["culvert.toml:15:", "peer[0].keep_alive", "unknown key", "did you mean keepalive?"]);
+}
+
+#[test]
+fn a_key_of_a_feature_that_is_not_there_is_refused() {
+    Case::new().add("[access]\nmode = \"open\"\n").is_refused(&["access", "not available in this version"]);
+    Case::new()
+        .add("profile = \"latency\"\n")
+        .is_refused(&["peer[0].profile", "not available in this version"]);
+    Case::new().add("[[tun]]\nname = \"c0\"\n").is_refused(&["tun", "not available in this version"]);
+}
+
+#[test]
+fn a_bad_address_is_refused() {
+    Case::new()
+        .replace("127.0.0.1:53\"", "dns.example:53\"")
+        .is_refused(&["service[0].upstream", "dns.example"]);
+    Case::new().replace("127.0.0.1:4433", "127.0.0.1").is_refused(&["transport.listen[0]"]);
+    Case::new().replace("127.0.0.1:5300", "127.0.0.1:70000").is_refused(&["udp[0].listen"]);
+    Case::new().add("endpoints = [\"exit.example.net\"]\n").is_refused(&["peer[0].endpoints[0]", "port"]);
+}
+
+#[test]
+fn a_missing_key_file_is_refused() {
+    let case = Case::new();
+    fs::remove_file(case.key_file()).unwrap();
+    case.is_refused(&["identity.key_file", "identity.key"]);
+}
+
+#[test]
+fn a_key_file_that_everyone_may_read_is_refused() {
+    let case = Case::new();
+    for mode in [0o604, 0o644, 0o602] {
+        fs::set_permissions(case.key_file(), fs::Permissions::from_mode(mode)).unwrap();
+        case.is_refused(&["identity.key_file", "chmod"]);
+    }
+    fs::set_permissions(case.key_file(), fs::Permissions::from_mode(0o640)).unwrap();
+    case.is_accepted();
+}
+
+#[test]
+fn a_key_file_that_is_none_is_refused() {
+    let case = Case::new();
+    fs::write(case.key_file(), "-----BEGIN PRIVATE KEY-----\nbm9uZQ==\n-----END PRIVATE KEY-----\n").unwrap();
+    case.is_refused(&["identity.key_file"]);
+}
+
+#[test]
+fn duplicate_names_are_refused() {
+    let service = "[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:54\"\n";
+    Case::new().add(service).is_refused(&["service[1].name", "\"dns\"", "choose another name"]);
+    let peer = "[[peer]]\nname = \"exit\"\npublic_key = \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI\"\n";
+    Case::new().add(peer).is_refused(&["peer[1].name", "\"exit\"", "choose another name"]);
+}
+
+#[test]
+fn a_forward_without_its_peer_is_refused() {
+    Case::new().replace("peer = \"exit\"", "peer = \"exti\"").is_refused(&["udp[0].peer", "exti"]);
+    Case::new().replace("peer = \"exit\"\n", "").is_refused(&["udp[0].peer", "is missing"]);
+}
+
+#[test]
+fn our_own_key_as_a_peer_is_refused() {
+    let case = Case::new();
+    let own = text(&culvert(&["pubkey", case.key_file().to_str().unwrap()]).stdout);
+    case.replace(KEY, own.trim()).is_refused(&["peer[0].public_key"]);
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let case =
+        Case::new().replace("127.0.0.1:53\"", "nowhere\"").replace("peer = \"exit\"", "peer = \"exti\"");
+    case.is_refused(&["service[0].upstream"]);
+    case.is_refused(&["udp[0].peer"]);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_refused() {
+    let output = culvert(&["check", "--config", "/nonexistent/culvert.toml"]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("/nonexistent/culvert.toml") && stderr.contains("remedy: "), "{stderr}");
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    for args in [&["run"][..], &["frobnicate"], &["demo", "--seconds", "0"], &["check", "--config"]] {
+        assert_eq!(culvert(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn the_examples_pass_with_a_key_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    keygen(&folder.path().join("identity.key"));
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+    let mut seen = 0;
+    for entry in fs::read_dir(examples).unwrap() {
+        let source = entry.unwrap().path();
+        if source.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let text = fs::read_to_string(&source).unwrap().replace("/etc/culvert/identity.key", "identity.key");
+        let file = folder.path().join(source.file_name().unwrap());
+        fs::write(&file, text).unwrap();
+        accepted(&file);
+        seen += 1;
+    }
+    assert!(seen >= 3, "{seen} examples");
+}
+
+#[test]
+fn keygen_never_overwrites_and_keeps_the_key_private() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("new.key");
+    let public = keygen(&file);
+    assert_eq!(public.len(), 43, "{public}");
+    let private = fs::read(&file).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let file_name = file.to_str().unwrap();
+    let again = culvert(&["keygen", "--out", file_name]);
+    assert_eq!(again.status.code(), Some(1), "{}", text(&again.stderr));
+    assert_eq!(fs::read(&file).unwrap(), private);
+    assert_eq!(text(&culvert(&["pubkey", file_name]).stdout).trim(), public);
+}

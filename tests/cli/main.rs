@@ -1,0 +1,7 @@
+//! The command line: exit codes, and that an operator is told what to change.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod check;
+mod demo;
+mod run;

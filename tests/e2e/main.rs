@@ -1,0 +1,12 @@
+//! Two agents, as processes, on loopback: what an operator and their applications see.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod datagrams;
+mod dns;
+mod garbage;
+mod iperf3;
+mod metrics;
+mod refusals;
+mod restart;
+mod streams;

@@ -1,0 +1,283 @@
+//! One agent: the real program, with a key and a configuration in a folder of its own.
+
+use std::{
+    env, fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Output, Stdio},
+    sync::{Mutex, OnceLock},
+    thread,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    clock::{self, PATIENCE},
+    http::{Fetcher, Page, Samples},
+    place::Place,
+    ports,
+    process::{Running, run, text},
+};
+
+/// How long an agent may take to end when it is asked to: the promise to the operator.
+pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
+
+/// An agent. Dropping it asks it to end, then kills it; if the test is failing, its log is shown.
+#[derive(Debug)]
+pub struct Agent {
+    name: &'static str,
+    place: Place,
+    folder: TempDir,
+    key: String,
+    metrics: SocketAddr,
+    fetcher: Mutex<Fetcher>,
+    process: Option<Running>,
+}
+
+impl Agent {
+    /// An agent with a new key; it has no configuration yet.
+    #[must_use]
+    pub fn new(name: &'static str, place: &Place) -> Self {
+        let folder = tempfile::tempdir().expect("the folder for temporary files is writable");
+        let key = keygen(&folder.path().join("identity.key"));
+        let metrics = (Ipv4Addr::LOCALHOST, ports::free()).into();
+        let fetcher = Mutex::new(Fetcher::new(place));
+        Self { name, place: place.clone(), folder, key, metrics, fetcher, process: None }
+    }
+
+    /// Its public key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Its folder: the key, the configuration, the log.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes its configuration: `body` and what every agent of the tests has.
+    ///
+    /// # Panics
+    /// When the disk is full.
+    pub fn configure(&self, body: &str) {
+        let common = format!(
+            "identity.key_file = \"identity.key\"\nmetrics.listen = \"{}\"\nlog.level = \"debug\"\n{body}",
+            self.metrics
+        );
+        fs::write(self.config(), common).expect("the folder is ours");
+    }
+
+    /// The configuration file.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.folder().join("culvert.toml")
+    }
+
+    /// Starts it and waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// When it ends or is not ready soon.
+    #[track_caller]
+    pub fn start(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_file());
+        let mut command = self.place.command(binary());
+        command.args(["run", "--config"]).arg(self.config());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("the folder is ours"));
+        self.process = Some(Running::start(self.name, &mut command));
+        let what = format!("{} is ready", self.name);
+        clock::until(&what, PATIENCE, || {
+            let ended = self.process.as_mut().and_then(Running::ended);
+            assert!(ended.is_none(), "{} ended: {ended:?}: {}", self.name, self.log());
+            match self.get("/readyz") {
+                Ok(page) if page.status == 200 => Ok(()),
+                Ok(page) => Err(format!("{} {}", page.status, page.body)),
+                Err(error) => Err(error),
+            }
+        });
+    }
+
+    /// The running process.
+    ///
+    /// # Panics
+    /// When it does not run.
+    #[must_use]
+    #[track_caller]
+    pub fn process(&mut self) -> &mut Running {
+        self.process.as_mut().expect("the test has started it")
+    }
+
+    /// Asks it to end, and says how it did.
+    ///
+    /// # Panics
+    /// When it still runs after [`SHUTDOWN_LIMIT`].
+    #[track_caller]
+    pub fn terminate(&mut self) -> ExitStatus {
+        let mut process = self.process.take().expect("the test has started it");
+        process.terminate();
+        process.wait(SHUTDOWN_LIMIT)
+    }
+
+    /// Kills it.
+    ///
+    /// # Panics
+    /// When it does not run.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        self.process.take().expect("the test has started it").kill();
+    }
+
+    /// What it has logged since the test began.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    /// Waits for a line of its log that has all of `words`.
+    ///
+    /// # Panics
+    /// When there is none soon.
+    #[track_caller]
+    pub fn wait_for_log(&self, words: &[&str]) -> String {
+        let fits = |line: &&str| words.iter().all(|word| line.contains(word));
+        let what = format!("{} logs {words:?}", self.name);
+        clock::until(&what, PATIENCE, || {
+            self.log().lines().find(fits).map(str::to_owned).ok_or("no such line")
+        })
+    }
+
+    /// Fetches one of its pages.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    ///
+    /// # Panics
+    /// When the page is no valid HTTP or metrics.
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Result<Page, String> {
+        self.fetcher.lock().expect("no thread of the test has panicked").get(self.metrics, path)
+    }
+
+    /// Its metrics now.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[must_use]
+    #[track_caller]
+    pub fn samples(&self) -> Samples {
+        self.get("/metrics").unwrap_or_else(|error| panic!("{} has no metrics: {error}", self.name)).samples()
+    }
+
+    /// Waits for metrics that `look` is content with.
+    ///
+    /// # Panics
+    /// When there are none soon.
+    #[track_caller]
+    pub fn wait_for<T>(&self, what: &str, look: impl Fn(&Samples) -> Result<T, String>) -> T {
+        clock::until(&format!("{}: {what}", self.name), PATIENCE, || look(&self.samples()))
+    }
+
+    /// Waits until a metric is exactly `expected`; agents publish their counts some moments after the fact.
+    ///
+    /// # Panics
+    /// When it is not soon.
+    #[track_caller]
+    pub fn wait_for_count(&self, name: &str, labels: &[(&str, &str)], expected: u64) {
+        self.wait_for(&format!("{name}{labels:?} is {expected}"), |samples| {
+            match samples.count(name, labels) {
+                count if count == expected => Ok(()),
+                count => Err(format!("it is {count}")),
+            }
+        });
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder().join("log")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.terminate();
+            let end = clock::now() + SHUTDOWN_LIMIT;
+            while process.ended().is_none() && clock::now() < end {
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        if thread::panicking() {
+            let log = self.log();
+            // The first lines say what it is, the last ones what happened.
+            let lines: Vec<&str> = log.lines().collect();
+            let skip = lines.len().saturating_sub(LOG_LINES);
+            complain(&format!(
+                "--- log of {}, last {LOG_LINES} lines ---\n{}",
+                self.name,
+                lines[skip..].join("\n")
+            ));
+        }
+    }
+}
+
+/// How much of a log is shown when a test fails.
+const LOG_LINES: usize = 60;
+
+#[expect(clippy::print_stderr, reason = "captured and shown with the failure that it belongs to")]
+fn complain(text: &str) {
+    eprintln!("{text}");
+}
+
+/// Makes a key file with the real program, and returns the public key.
+///
+/// # Panics
+/// When that fails.
+#[track_caller]
+pub fn keygen(file: &Path) -> String {
+    let output = culvert(&["keygen", "--out", file.to_str().expect("our own path")]);
+    assert!(output.status.success(), "keygen: {}", text(&output.stderr));
+    text(&output.stdout).trim().to_owned()
+}
+
+/// Runs the program to its end, which must be soon.
+///
+/// # Panics
+/// When it still runs after a minute.
+#[track_caller]
+pub fn culvert(args: &[&str]) -> Output {
+    run(Command::new(binary()).args(args), Duration::from_secs(60))
+}
+
+/// The program: `CULVERT_BIN`, else the one that cargo built beside the tests.
+///
+/// # Panics
+/// When it is missing or older than its sources.
+#[must_use]
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        if let Some(path) = env::var_os("CULVERT_BIN") {
+            return path.into();
+        }
+        let test = env::current_exe().expect("the kernel knows our path");
+        // target/<profile>/deps/<test> → target/<profile>/culvert
+        let path = test.ancestors().nth(2).expect("cargo's layout").join("culvert");
+        let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified());
+        let built = modified(&path).unwrap_or_else(|error| {
+            panic!("{}: {error}: run cargo build -p culvert first", path.display());
+        });
+        // `path: source source …`, as cargo writes it.
+        let sources = fs::read_to_string(path.with_extension("d")).unwrap_or_default();
+        let newer = |source: &&str| modified(Path::new(source)).is_ok_and(|time| time > built);
+        let newer = sources.split_whitespace().skip(1).find(newer);
+        assert!(newer.is_none(), "the program is older than {newer:?}: run cargo build -p culvert first");
+        path
+    })
+}

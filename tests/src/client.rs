@@ -1,0 +1,132 @@
+//! Clients that send numbered datagrams.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use crate::clock::{self, PATIENCE};
+
+/// A UDP client whose socket is connected, so that the kernel gives it nothing but what comes from the address that
+/// it asked.
+#[derive(Debug)]
+pub struct Client {
+    socket: UdpSocket,
+    number: u32,
+    next: u32,
+}
+
+impl Client {
+    /// Client `number` of the service at `server`.
+    ///
+    /// # Panics
+    /// When the kernel has no socket for it.
+    #[must_use]
+    pub fn new(number: u32, server: SocketAddr) -> Self {
+        let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
+        let socket = UdpSocket::bind(any).expect("a port is free");
+        socket.connect(server).expect("there is a route");
+        Self { socket, number, next: 0 }
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    /// Sends its next datagram, which it numbers.
+    ///
+    /// # Panics
+    /// When the kernel refuses.
+    pub fn send(&mut self) {
+        let datagram = self.datagram(self.next);
+        self.next += 1;
+        // An ICMP error of an earlier datagram is reported once, and then the datagram has not been sent.
+        let sent = self.socket.send(&datagram).or_else(|_| self.socket.send(&datagram));
+        sent.expect("the kernel takes a datagram");
+    }
+
+    /// Receives its datagram `number` back.
+    ///
+    /// # Errors
+    /// What came instead, or that nothing came within `limit`.
+    ///
+    /// # Panics
+    /// When `limit` is zero.
+    pub fn receive(&self, number: u32, limit: Duration) -> Result<(), String> {
+        let answer = self.receive_any(limit).map_err(|error| format!("datagram {number}: {error}"))?;
+        if answer == self.datagram(number) {
+            return Ok(());
+        }
+        let (client, number) = (self.number, number);
+        Err(format!("client {client} expected its datagram {number} and got {answer:02x?}"))
+    }
+
+    /// Receives any datagram.
+    ///
+    /// # Errors
+    /// The kernel's, also when nothing came within `limit`.
+    ///
+    /// # Panics
+    /// When `limit` is zero.
+    pub fn receive_any(&self, limit: Duration) -> io::Result<Vec<u8>> {
+        self.socket.set_read_timeout(Some(limit)).expect("not zero");
+        let mut buffer = vec![0; 65_535];
+        let length = self.socket.recv(&mut buffer)?;
+        buffer.truncate(length);
+        Ok(buffer)
+    }
+
+    /// Sends `count` datagrams, each after the answer to the one before.
+    ///
+    /// # Panics
+    /// When an answer is missing or another one.
+    #[track_caller]
+    pub fn converse(&mut self, count: u32) {
+        for _ in 0..count {
+            let number = self.next;
+            self.send();
+            self.receive(number, PATIENCE).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    /// Sends a datagram of its own bytes and waits for the same to come back.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn echo(&self, payload: &[u8]) {
+        self.socket.send(payload).expect("the kernel takes a datagram");
+        let answer = self.receive_any(PATIENCE);
+        assert!(
+            answer.as_ref().is_ok_and(|answer| answer == payload),
+            "{} bytes: {answer:02x?}",
+            payload.len()
+        );
+    }
+
+    /// Sends until there is an answer, and passes over answers to earlier datagrams.
+    ///
+    /// # Panics
+    /// When there is none soon.
+    #[track_caller]
+    pub fn reach(&mut self) {
+        clock::until("an answer", PATIENCE, || {
+            self.send();
+            self.receive_any(Duration::from_millis(200))
+        });
+        // What was sent before that one may be answered still: the last one has been, once there is silence.
+        while self.receive_any(Duration::from_millis(500)).is_ok() {}
+    }
+
+    fn datagram(&self, number: u32) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64);
+        while bytes.len() < 64 {
+            bytes.extend(self.number.to_be_bytes());
+            bytes.extend(number.to_be_bytes());
+        }
+        bytes
+    }
+}

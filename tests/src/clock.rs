@@ -1,0 +1,36 @@
+//! Waiting: the tests poll for what they expect instead of sleeping and hoping.
+
+use std::{
+    fmt::Display,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Between two looks: short against what is waited for, long against what a look costs.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long something may take that has no limit of its own; far above what a loaded machine needs.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The time.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place where the tests read the clock")]
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Looks again and again until `look` has an answer; its last refusal is shown when `limit` is over.
+///
+/// # Panics
+/// When `limit` is over.
+#[track_caller]
+pub fn until<T, E: Display>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<T, E>) -> T {
+    let end = now() + limit;
+    loop {
+        match look() {
+            Ok(answer) => return answer,
+            Err(refusal) if now() >= end => panic!("{what}: not within {limit:?}: {refusal}"),
+            Err(_) => thread::sleep(POLL_INTERVAL),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! iperf3, and what became of each datagram between its client and its server.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+use crate::{
+    clock::{self, PATIENCE},
+    http::Account,
+    pair::Pair,
+    place::Place,
+    process::{Running, run, text},
+};
+
+/// A running `iperf3 -s`; dropping it kills it.
+#[derive(Debug)]
+pub struct Server {
+    _process: Running,
+}
+
+/// What a UDP test transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Udp {
+    /// Datagrams that the sender sent.
+    pub sent: u64,
+    /// Datagrams whose numbers the receiver missed.
+    pub lost: u64,
+    /// Datagrams that the receiver saw.
+    pub received: u64,
+}
+
+/// What a TCP test transferred, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    /// Handed to the kernel by the sender.
+    pub sent: u64,
+    /// Read by the receiver.
+    pub received: u64,
+}
+
+impl Server {
+    /// Starts one at `place` and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    #[track_caller]
+    pub fn start(place: &Place, address: SocketAddr) -> Self {
+        let log = NamedTempFile::new().expect("the folder for temporary files is writable");
+        let output = || Stdio::from(File::options().append(true).open(log.path()).expect("our own file"));
+        let mut command = place.command("iperf3");
+        command.args([
+            "-s",
+            "--forceflush",
+            "-B",
+            &address.ip().to_string(),
+            "-p",
+            &address.port().to_string(),
+        ]);
+        command.stdin(Stdio::null()).stdout(output()).stderr(output());
+        let process = Running::start("iperf3 -s", &mut command);
+        clock::until("iperf3 -s listens", PATIENCE, || {
+            let text = fs::read_to_string(log.path()).unwrap_or_default();
+            if text.contains("Server listening") { Ok(()) } else { Err(text) }
+        });
+        Self { _process: process }
+    }
+}
+
+/// Runs a UDP test of 3 s with 200 Mbit/s in datagrams of 1150 bytes.
+///
+/// # Panics
+/// When iperf3 fails.
+#[must_use]
+#[track_caller]
+pub fn udp(place: &Place, server: SocketAddr, reverse: bool) -> Udp {
+    let end = client(place, server, &["-u", "-b", "200M", "-l", "1150", "-w", "4M", "-t", "3"], reverse);
+    let stream = &end["streams"][0]["udp"];
+    let packets = number(&stream["packets"]);
+    let lost = number(&stream["lost_packets"]);
+    let highest = number(&end["sum_received"]["packets"]);
+    Udp {
+        sent: number(&end["sum_sent"]["packets"]).max(packets),
+        lost,
+        received: highest.saturating_sub(lost),
+    }
+}
+
+/// Runs a TCP test of 2 s.
+///
+/// # Panics
+/// When iperf3 fails.
+#[must_use]
+#[track_caller]
+pub fn tcp(place: &Place, server: SocketAddr, reverse: bool) -> Tcp {
+    let end = client(place, server, &["-t", "2"], reverse);
+    Tcp { sent: number(&end["sum_sent"]["bytes"]), received: number(&end["sum_received"]["bytes"]) }
+}
+
+#[track_caller]
+fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Value {
+    let mut command = place.command("iperf3");
+    command.args(["-c", &server.ip().to_string(), "-p", &server.port().to_string(), "-J"]).args(args);
+    if reverse {
+        command.arg("-R");
+    }
+    let output = run(&mut command, Duration::from_secs(60));
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let mut result: Value = serde_json::from_str(&stdout)
+        .unwrap_or_else(|error| panic!("{command:?}: {error}: {stdout} {stderr}"));
+    let error = result["error"].as_str();
+    assert!(output.status.success() && error.is_none(), "{command:?}: {error:?}: {stderr}");
+    result["end"].take()
+}
+
+#[track_caller]
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("iperf3 wrote {value} for a count"))
+}
+
+/// The kernel's counts of what it dropped between two agents, taken before a test.
+///
+/// The kernel counts buffers, each of which may hold many datagrams: a loss must have such a count at its hop, but
+/// need not equal it.
+#[derive(Clone, Copy, Debug)]
+pub struct Books {
+    accounts: [Account; 4],
+    kernel: Kernel,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    /// At the entry's `[[udp]]`.
+    ingress: u64,
+    /// At both agents' QUIC sockets.
+    quic: u64,
+    /// At the exit's sockets to its services.
+    upstream: u64,
+    /// At any socket where the client and the server run, the agents' included.
+    anywhere: u64,
+}
+
+impl Books {
+    /// Opens the books of a pair.
+    #[must_use]
+    #[track_caller]
+    pub fn open(pair: &Pair) -> Self {
+        let drops = |socket| pair.sum("culvert_socket_kernel_drops_total", &[("socket", socket)]);
+        let mut places = vec![pair.entry.place(), pair.exit.place()];
+        places.dedup();
+        let kernel = Kernel {
+            ingress: drops("ingress"),
+            quic: drops("quic_listen") + drops("quic_dial"),
+            upstream: drops("upstream"),
+            anywhere: places.into_iter().map(Place::udp_receive_drops).sum(),
+        };
+        Self { accounts: pair.accounts(), kernel }
+    }
+
+    /// Checks that each datagram of `test` was received, or that a counter of the hop where it is missing says why.
+    ///
+    /// # Panics
+    /// When a datagram is missing and nothing says why.
+    #[track_caller]
+    pub fn close(self, pair: &Pair, test: Udp, reverse: bool) {
+        assert!(test.sent > 0 && test.received > 0, "nothing was carried: {test:?}");
+        // The kernel's drops are polled once a second.
+        let later = clock::until("the books close", PATIENCE, || {
+            let later = Self::open(pair);
+            let missing = self.unexplained(&later, test, reverse);
+            if missing.is_empty() { Ok(later) } else { Err(format!("{missing:?}: {test:?}, {later:?}")) }
+        });
+        let dropped: u64 = later.accounts.iter().zip(self.accounts).map(|(a, b)| a.dropped - b.dropped).sum();
+        let kernel = later.kernel.anywhere - self.kernel.anywhere;
+        assert!(test.lost == 0 || dropped + kernel > 0, "{} lost and nowhere counted", test.lost);
+    }
+
+    /// The hops that lost something without a count of it.
+    fn unexplained(&self, later: &Self, test: Udp, reverse: bool) -> Vec<&'static str> {
+        let path = if reverse { [2, 3] } else { [0, 1] };
+        let [first, second] = path.map(|place| {
+            let (before, after) = (self.accounts[place], later.accounts[place]);
+            (after.received - before.received, after.delivered - before.delivered)
+        });
+        let kernel = |of: fn(&Kernel) -> u64| of(&later.kernel) > of(&self.kernel);
+        let (arrival, departure): (fn(&Kernel) -> u64, fn(&Kernel) -> u64) = if reverse {
+            (|kernel| kernel.upstream, |kernel| kernel.anywhere)
+        } else {
+            (|kernel| kernel.ingress, |kernel| kernel.anywhere)
+        };
+        let hops = [
+            // iperf3 opens its stream with one datagram each way, which it does not count as sent.
+            ("into the first agent", first.0 == test.sent + 1, kernel(arrival)),
+            ("between the agents", second.0 == first.1, kernel(|kernel| kernel.quic)),
+            ("to the receiver", test.lost == 0 || second.1 >= test.received, kernel(departure)),
+        ];
+        hops.into_iter().filter(|(_, equal, counted)| !equal && !counted).map(|(hop, _, _)| hop).collect()
+    }
+}

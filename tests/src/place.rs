@@ -1,0 +1,123 @@
+//! Where a process runs: on this host, or in a network namespace that the test made.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    process::{self, Command},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use crate::process::{run, text};
+
+/// A network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The one in which the tests run.
+    Host,
+    /// A network namespace, by name.
+    Namespace(String),
+}
+
+impl Place {
+    /// A command that runs here, and that the kernel kills when the thread that starts it ends.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = match self {
+            Self::Host => Command::new("setpriv"),
+            Self::Namespace(name) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name, "setpriv"]);
+                command
+            }
+        };
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+        command
+    }
+
+    /// The kernel's UDP counters here: datagrams dropped because a receive buffer was full.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    #[must_use]
+    pub fn udp_receive_drops(&self) -> u64 {
+        let read = |file: &str| match self {
+            Self::Host => fs::read_to_string(file).unwrap_or_default(),
+            Self::Namespace(_) => text(&run(self.command("cat").arg(file), Duration::from_secs(10)).stdout),
+        };
+        let snmp = read("/proc/net/snmp");
+        let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Udp: "));
+        let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+        let v4 = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "RcvbufErrors");
+        let v6 = read("/proc/net/snmp6");
+        let v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6RcvbufErrors"));
+        let number = |text: &str| text.trim().parse::<u64>().expect("a number");
+        v4.map_or(0, |(_, value)| number(value)) + v6.map_or(0, number)
+    }
+}
+
+/// Two network namespaces with a cable between them; dropping it removes both.
+#[derive(Debug)]
+pub struct Cable {
+    names: [String; 2],
+}
+
+impl Cable {
+    /// The addresses of the first end.
+    pub const FIRST: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+    /// The addresses of the second end.
+    pub const SECOND: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
+
+    /// Makes them.
+    ///
+    /// # Panics
+    /// When `ip` fails.
+    #[must_use]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = |end| format!("culvert-{}-{number}{end}", process::id());
+        // The guard is there before the first namespace is, so that a failure on the way leaves none behind.
+        let cable = Self { names: [name('a'), name('b')] };
+        let [a, b] = &cable.names;
+        ip(&["netns", "add", a]);
+        ip(&["netns", "add", b]);
+        ip(&["link", "add", "veth0", "netns", a, "type", "veth", "peer", "name", "veth0", "netns", b]);
+        for (name, addresses) in cable.names.iter().zip([Self::FIRST, Self::SECOND]) {
+            ip(&["-n", name, "link", "set", "lo", "up"]);
+            ip(&["-n", name, "link", "set", "veth0", "up"]);
+            let [v4, v6] = addresses;
+            ip(&["-n", name, "addr", "add", &format!("{v4}/24"), "dev", "veth0"]);
+            // Without duplicate address detection, during which the address cannot be bound.
+            ip(&["-n", name, "addr", "add", &format!("{v6}/64"), "dev", "veth0", "nodad"]);
+        }
+        cable
+    }
+
+    /// The first namespace, then the second.
+    #[must_use]
+    pub fn places(&self) -> [Place; 2] {
+        self.names.clone().map(Place::Namespace)
+    }
+}
+
+impl Default for Cable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Fails if `new` did not get as far as to make it.
+            drop(Command::new("ip").args(["netns", "del", name]).output());
+        }
+    }
+}
+
+#[track_caller]
+fn ip(args: &[&str]) {
+    let output = run(Command::new("ip").args(args), Duration::from_secs(10));
+    assert!(output.status.success(), "ip {}: {}", args.join(" "), text(&output.stderr));
+}
