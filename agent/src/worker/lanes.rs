@@ -326,4 +326,21 @@ impl Worker {
             self.doors.close_underlay(&mut self.underlays, id);
         }
     }
+
+    /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
+    pub(super) fn housekeeping(&mut self, now: Instant) {
+        for peer in &self.peers {
+            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else {
+                continue;
+            };
+            for id in session.pool.lanes().filter(|_| session.dialled) {
+                let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { continue };
+                if slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) >= interval) {
+                    slot.core.request_ping();
+                    self.lanes.touch(id);
+                }
+            }
+        }
+        self.poll_kernel_drops();
+    }
 }

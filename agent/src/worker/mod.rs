@@ -3,11 +3,14 @@
 //! | question | file |
 //! |---|---|
 //! | what happens in a turn, in which order | this one: [`Worker::turn`] |
+//! | what it is made of, and how it begins | `start.rs` |
+//! | dialling, and what an operator is told when it fails | `dial.rs` |
 //! | what control messages and lost connections lead to | `session.rs` |
 //! | the lanes of a session: opened, found silent, opened again | `lanes.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
+//! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
 //!
 //! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`Net`](crate::io::Net) gives
@@ -20,13 +23,12 @@
 use std::{
     collections::VecDeque,
     io,
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use quinn_proto::ConnectionHandle;
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -34,7 +36,6 @@ use crate::{
     config::Config,
     control::{
         cid::ConnectionIds,
-        dial::Dialler,
         driver::{Control, Event},
         tls::TlsIdentity,
     },
@@ -43,28 +44,33 @@ use crate::{
         uplink::Uplink,
     },
     forward::{
-        IngressId, Local, LocalId, Locals,
+        Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
     },
     io::{Net, Ready, ReceiveBatch, TcpListener, Token},
     lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
-    relay::{Context, DatagramRelay, FlowId, Origin},
+    relay::{Context, FlowId, Origin},
     timers::Timers,
 };
 
+mod books;
+mod dial;
 mod doors;
 mod lanes;
 mod publish;
 mod session;
 pub mod shell;
+mod start;
 mod streams;
 #[cfg(test)]
 mod tests;
 
+pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey};
-pub use publish::{Booked, DirectionSnapshot, PeerSnapshot, Publisher, Snapshot, Snapshots, SocketBooks};
+pub use publish::Publisher;
+pub use start::{Addresses, Setup, StartError};
 pub use streams::TcpRefusal;
 
 /// How often counts are published while there is something new.
@@ -75,56 +81,6 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The interval between log lines about the same recurring condition.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// What a worker is made of.
-pub struct Setup {
-    /// The configuration.
-    pub config: Arc<Config>,
-    /// Our key and certificate.
-    pub identity: Arc<TlsIdentity>,
-    /// The outside world.
-    pub net: Box<dyn Net>,
-    /// Where sources report that they are ready.
-    pub ready: Ready,
-    /// Random, made at process start; flow numbers are unique within it.
-    pub instance: [u8; 16],
-    /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
-    pub seed: [u8; 32],
-    /// Which worker this is, and of how many.
-    pub place: (u8, u8),
-    /// Where its counts go.
-    pub metrics: Publisher,
-}
-
-/// Why a worker could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A port could not be opened.
-    #[error("cannot listen on {address} ({what}): {source}{}", remedy(.source))]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The configuration key it comes from.
-        what: &'static str,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// The TLS configuration cannot be built.
-    #[error("cannot set up TLS: {0}")]
-    Tls(#[from] crate::control::tls::TlsError),
-}
-
-fn remedy(error: &io::Error) -> &'static str {
-    const REMEDIES: [(io::ErrorKind, &str); 3] = [
-        (
-            io::ErrorKind::AddrInUse,
-            " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
-        ),
-        (io::ErrorKind::PermissionDenied, " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)"),
-        (io::ErrorKind::AddrNotAvailable, " (remedy: an address of this host, see `ip address`)"),
-    ];
-    REMEDIES.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, remedy)| remedy)
-}
 
 /// A command from outside.
 #[derive(Clone, Copy, Debug)]
@@ -193,86 +149,12 @@ pub struct Worker {
     /// Something happened since the last publication.
     unpublished: bool,
     metrics: Publisher,
-    totals: publish::Totals,
+    totals: books::Totals,
     too_large_log: RateLimit,
     refused_log: RateLimit,
 }
 
 impl Worker {
-    /// Opens every port of the configuration and starts to dial.
-    ///
-    /// # Errors
-    /// See [`StartError`].
-    pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, net, ready, instance, seed, place, metrics } = setup;
-        let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(rng.random(), place.0, place.1);
-        let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
-        let mut doors = Doors::new(net, &config, rng);
-        let inbox = shell::Inbox::new(ready.clone(), doors.token(Source::Inbox));
-        let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        let own_key = *identity.public_key();
-        let peers = config.peers.iter().enumerate().map(|(place, peer)| {
-            let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
-            // Of several keys the one that the peer proves counts; until then no number leaves this agent.
-            let parity = peer.public_keys.first().map_or(0, |key| session::parity(&own_key, &key.0));
-            Peer {
-                id,
-                name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, parity, &names),
-                dialler: Dialler::new(peer.endpoints.clone(), now),
-                config: peer.clone(),
-                session: None,
-                instance: None,
-                tcp_streams: 0,
-                too_large: None,
-                suspect: false,
-                resolve: doors.token(Source::Resolve(id)),
-            }
-        });
-        let peers = peers.collect();
-        let mut worker = Self {
-            identity,
-            instance,
-            workers: place.1,
-            ready,
-            doors,
-            ids,
-            control,
-            peers,
-            lanes: Lanes::default(),
-            underlays: Underlays::default(),
-            locals: Locals::default(),
-            listeners: Vec::new(),
-            tcp: Slab::new(),
-            tcp_by_stream: FxHashMap::default(),
-            timers: Timers::default(),
-            run_queue: VecDeque::new(),
-            fresh: Vec::new(),
-            batch: Box::default(),
-            notes: Notes::default(),
-            events: Vec::new(),
-            inbox: Arc::new(inbox),
-            stopping: false,
-            ended: false,
-            unpublished: true,
-            metrics,
-            totals: publish::Totals::default(),
-            too_large_log: RateLimit::new(LOG_INTERVAL),
-            refused_log: RateLimit::new(LOG_INTERVAL),
-            config,
-        };
-        worker.open_ports()?;
-        for peer in &worker.peers {
-            if let Some(at) = peer.dialler.deadline() {
-                worker.timers.arm(Timer::Dial(peer.id), at);
-            }
-        }
-        worker.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-        worker.timers.arm(Timer::Publish, now);
-        Ok(worker)
-    }
-
     /// Where commands are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
@@ -283,41 +165,6 @@ impl Worker {
     #[must_use]
     pub fn ready(&self) -> &Ready {
         &self.ready
-    }
-
-    fn open_ports(&mut self) -> Result<(), StartError> {
-        let config = Arc::clone(&self.config);
-        let failed = |address: SocketAddr, what| move |source| StartError::Listen { address, what, source };
-        for address in &config.transport.listen {
-            self.doors.listen(&mut self.underlays, *address).map_err(failed(*address, "transport.listen"))?;
-        }
-        for (place, forward) in config.udp.iter().enumerate() {
-            let local =
-                Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            self.doors
-                .ingress(&mut self.locals, forward.listen, local)
-                .map_err(failed(forward.listen, "udp.listen"))?;
-        }
-        for (place, forward) in config.tcp.iter().enumerate() {
-            let listener =
-                self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push((listener, place));
-        }
-        Ok(())
-    }
-
-    /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
-    #[must_use]
-    pub fn addresses(&self) -> Addresses {
-        let ingress = self.locals.iter().filter(|socket| match socket.local {
-            Local::Ingress { .. } => true,
-            Local::Upstream { .. } => false,
-        });
-        Addresses {
-            transport: self.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
-            udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self.listeners.iter().map(|(listener, _)| listener.local_addr()).collect(),
-        }
     }
 
     /// One turn: everything that is due and ready at `now`, at most one batch from each source.
@@ -616,17 +463,6 @@ impl Worker {
             }
         }
     }
-}
-
-/// The bound addresses of a worker.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses {
-    /// Of `transport.listen`.
-    pub transport: Vec<SocketAddr>,
-    /// Of `[[udp]]`.
-    pub udp: Vec<SocketAddr>,
-    /// Of `[[tcp]]`.
-    pub tcp: Vec<SocketAddr>,
 }
 
 /// A place in a list of the configuration as an identifier; such lists are far shorter than 2^32.

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quinn_proto::{ConnectionError, ConnectionHandle, Side};
+use quinn_proto::{ConnectionHandle, Side};
 use ring::{hkdf, hmac};
 
 use super::{StartError, Timer, Worker, number, publish};
@@ -33,7 +33,6 @@ use crate::{
         tls,
     },
     identity::PublicKey,
-    io::Token,
     lanes::{LaneId, Pool, UnderlayId, pool},
     log::RateLimit,
     peer::{PeerId, Session},
@@ -91,7 +90,7 @@ pub(super) fn control(
     Ok(Control::new(endpoint, server))
 }
 
-fn max_packet(config: &Config) -> Option<u16> {
+pub(super) fn max_packet(config: &Config) -> Option<u16> {
     match config.transport.max_packet {
         MaxPacket::Auto => None,
         MaxPacket::Bytes(bytes) => Some(bytes),
@@ -130,65 +129,6 @@ impl Worker {
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu(mtu) => self.mtu_changed(handle, mtu),
             Event::Drained(underlay) => self.drained(handle, underlay),
-        }
-    }
-
-    /// It is time to dial a peer, or soon will be.
-    pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let waiting = peer.relay.oldest().is_some();
-        if let Some(endpoint) = peer.dialler.due(waiting, now, self.doors.rng()) {
-            tracing::debug!(peer = &*peer.name, %endpoint, "looking up");
-            self.doors.resolve(&endpoint.host, endpoint.port, peer.resolve);
-        }
-        if let Some(at) = peer.dialler.deadline() {
-            self.timers.arm(Timer::Dial(id), at);
-        }
-    }
-
-    /// A peer's endpoint was looked up: dials it.
-    pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
-        let Some(answer) = self.doors.resolved(token) else { return };
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let name = Arc::clone(&peer.name);
-        let addresses = match answer {
-            Ok(addresses) => addresses,
-            Err(error) => {
-                tracing::warn!(peer = &*name, %error, "cannot resolve the peer's endpoint");
-                peer.dialler.failed();
-                return;
-            }
-        };
-        let Some(remote) = peer.dialler.choose(&addresses) else { return };
-        let keys: Vec<[u8; 32]> = peer.config.public_keys.iter().map(|key| key.0).collect();
-        let crypto = match tls::client_crypto(&self.identity, &keys) {
-            Ok(crypto) => crypto,
-            Err(error) => {
-                tracing::error!(peer = &*name, %error, "cannot set up TLS for the peer");
-                return;
-            }
-        };
-        let streams = self.config.limits.tcp_streams_per_peer;
-        let transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
-        let mut client = quinn_proto::ClientConfig::new(crypto);
-        client.transport_config(Arc::new(transport));
-        let underlay = match self.doors.dial(&mut self.underlays, remote) {
-            Ok(underlay) => underlay,
-            Err(error) => {
-                tracing::warn!(peer = &*name, %remote, %error, "cannot open a socket to the peer");
-                return;
-            }
-        };
-        match self.control.dial(id, remote, underlay, client, now) {
-            Some(handle) => {
-                tracing::info!(peer = &*name, %remote, "dialling");
-                peer.dialler.started(handle);
-                self.totals.handshakes.dialled += 1;
-            }
-            None => self.doors.close_underlay(&mut self.underlays, underlay),
         }
     }
 
@@ -408,34 +348,8 @@ impl Worker {
         }
     }
 
-    /// A connection has ended.
-    fn connection_lost(&mut self, handle: ConnectionHandle, reason: &ConnectionError, now: Instant) {
-        let Some(connection) = self.control.get(handle) else { return };
-        let (peer, side) = (connection.peer, connection.side());
-        let words = in_words(reason);
-        let Some(id) = peer else {
-            self.totals.handshakes.failed += 1;
-            tracing::debug!(%reason, "a handshake that another started has failed");
-            return;
-        };
-        let session = self.session_of(id).is_some_and(|session| session.handle == handle);
-        if !session && side == Side::Client {
-            self.totals.handshakes.failed += 1;
-            if let Some(suppressed) = self.refused_log.allow(now) {
-                tracing::warn!(
-                    peer = self.name_of(handle),
-                    reason = words,
-                    suppressed,
-                    "could not connect: {}",
-                    likely_cause(reason)
-                );
-            }
-        }
-        self.lose(handle, &words, now);
-    }
-
     /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
-    fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
+    pub(super) fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         self.forget_attempt(id, handle);
         if self.session_of(id).is_none_or(|session| session.handle != handle) {
@@ -480,23 +394,6 @@ impl Worker {
             self.remove_lane(lane);
         }
         self.release_underlay(underlay);
-    }
-
-    /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
-    pub(super) fn housekeeping(&mut self, now: Instant) {
-        for peer in &self.peers {
-            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else {
-                continue;
-            };
-            for id in session.pool.lanes().filter(|_| session.dialled) {
-                let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { continue };
-                if slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) >= interval) {
-                    slot.core.request_ping();
-                    self.lanes.touch(id);
-                }
-            }
-        }
-        self.poll_kernel_drops();
     }
 
     /// Stops: takes nothing more in, sends what waits, tells every peer.
@@ -556,38 +453,4 @@ pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
 /// The largest packet that we send or accept on a lane, in bytes of UDP payload.
 pub(super) fn largest_packet(config: &Config) -> u16 {
     max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
-}
-
-/// Why a connection ended, in words.
-fn in_words(reason: &ConnectionError) -> String {
-    match reason {
-        ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
-            Some(known) => format!("closed by the peer: {}", known.words()),
-            None => format!("closed by the peer with code {}", close.error_code),
-        },
-        ConnectionError::TimedOut => "no answer".to_owned(),
-        ConnectionError::VersionMismatch
-        | ConnectionError::TransportError(_)
-        | ConnectionError::ConnectionClosed(_)
-        | ConnectionError::Reset
-        | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted => reason.to_string(),
-    }
-}
-
-/// What an operator should look at when a dialled handshake fails.
-fn likely_cause(reason: &ConnectionError) -> &'static str {
-    match reason {
-        ConnectionError::TimedOut => {
-            "is the peer running, is its UDP port reachable, is the endpoint right? \
-             A peer that does not know us may stay silent"
-        }
-        ConnectionError::TransportError(_) => "the key it proved is not one of `public_key` of this [[peer]]",
-        ConnectionError::ConnectionClosed(_) => "is our public key in a [[peer]] of its configuration?",
-        ConnectionError::ApplicationClosed(_)
-        | ConnectionError::Reset
-        | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted
-        | ConnectionError::VersionMismatch => "see the reason",
-    }
 }

@@ -1,0 +1,207 @@
+//! What a worker counts besides what its parts count themselves, and how others see it.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use quic_core::LaneStats;
+
+use super::streams::TcpRefusal;
+use crate::{
+    control::messages::MessageError,
+    io::{UdpRole, UdpSocket, UdpStats},
+    peer::PeerId,
+    relay::Account,
+};
+
+/// Handshakes by what this end saw of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Handshakes {
+    pub(super) dialled: u64,
+    pub(super) established: u64,
+    pub(super) failed: u64,
+}
+
+/// TCP forwards.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpTotals {
+    pub(super) opened: u64,
+    pub(super) refused: [u64; TcpRefusal::ALL.len()],
+    /// From TCP to streams, of forwards that have ended.
+    pub(super) bytes_outward: u64,
+    /// From streams to TCP, of forwards that have ended.
+    pub(super) bytes_inward: u64,
+}
+
+impl TcpTotals {
+    pub(super) fn refuse(&mut self, reason: TcpRefusal) {
+        self.refused[reason as usize] += 1;
+    }
+}
+
+/// Control messages that could not be used, by reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MessageErrors(pub(super) [u64; MessageError::LABELS.len()]);
+
+impl MessageErrors {
+    pub(super) fn count(&mut self, error: &MessageError) {
+        let label = error.label();
+        if let Some(place) = MessageError::LABELS.iter().position(|known| *known == label) {
+            self.0[place] += 1;
+        }
+    }
+}
+
+/// What lanes that have ended counted, by peer.
+#[derive(Debug, Default)]
+pub(super) struct RetiredLanes(Vec<LaneStats>);
+
+impl RetiredLanes {
+    pub(super) fn add(&mut self, peer: PeerId, stats: &LaneStats) {
+        let place = peer.0 as usize;
+        if self.0.len() <= place {
+            self.0.resize_with(place + 1, LaneStats::default);
+        }
+        add_lane(&mut self.0[place], stats);
+    }
+
+    pub(super) fn of(&self, peer: PeerId) -> LaneStats {
+        self.0.get(peer.0 as usize).copied().unwrap_or_default()
+    }
+}
+
+/// What a worker counts besides what its parts count themselves. All of it only grows.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) handshakes: Handshakes,
+    pub(super) out_of_order: u64,
+    pub(super) message_errors: MessageErrors,
+    pub(super) lanes_unvalidated: u64,
+    pub(super) lanes_silent: u64,
+    pub(super) lanes_refused: u64,
+    pub(super) retired: RetiredLanes,
+    pub(super) tcp: TcpTotals,
+}
+
+/// What has been booked of one socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Booked {
+    pub(super) stats: UdpStats,
+    pub(super) kernel_drops: u64,
+}
+
+/// What the sockets of each role did, those that are closed included.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SocketBooks(pub(super) [Booked; 4]);
+
+impl SocketBooks {
+    pub(super) const ROLES: [(UdpRole, &'static str); 4] = [
+        (UdpRole::QuicListen, "quic_listen"),
+        (UdpRole::QuicDial, "quic_dial"),
+        (UdpRole::Ingress, "ingress"),
+        (UdpRole::Upstream, "upstream"),
+    ];
+
+    /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped.
+    pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
+        let place = Self::ROLES.iter().position(|(known, _)| *known == role).unwrap_or(0);
+        let stats = socket.stats();
+        self.0[place].stats.add_since(&stats, &booked.stats);
+        booked.stats = stats;
+        if drops {
+            let dropped = socket.kernel_drops();
+            self.0[place].kernel_drops += dropped.saturating_sub(booked.kernel_drops);
+            booked.kernel_drops = dropped;
+        }
+    }
+}
+
+/// One direction of a peer, as it was when it was published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectionSnapshot {
+    /// The account.
+    pub account: Account,
+    /// Datagrams that waited.
+    pub queued: u64,
+}
+
+impl DirectionSnapshot {
+    /// The accounting invariant.
+    #[must_use]
+    pub fn balances(&self) -> bool {
+        self.account.balances(self.queued)
+    }
+}
+
+/// A peer, as it was when it was published.
+#[derive(Clone, Debug)]
+pub struct PeerSnapshot {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Lanes that carry payloads.
+    pub lanes_up: usize,
+    /// The smoothed round-trip time of its first lane.
+    pub rtt: Option<Duration>,
+    /// Flows of both openers.
+    pub flows: usize,
+    /// Lane packets that were declared lost.
+    pub packets_lost: u64,
+    /// From local sockets to the peer.
+    pub uplink: DirectionSnapshot,
+    /// From the peer to local sockets.
+    pub downlink: DirectionSnapshot,
+}
+
+/// A worker, as it was when it was published.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Its peers, in the configuration's order.
+    pub peers: Vec<PeerSnapshot>,
+    /// Buffers that the kernel dropped at its sockets, all roles together.
+    pub kernel_drops: u64,
+}
+
+/// The newest snapshot of a worker.
+#[derive(Debug, Default)]
+pub struct Snapshots(Mutex<Snapshot>);
+
+impl Snapshots {
+    /// A copy of it.
+    #[must_use]
+    pub fn get(&self) -> Snapshot {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set(&self, snapshot: Snapshot) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+}
+
+/// Adds one lane's counts to a sum.
+pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
+    sum.sealed_packets += lane.sealed_packets;
+    sum.sealed_bytes += lane.sealed_bytes;
+    sum.opened_packets += lane.opened_packets;
+    sum.opened_bytes += lane.opened_bytes;
+    sum.datagrams_sent += lane.datagrams_sent;
+    sum.datagrams_received += lane.datagrams_received;
+    sum.ack_packets_sent += lane.ack_packets_sent;
+    sum.ack_packets_received += lane.ack_packets_received;
+    sum.ack_frames_sent += lane.ack_frames_sent;
+    sum.ack_frames_received += lane.ack_frames_received;
+    sum.probes_sent += lane.probes_sent;
+    sum.acked_packets += lane.acked_packets;
+    sum.lost_packets += lane.lost_packets;
+    sum.spuriously_lost_packets += lane.spuriously_lost_packets;
+    sum.window_overflows += lane.window_overflows;
+    sum.duplicates += lane.duplicates;
+    sum.too_old += lane.too_old;
+    sum.header_errors += lane.header_errors;
+    sum.authentication_failures += lane.authentication_failures;
+    sum.other_phase_failures += lane.other_phase_failures;
+    sum.integrity_limit += lane.integrity_limit;
+    sum.violations += lane.violations;
+}
