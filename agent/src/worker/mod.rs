@@ -28,7 +28,6 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
-use rand::{RngExt, SeedableRng};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -47,7 +46,7 @@ use crate::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
     },
-    io::{Net, Ready, ReceiveBatch, TcpListener, Token},
+    io::{Ready, ReceiveBatch, TcpListener, Token},
     lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
