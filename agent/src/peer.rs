@@ -25,6 +25,8 @@ pub struct Session {
     pub handle: ConnectionHandle,
     /// Whether this end dialled it.
     pub dialled: bool,
+    /// The key that the peer proved.
+    pub key: [u8; 32],
     /// What the peer said of itself.
     pub hello: Hello,
     /// Its lanes.

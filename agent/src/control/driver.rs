@@ -63,6 +63,8 @@ pub struct ControlConnection {
     underlay: UnderlayId,
     /// The peer that was dialled, or that proved its key.
     pub peer: Option<PeerId>,
+    /// The key that the far end proved.
+    pub key: Option<[u8; 32]>,
     control: Option<StreamId>,
     framer: Framer,
     outgoing: Vec<u8>,
@@ -306,6 +308,7 @@ impl Control {
             quinn,
             underlay,
             peer,
+            key: None,
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),

@@ -234,11 +234,12 @@ impl Downlink<'_> {
         service: ServiceNumber,
     ) -> Result<FlowId, DropReason> {
         let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
-        let known = state.relay.flows.of_number(number);
-        let result = match known {
+        if state.relay.flows.is_ours(number) {
+            // The peer opens flows in the other half of the numbers only.
+            return Err(DropReason::Malformed);
+        }
+        let result = match state.relay.flows.of_number(number) {
             Some(flow) => Ok(flow),
-            // Only the other end may use this half of the numbers.
-            None if state.relay.flows.is_ours(number) => return Err(DropReason::Malformed),
             None => self.accept(peer, lane, number, service),
         };
         match result {

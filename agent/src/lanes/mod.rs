@@ -106,6 +106,8 @@ pub struct LaneSlot {
     pub path: Option<Path>,
     /// The largest packet to send, in bytes of UDP payload.
     pub packet_budget: usize,
+    /// Its keys have sealed all that they may.
+    pub exhausted: bool,
     validation: Option<Validation>,
     touched: bool,
 }
@@ -132,6 +134,7 @@ impl LaneSlot {
             underlay,
             path: None,
             packet_budget,
+            exhausted: false,
             validation: None,
             touched: false,
         }

@@ -328,6 +328,7 @@ impl Underlay {
             let owner = slot.peer.0;
             batch.commit(&path, owner, len, open.payloads);
         } else {
+            slot.exhausted = true;
             settlements.note(slot.peer, u64::from(open.payloads), Some(DropReason::LaneExhausted));
         }
         lanes.touch(open.lane);

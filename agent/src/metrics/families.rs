@@ -105,6 +105,7 @@ metrics! {
         lane_packets_acked: counter "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.";
         lane_packets_lost: counter "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.";
         lane_packets_spuriously_lost: counter "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.";
+        lane_packet_bytes: gauge "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.";
         queue_packets: level "culvert_queue_packets", "Payloads waiting in the relay's queue.";
         queue_bytes: level "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.";
         queue_age: gauge "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.";

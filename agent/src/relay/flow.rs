@@ -215,12 +215,22 @@ impl Flows {
         Some(flow)
     }
 
-    /// Puts every flow that was opened here back to the opening form: the far end has forgotten them.
-    pub fn reopen_all(&mut self) {
-        for (_, flow) in &mut self.flows {
+    /// Puts every flow that was opened here back to the opening form: the far end is a process that knows none.
+    ///
+    /// `parity` is the low bit of our numbers towards it. If that has changed, they get new numbers.
+    pub fn reopen_all(&mut self, parity: u64) {
+        let renumber = self.next & 1 != parity & 1;
+        self.next ^= u64::from(renumber);
+        for (id, flow) in &mut self.flows {
             match flow.origin {
                 Origin::Ingress { .. } => {
                     flow.standing = Standing::Opening;
+                    if renumber && let Some(place) = self.by_number.remove(&flow.number) {
+                        debug_assert_eq!(place.0 as usize, id);
+                        flow.number = FlowNumber(self.next);
+                        self.next += 2;
+                        self.by_number.insert(flow.number, place);
+                    }
                 }
                 Origin::Upstream { .. } => {}
             }
@@ -296,6 +306,19 @@ mod tests {
             per_lane[usize::from(flows.get(id).unwrap().lane)] += 1;
         }
         assert_eq!(per_lane, [100, 100, 100]);
+    }
+
+    #[test]
+    fn a_peer_that_proves_another_key_gets_new_numbers() {
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(0);
+        let id = open(&mut flows, 1, 1, now);
+        flows.reopen_all(0);
+        assert_eq!(flows.of_number(FlowNumber(0)), Some(id), "the same half: the number stays");
+        flows.reopen_all(1);
+        assert_eq!(flows.of_number(FlowNumber(0)), None);
+        assert_eq!(flows.of_number(FlowNumber(3)), Some(id));
+        assert!(flows.is_ours(FlowNumber(1)));
     }
 
     #[test]

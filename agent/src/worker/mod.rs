@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what happens in a turn, in which order | this one: [`Worker::turn`] |
 //! | what control messages and lost connections lead to | `session.rs` |
+//! | the lanes of a session: opened, found silent, opened again | `lanes.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
@@ -54,10 +55,13 @@ use crate::{
 };
 
 mod doors;
+mod lanes;
 mod publish;
 mod session;
 pub mod shell;
 mod streams;
+#[cfg(test)]
+mod tests;
 
 pub use doors::{Doors, Source, StreamKey};
 pub use publish::{Booked, DirectionSnapshot, PeerSnapshot, Publisher, Snapshot, Snapshots, SocketBooks};
@@ -210,12 +214,12 @@ impl Worker {
         let own_key = *identity.public_key();
         let peers = config.peers.iter().enumerate().map(|(place, peer)| {
             let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
-            // The low bit of flow numbers: 0 at the end with the smaller key.
-            let smaller = peer.public_keys.first().is_none_or(|key| own_key < key.0);
+            // Of several keys the one that the peer proves counts; until then no number leaves this agent.
+            let parity = peer.public_keys.first().map_or(0, |key| session::parity(&own_key, &key.0));
             Peer {
                 id,
                 name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, u64::from(!smaller), &names),
+                relay: DatagramRelay::new(peer, &config.limits, parity, &names),
                 dialler: Dialler::new(peer.endpoints.clone(), now),
                 config: peer.clone(),
                 session: None,
@@ -433,7 +437,7 @@ impl Worker {
             self.lane_up(lane, now);
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
-            self.lane_violation(lane, &error, now);
+            self.replace_lane(lane, &error, now);
         }
     }
 
@@ -483,6 +487,10 @@ impl Worker {
         while let Some(id) = self.lanes.next_touched() {
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
+            if slot.exhausted {
+                self.replace_lane(id, &"its keys are used up", now);
+                continue;
+            }
             if let Some((data, path)) = slot.due_challenge(now) {
                 self.underlays.packet(&mut self.lanes, underlay, &path, PATH_PACKET, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()

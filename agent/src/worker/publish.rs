@@ -362,6 +362,7 @@ impl Worker {
             moved += relay.stats.flows_moved;
             let rtt = rtt(peer, &self.lanes);
             handles.publish(peer, stats, rtt, now);
+            handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
             snapshots.push(snapshot(peer, stats, *up, rtt));
         }
         let kernel_drops = self.doors.books().0.iter().map(|booked| booked.kernel_drops).sum();
@@ -501,6 +502,13 @@ fn snapshot(peer: &Peer, lanes: &LaneStats, lanes_up: usize, rtt: Option<Duratio
         uplink: direction(Direction::Uplink),
         downlink: direction(Direction::Downlink),
     }
+}
+
+/// The largest packet of a peer's lanes, 0 without lanes.
+fn packet_bytes(peer: &Peer, lanes: &crate::lanes::Lanes) -> f64 {
+    let lanes = peer.session.iter().flat_map(|session| session.pool.lanes()).filter_map(|id| lanes.get(id));
+    // At most 65,527, which is exact.
+    lanes.map(|slot| slot.packet_budget).min().map_or(0.0, |bytes| bytes as f64)
 }
 
 /// The smoothed round-trip time of a peer's first lane, once it has a sample.

@@ -19,7 +19,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OpenError, Suite};
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use ring::{hkdf, hmac};
 
@@ -30,22 +29,16 @@ use crate::{
     control::{
         cid::ConnectionIds,
         driver::{Control, Event},
-        messages::{
-            CloseReason, Features, Hello, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message,
-            MessageError, Service,
-        },
-        suite, tls,
+        messages::{CloseReason, Features, Hello, Message, MessageError, Service},
+        tls,
     },
     identity::PublicKey,
-    io::{Token, UdpRole},
-    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, Pool, UnderlayId, pool},
+    io::Token,
+    lanes::{LaneId, Pool, UnderlayId, pool},
     log::RateLimit,
     peer::{PeerId, Session},
     relay::{Context, Origin},
 };
-
-/// The least silence, with something outstanding, after which a peer is dialled anew.
-const LEAST_SILENCE: Duration = Duration::from_millis(500);
 
 /// The keys that may connect, and how often another one tried.
 struct Allowlist {
@@ -218,6 +211,7 @@ impl Worker {
         };
         if let Some(connection) = self.control.get_mut(handle) {
             connection.peer = Some(peer);
+            connection.key = Some(*key);
         }
         if side == Side::Client {
             let hello = self.hello(peer);
@@ -246,7 +240,9 @@ impl Worker {
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Some(connection) = self.control.get(handle) else { return };
-        let (Some(peer), side) = (connection.peer, connection.side()) else { return };
+        let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
+            return;
+        };
         let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Hello(hello) if !established => {
@@ -254,7 +250,7 @@ impl Worker {
                     let answer = self.hello(peer);
                     self.control.send(handle, &answer);
                 }
-                self.establish(peer, handle, side, hello, now);
+                self.establish(peer, (handle, side, key), hello, now);
             }
             // Before its hello, or of a connection that another one has replaced meanwhile.
             _ if !established => self.out_of_order(handle, now),
@@ -302,7 +298,13 @@ impl Worker {
     }
 
     /// The peer's hello came: this connection becomes its session, unless another one stays.
-    fn establish(&mut self, id: PeerId, handle: ConnectionHandle, side: Side, hello: Hello, now: Instant) {
+    fn establish(
+        &mut self,
+        id: PeerId,
+        (handle, side, key): (ConnectionHandle, Side, [u8; 32]),
+        hello: Hello,
+        now: Instant,
+    ) {
         if self.stopping {
             self.control.close(handle, CloseReason::Shutdown, now);
             return;
@@ -341,10 +343,11 @@ impl Worker {
             lanes = wanted,
             "connected"
         );
-        peer.session = Some(Session { handle, dialled, hello, pool: Pool::new(handle, wanted), since: now });
+        peer.session =
+            Some(Session { handle, dialled, key, hello, pool: Pool::new(handle, wanted), since: now });
         self.totals.handshakes.established += 1;
         if !same_process {
-            self.orphan_flows(id);
+            self.orphan_flows(id, key);
         }
         if dialled {
             for index in 0..wanted {
@@ -358,8 +361,7 @@ impl Worker {
     fn old_session_stays(&self, id: PeerId, dialled: bool, hello: &Hello) -> bool {
         let Some(peer) = self.peers.get(id.0 as usize) else { return false };
         let Some(old) = peer.session.as_ref() else { return false };
-        let we_are_smaller =
-            peer.config.public_keys.first().is_none_or(|key| *self.identity.public_key() < key.0);
+        let we_are_smaller = *self.identity.public_key() < old.key;
         old.hello.instance == hello.instance
             && old.dialled != dialled
             && !peer.suspect
@@ -367,9 +369,9 @@ impl Worker {
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    fn orphan_flows(&mut self, id: PeerId) {
+    fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.relay.flows.reopen_all();
+        peer.relay.flows.reopen_all(parity(self.identity.public_key(), &key));
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
@@ -402,273 +404,6 @@ impl Worker {
                     listen = %forward.listen,
                     "the peer does not offer this service to us (remedy: add it to `services` of our [[peer]] there)"
                 );
-            }
-        }
-    }
-
-    /// Asks the peer for lane `index`, from a socket of its own, or the control connection's for lane 0.
-    fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(session) = peer.session.as_mut() else { return };
-        let handle = session.handle;
-        let Some(connection) = self.control.get(handle) else { return };
-        let (underlay, remote) = (connection.underlay(), connection.path().destination);
-        let underlay = if index == 0 {
-            underlay
-        } else {
-            match self.doors.dial(&mut self.underlays, remote) {
-                Ok(underlay) => underlay,
-                Err(error) => {
-                    tracing::warn!(peer = &*peer.name, lane = index, %error, "cannot open a socket for a lane");
-                    return;
-                }
-            }
-        };
-        let opening = session.pool.ask(index, self.ids.next_id(), underlay, now);
-        self.timers.arm(Timer::Pool(id), opening.deadline());
-        let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: opening.local_cid.0 };
-        self.control.send(handle, &Message::LaneOpen(offer));
-    }
-
-    /// The dialler asks for a lane.
-    fn lane_asked(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
-            return;
-        };
-        if !session.pool.admit(offer.lane, offer.epoch) {
-            let end = LaneEnd { lane: offer.lane, epoch: offer.epoch, reason: LaneRefusal::EpochReused };
-            self.totals.lanes_refused += 1;
-            self.control.send(handle, &Message::LaneRefuse(end));
-            return;
-        }
-        let (local, remote) = (self.ids.next_id(), ConnectionId(offer.connection_id));
-        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
-        let place = (offer.lane, offer.epoch);
-        let Some(slot) = self.lane_slot(id, handle, place, (local, remote), underlay) else { return };
-        let lane = self.lanes.insert(slot);
-        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) {
-            session.pool.wanted = session.pool.wanted.max(offer.lane + 1);
-            if let Some(old) = session.pool.set(offer.lane, Some(lane)) {
-                self.drain_lane(old, now);
-            }
-        }
-        let answer = LaneOffer { connection_id: local.0, ..*offer };
-        self.control.send(handle, &Message::LaneAccept(answer));
-    }
-
-    /// The listener has the lane: its path is validated with the first packets on it.
-    fn lane_accepted(&mut self, id: PeerId, handle: ConnectionHandle, offer: &LaneOffer, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
-            return;
-        };
-        let Some(opening) = session.pool.answered(offer.lane, offer.epoch) else { return };
-        let cids = (opening.local_cid, ConnectionId(offer.connection_id));
-        let place = (opening.index, opening.epoch);
-        let Some(mut slot) = self.lane_slot(id, handle, place, cids, opening.underlay) else { return };
-        let Some(mut path) = self.control.get(handle).map(|connection| connection.path()) else { return };
-        path.source = None;
-        slot.validate(path, self.doors.random_bytes(), now);
-        let lane = self.lanes.insert(slot);
-        self.lanes.touch(lane);
-        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut())
-            && let Some(old) = session.pool.set(offer.lane, Some(lane))
-        {
-            self.drain_lane(old, now);
-        }
-    }
-
-    fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(session) = peer.session.as_mut() else { return };
-        if let Some(opening) = session.pool.answered(end.lane, end.epoch) {
-            tracing::warn!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer refused a lane");
-            self.release_underlay(opening.underlay);
-        }
-    }
-
-    fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(session) = peer.session.as_mut() else { return };
-        let Some(lane) = session.pool.get(end.lane) else { return };
-        if self.lanes.get(lane).is_none_or(|slot| slot.epoch != end.epoch) {
-            return;
-        }
-        tracing::info!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer closed a lane");
-        let dialled = session.dialled;
-        session.pool.set(end.lane, None);
-        self.drain_lane(lane, now);
-        if dialled && end.reason != LaneCloseCause::Done {
-            self.ask_for_lane(id, end.lane, now);
-        }
-    }
-
-    /// A lane with the keys that both ends derive from the control connection.
-    fn lane_slot(
-        &mut self,
-        peer: PeerId,
-        handle: ConnectionHandle,
-        place: (u8, u64),
-        (local_cid, remote_cid): (ConnectionId, ConnectionId),
-        underlay: UnderlayId,
-    ) -> Option<LaneSlot> {
-        let connection = self.control.get(handle)?;
-        let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
-        let session = quinn.crypto_session();
-        let suite: Suite = suite::negotiated(session)?;
-        let mut secrets = [zeroize::Zeroizing::new([0; 48]), zeroize::Zeroizing::new([0; 48])];
-        for (secret, from_dialler) in secrets.iter_mut().zip([dialled, !dialled]) {
-            if !pool::derive_secret(session, place, from_dialler, &mut secret[..suite.secret_len()]) {
-                return None;
-            }
-        }
-        let config = LaneConfig {
-            suite,
-            send_secret: &secrets[0][..suite.secret_len()],
-            receive_secret: &secrets[1][..suite.secret_len()],
-            remote_cid,
-            local_cid,
-            ack: AckProfile::Throughput,
-            initial_rtt: Some(quinn.rtt()),
-        };
-        let core = Lane::new(&config).ok()?;
-        let budget = self.packet_budget(peer, quinn.current_mtu());
-        Some(LaneSlot::new(core, (peer, handle), place, local_cid, underlay, budget))
-    }
-
-    /// The largest packet on a lane of `peer`, in bytes of UDP payload.
-    fn packet_budget(&self, peer: PeerId, mtu: u16) -> usize {
-        let accepted = self.session_of(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
-        usize::from(mtu.min(accepted).min(largest_packet(&self.config)))
-    }
-
-    fn mtu_changed(&mut self, handle: ConnectionHandle, mtu: u16) {
-        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        let budget = self.packet_budget(peer, mtu);
-        let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
-        let lanes: Vec<LaneId> = session.pool.lanes().collect();
-        tracing::debug!(peer = self.name_of(handle), bytes = budget, "packet size");
-        for lane in lanes {
-            if let Some(slot) = self.lanes.get_mut(lane) {
-                slot.packet_budget = budget;
-            }
-        }
-    }
-
-    /// A lane carries payloads from now on, or its path has moved.
-    pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let (peer, index, destination) = (slot.peer, slot.index, slot.path.map(|path| path.destination));
-        if let Some(state) = self.peers.get(peer.0 as usize) {
-            tracing::debug!(peer = &*state.name, lane = index, remote = ?destination, "lane up");
-        }
-        self.drain_queue(peer, now);
-    }
-
-    /// A packet broke the protocol, or a lane's keys are used up: it is closed and, by the dialler, opened again.
-    pub(super) fn lane_violation(&mut self, id: LaneId, error: &OpenError, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let (peer, handle, lane, epoch) = (slot.peer, slot.connection, slot.index, slot.epoch);
-        tracing::warn!(peer = self.name_of(handle), lane, %error, "closing a lane");
-        let reason = LaneCloseCause::ProtocolViolation;
-        self.control.send(handle, &Message::LaneClose(LaneEnd { lane, epoch, reason }));
-        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else {
-            return;
-        };
-        let dialled = session.dialled;
-        if session.pool.get(lane) == Some(id) {
-            session.pool.set(lane, None);
-            if dialled {
-                self.ask_for_lane(peer, lane, now);
-            }
-        }
-        self.remove_lane(id);
-    }
-
-    /// A lane could not be validated in time.
-    pub(super) fn reopen_lane(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let (peer, index, handle) = (slot.peer, slot.index, slot.connection);
-        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else {
-            self.remove_lane(id);
-            return;
-        };
-        let again = session.handle == handle && session.dialled && session.pool.get(index) == Some(id);
-        if session.pool.get(index) == Some(id) {
-            session.pool.set(index, None);
-        }
-        self.remove_lane(id);
-        self.totals.lanes_unvalidated += 1;
-        tracing::warn!(
-            peer = self.name_of(handle),
-            lane = index,
-            again,
-            "a lane's path was not validated in time"
-        );
-        if again {
-            self.ask_for_lane(peer, index, now);
-        }
-    }
-
-    /// Openings that were not answered in time are asked for again.
-    pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
-            return;
-        };
-        for opening in session.pool.overdue(now) {
-            self.release_underlay(opening.underlay);
-            self.ask_for_lane(id, opening.index, now);
-        }
-        if let Some(at) = self.session_of(id).and_then(|session| session.pool.deadline()) {
-            self.timers.arm(Timer::Pool(id), at);
-        }
-    }
-
-    /// Something is outstanding on a lane: if nothing at all has been heard for too long, dials a new connection
-    /// beside the old; if only this lane is silent, opens it again.
-    pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
-        let silent = |slot: &LaneSlot| {
-            slot.core.silent_since().is_some_and(|since| now.saturating_duration_since(since) >= limit)
-        };
-        if !slot.is_up() || !silent(slot) {
-            return;
-        }
-        let (peer, index) = (slot.peer, slot.index);
-        let Some(session) = self.session_of(peer).filter(|session| session.pool.get(index) == Some(id))
-        else {
-            return;
-        };
-        let dialled = session.dialled;
-        let heard = |lane: LaneId| {
-            let last = self.lanes.get(lane).and_then(|slot| slot.core.last_heard());
-            last.is_some_and(|at| now.saturating_duration_since(at) < limit)
-        };
-        if session.pool.lanes().any(heard) {
-            if dialled {
-                tracing::warn!(
-                    peer = self.name_of(session.handle),
-                    lane = index,
-                    "a lane fell silent; opening it again"
-                );
-                self.totals.lanes_silent += 1;
-                if let Some(session) =
-                    self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut())
-                {
-                    session.pool.set(index, None);
-                }
-                self.drain_lane(id, now);
-                self.ask_for_lane(peer, index, now);
-            }
-            return;
-        }
-        let Some(state) = self.peers.get_mut(peer.0 as usize).filter(|state| !state.suspect) else { return };
-        state.suspect = true;
-        if state.dialler.deadline().is_none() {
-            tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
-            state.dialler.restart(true, now, self.doors.rng());
-            if let Some(at) = state.dialler.deadline() {
-                self.timers.arm(Timer::Dial(peer), at);
             }
         }
     }
@@ -737,21 +472,6 @@ impl Worker {
         }
     }
 
-    fn drain_lane(&mut self, id: LaneId, now: Instant) {
-        if let Some(slot) = self.lanes.get_mut(id) {
-            let until = now + DRAIN_TIME;
-            slot.state = LaneState::Draining { until };
-            self.timers.arm(Timer::Lane(id), until);
-        }
-    }
-
-    pub(super) fn remove_lane(&mut self, id: LaneId) {
-        if let Some(slot) = self.lanes.remove(id) {
-            self.totals.retired.add(slot.peer, slot.core.stats());
-            self.release_underlay(slot.underlay);
-        }
-    }
-
     /// quinn-proto is done with a connection: what ran on its socket is over.
     fn drained(&mut self, handle: ConnectionHandle, underlay: UnderlayId) {
         let gone: Vec<LaneId> =
@@ -760,16 +480,6 @@ impl Worker {
             self.remove_lane(lane);
         }
         self.release_underlay(underlay);
-    }
-
-    /// Closes a dialled socket that nothing uses any more.
-    fn release_underlay(&mut self, id: UnderlayId) {
-        let dialled = self.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
-        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
-            || self.control.iter().any(|connection| connection.underlay() == id);
-        if dialled && !in_use {
-            self.doors.close_underlay(&mut self.underlays, id);
-        }
     }
 
     /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
@@ -827,19 +537,24 @@ impl Worker {
         self.close_flow_socket(flow.origin);
     }
 
-    fn session_of(&self, id: PeerId) -> Option<&Session> {
+    pub(super) fn session_of(&self, id: PeerId) -> Option<&Session> {
         self.peers.get(id.0 as usize)?.session.as_ref()
     }
 
     /// The name of the peer behind a connection, for logs.
-    fn name_of(&self, handle: ConnectionHandle) -> &str {
+    pub(super) fn name_of(&self, handle: ConnectionHandle) -> &str {
         let peer = self.control.get(handle).and_then(|connection| connection.peer);
         peer.and_then(|id| self.peers.get(id.0 as usize)).map_or("?", |peer| &peer.name)
     }
 }
 
+/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
+pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
+    u64::from(own > peer)
+}
+
 /// The largest packet that we send or accept on a lane, in bytes of UDP payload.
-fn largest_packet(config: &Config) -> u16 {
+pub(super) fn largest_packet(config: &Config) -> u16 {
     max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
 }
 

@@ -275,7 +275,8 @@ struct State {
 
 impl State {
     fn owner_of(&self, ip: IpAddr) -> Option<HostId> {
-        self.hosts.iter().position(|host| host.addresses.contains(&ip)).map(HostId)
+        // A host that was added later takes the address over, as a machine does that replaces another.
+        self.hosts.iter().rposition(|host| host.addresses.contains(&ip)).map(HostId)
     }
 
     /// The host that `ip` is, seen from `from`.

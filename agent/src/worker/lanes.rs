@@ -1,0 +1,329 @@
+//! The lanes of sessions: asked for, accepted, validated, found silent, opened again, retired.
+
+use std::{
+    fmt::Display,
+    time::{Duration, Instant},
+};
+
+use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
+use quinn_proto::{ConnectionHandle, Side};
+
+use super::{Timer, Worker, session::largest_packet};
+use crate::{
+    control::{
+        messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
+        suite,
+    },
+    io::UdpRole,
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId, pool},
+    peer::PeerId,
+};
+
+/// The least silence, with something outstanding, after which a peer is dialled anew.
+const LEAST_SILENCE: Duration = Duration::from_millis(500);
+
+impl Worker {
+    /// Asks the peer for lane `index`, from a socket of its own, or the control connection's for lane 0.
+    pub(super) fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        let handle = session.handle;
+        let Some(connection) = self.control.get(handle) else { return };
+        let (underlay, remote) = (connection.underlay(), connection.path().destination);
+        let underlay = if index == 0 {
+            underlay
+        } else {
+            match self.doors.dial(&mut self.underlays, remote) {
+                Ok(underlay) => underlay,
+                Err(error) => {
+                    tracing::warn!(peer = &*peer.name, lane = index, %error, "cannot open a socket for a lane");
+                    return;
+                }
+            }
+        };
+        let opening = session.pool.ask(index, self.ids.next_id(), underlay, now);
+        self.timers.arm(Timer::Pool(id), opening.deadline());
+        let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: opening.local_cid.0 };
+        self.control.send(handle, &Message::LaneOpen(offer));
+    }
+
+    /// The dialler asks for a lane.
+    pub(super) fn lane_asked(
+        &mut self,
+        id: PeerId,
+        handle: ConnectionHandle,
+        offer: &LaneOffer,
+        now: Instant,
+    ) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
+        if !session.pool.admit(offer.lane, offer.epoch) {
+            let end = LaneEnd { lane: offer.lane, epoch: offer.epoch, reason: LaneRefusal::EpochReused };
+            self.totals.lanes_refused += 1;
+            self.control.send(handle, &Message::LaneRefuse(end));
+            return;
+        }
+        let (local, remote) = (self.ids.next_id(), ConnectionId(offer.connection_id));
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
+        let place = (offer.lane, offer.epoch);
+        let Some(slot) = self.lane_slot(id, handle, place, (local, remote), underlay) else { return };
+        let lane = self.lanes.insert(slot);
+        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) {
+            session.pool.wanted = session.pool.wanted.max(offer.lane + 1);
+            if let Some(old) = session.pool.set(offer.lane, Some(lane)) {
+                self.drain_lane(old, now);
+            }
+        }
+        let answer = LaneOffer { connection_id: local.0, ..*offer };
+        self.control.send(handle, &Message::LaneAccept(answer));
+    }
+
+    /// The listener has the lane: its path is validated with the first packets on it.
+    pub(super) fn lane_accepted(
+        &mut self,
+        id: PeerId,
+        handle: ConnectionHandle,
+        offer: &LaneOffer,
+        now: Instant,
+    ) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
+        let Some(opening) = session.pool.answered(offer.lane, offer.epoch) else { return };
+        let cids = (opening.local_cid, ConnectionId(offer.connection_id));
+        let place = (opening.index, opening.epoch);
+        let Some(mut slot) = self.lane_slot(id, handle, place, cids, opening.underlay) else { return };
+        let Some(mut path) = self.control.get(handle).map(|connection| connection.path()) else { return };
+        path.source = None;
+        slot.validate(path, self.doors.random_bytes(), now);
+        let lane = self.lanes.insert(slot);
+        self.lanes.touch(lane);
+        if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut())
+            && let Some(old) = session.pool.set(offer.lane, Some(lane))
+        {
+            self.drain_lane(old, now);
+        }
+    }
+
+    pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        if let Some(opening) = session.pool.answered(end.lane, end.epoch) {
+            tracing::warn!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer refused a lane");
+            self.release_underlay(opening.underlay);
+        }
+    }
+
+    pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut() else { return };
+        let Some(lane) = session.pool.get(end.lane) else { return };
+        if self.lanes.get(lane).is_none_or(|slot| slot.epoch != end.epoch) {
+            return;
+        }
+        tracing::info!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer closed a lane");
+        let dialled = session.dialled;
+        session.pool.set(end.lane, None);
+        self.drain_lane(lane, now);
+        if dialled && end.reason != LaneCloseCause::Done {
+            self.ask_for_lane(id, end.lane, now);
+        }
+    }
+
+    /// A lane with the keys that both ends derive from the control connection.
+    pub(super) fn lane_slot(
+        &mut self,
+        peer: PeerId,
+        handle: ConnectionHandle,
+        place: (u8, u64),
+        (local_cid, remote_cid): (ConnectionId, ConnectionId),
+        underlay: UnderlayId,
+    ) -> Option<LaneSlot> {
+        let connection = self.control.get(handle)?;
+        let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
+        let session = quinn.crypto_session();
+        let suite: Suite = suite::negotiated(session)?;
+        let mut secrets = [zeroize::Zeroizing::new([0; 48]), zeroize::Zeroizing::new([0; 48])];
+        for (secret, from_dialler) in secrets.iter_mut().zip([dialled, !dialled]) {
+            if !pool::derive_secret(session, place, from_dialler, &mut secret[..suite.secret_len()]) {
+                return None;
+            }
+        }
+        let config = LaneConfig {
+            suite,
+            send_secret: &secrets[0][..suite.secret_len()],
+            receive_secret: &secrets[1][..suite.secret_len()],
+            remote_cid,
+            local_cid,
+            ack: AckProfile::Throughput,
+            initial_rtt: Some(quinn.rtt()),
+            key_limit: None,
+        };
+        let core = Lane::new(&config).ok()?;
+        let budget = self.packet_budget(peer, quinn.current_mtu());
+        Some(LaneSlot::new(core, (peer, handle), place, local_cid, underlay, budget))
+    }
+
+    /// The largest packet on a lane of `peer`, in bytes of UDP payload.
+    pub(super) fn packet_budget(&self, peer: PeerId, mtu: u16) -> usize {
+        let accepted = self.session_of(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        usize::from(mtu.min(accepted).min(largest_packet(&self.config)))
+    }
+
+    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle, mtu: u16) {
+        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        let budget = self.packet_budget(peer, mtu);
+        let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
+        let lanes: Vec<LaneId> = session.pool.lanes().collect();
+        tracing::debug!(peer = self.name_of(handle), bytes = budget, "packet size");
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane) {
+                slot.packet_budget = budget;
+            }
+        }
+    }
+
+    /// A lane carries payloads from now on, or its path has moved.
+    pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, index, destination) = (slot.peer, slot.index, slot.path.map(|path| path.destination));
+        if let Some(state) = self.peers.get(peer.0 as usize) {
+            tracing::debug!(peer = &*state.name, lane = index, remote = ?destination, "lane up");
+        }
+        self.drain_queue(peer, now);
+    }
+
+    /// A lane cannot go on: it is closed and, by the dialler, opened again with new keys.
+    pub(super) fn replace_lane(&mut self, id: LaneId, why: &dyn Display, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, handle, lane, epoch) = (slot.peer, slot.connection, slot.index, slot.epoch);
+        tracing::warn!(peer = self.name_of(handle), lane, reason = %why, "closing a lane");
+        let reason = LaneCloseCause::ProtocolViolation;
+        self.control.send(handle, &Message::LaneClose(LaneEnd { lane, epoch, reason }));
+        if let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut())
+            && session.pool.get(lane) == Some(id)
+        {
+            session.pool.set(lane, None);
+            if session.dialled {
+                self.ask_for_lane(peer, lane, now);
+            }
+        }
+        self.remove_lane(id);
+    }
+
+    /// A lane could not be validated in time.
+    pub(super) fn reopen_lane(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, index, handle) = (slot.peer, slot.index, slot.connection);
+        let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            self.remove_lane(id);
+            return;
+        };
+        let again = session.handle == handle && session.dialled && session.pool.get(index) == Some(id);
+        if session.pool.get(index) == Some(id) {
+            session.pool.set(index, None);
+        }
+        self.remove_lane(id);
+        self.totals.lanes_unvalidated += 1;
+        tracing::warn!(
+            peer = self.name_of(handle),
+            lane = index,
+            again,
+            "a lane's path was not validated in time"
+        );
+        if again {
+            self.ask_for_lane(peer, index, now);
+        }
+    }
+
+    /// Openings that were not answered in time are asked for again.
+    pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
+            return;
+        };
+        for opening in session.pool.overdue(now) {
+            self.release_underlay(opening.underlay);
+            self.ask_for_lane(id, opening.index, now);
+        }
+        if let Some(at) = self.session_of(id).and_then(|session| session.pool.deadline()) {
+            self.timers.arm(Timer::Pool(id), at);
+        }
+    }
+
+    /// Something is outstanding on a lane: if nothing at all has been heard for too long, dials a new connection
+    /// beside the old; if only this lane is silent, opens it again.
+    pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
+        let silent = |slot: &LaneSlot| {
+            slot.core.silent_since().is_some_and(|since| now.saturating_duration_since(since) >= limit)
+        };
+        if !slot.is_up() || !silent(slot) {
+            return;
+        }
+        let (peer, index) = (slot.peer, slot.index);
+        let Some(session) = self.session_of(peer).filter(|session| session.pool.get(index) == Some(id))
+        else {
+            return;
+        };
+        let dialled = session.dialled;
+        let heard = |lane: LaneId| {
+            let last = self.lanes.get(lane).and_then(|slot| slot.core.last_heard());
+            last.is_some_and(|at| now.saturating_duration_since(at) < limit)
+        };
+        if session.pool.lanes().any(heard) {
+            if dialled {
+                tracing::warn!(
+                    peer = self.name_of(session.handle),
+                    lane = index,
+                    "a lane fell silent; opening it again"
+                );
+                self.totals.lanes_silent += 1;
+                if let Some(session) =
+                    self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut())
+                {
+                    session.pool.set(index, None);
+                }
+                self.drain_lane(id, now);
+                self.ask_for_lane(peer, index, now);
+            }
+            return;
+        }
+        let Some(state) = self.peers.get_mut(peer.0 as usize).filter(|state| !state.suspect) else { return };
+        state.suspect = true;
+        // A peer that dials us does so again when it notices.
+        if state.dialler.deadline().is_none() && !state.config.endpoints.is_empty() {
+            tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
+            state.dialler.restart(true, now, self.doors.rng());
+            if let Some(at) = state.dialler.deadline() {
+                self.timers.arm(Timer::Dial(peer), at);
+            }
+        }
+    }
+
+    pub(super) fn drain_lane(&mut self, id: LaneId, now: Instant) {
+        if let Some(slot) = self.lanes.get_mut(id) {
+            let until = now + DRAIN_TIME;
+            slot.state = LaneState::Draining { until };
+            self.timers.arm(Timer::Lane(id), until);
+        }
+    }
+
+    pub(super) fn remove_lane(&mut self, id: LaneId) {
+        if let Some(slot) = self.lanes.remove(id) {
+            self.totals.retired.add(slot.peer, slot.core.stats());
+            self.release_underlay(slot.underlay);
+        }
+    }
+
+    /// Closes a dialled socket that nothing uses any more.
+    pub(super) fn release_underlay(&mut self, id: UnderlayId) {
+        let dialled = self.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
+            || self.control.iter().any(|connection| connection.underlay() == id);
+        if dialled && !in_use {
+            self.doors.close_underlay(&mut self.underlays, id);
+        }
+    }
+}
