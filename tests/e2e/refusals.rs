@@ -40,7 +40,7 @@ fn case(plan: impl FnOnce(Plan) -> Plan) -> Case {
 impl Case {
     /// Sends datagrams to the bad service amid traffic of the good one, until they are dropped for one of `reasons`.
     #[track_caller]
-    fn is_dropped_for(mut self, reasons: &[&str]) {
+    fn expect_drops_for(mut self, reasons: &[&str]) {
         let mut bad = Client::new(1, self.bad);
         self.good.converse(5);
         clock::until(&format!("drops for {reasons:?}"), PATIENCE, || {
@@ -64,7 +64,7 @@ impl Case {
 
     /// Connects to the bad service: the connection ends, and that is counted.
     #[track_caller]
-    fn is_closed(mut self) {
+    fn expect_close(mut self) {
         self.good.converse(3);
         // With a reset, which may come as early as now.
         if let Ok(mut stream) = TcpStream::connect(self.bad) {
@@ -84,7 +84,7 @@ impl Case {
 #[test]
 fn datagrams_to_an_unknown_service_are_counted() {
     if needs::met("unknown service", needs::AGENTS) {
-        case(|plan| plan).is_dropped_for(&["unknown_service"]);
+        case(|plan| plan).expect_drops_for(&["unknown_service"]);
     }
 }
 
@@ -94,21 +94,21 @@ fn datagrams_to_a_forbidden_service_are_counted() {
         let upstream = Echo::new();
         // The exit does not tell the entry of services that it may not use: to the entry they do not exist.
         let case = case(|plan| plan.forbidden_service("bad", upstream.address, ""));
-        case.is_dropped_for(&["not_allowed", "unknown_service"]);
+        case.expect_drops_for(&["not_allowed", "unknown_service"]);
     }
 }
 
 #[test]
 fn datagrams_to_an_upstream_that_is_not_there_are_counted() {
     if needs::met("absent upstream", needs::AGENTS) {
-        case(|plan| plan.service("bad", loopback(), "")).is_dropped_for(&["send_refused"]);
+        case(|plan| plan.service("bad", loopback(), "")).expect_drops_for(&["send_refused"]);
     }
 }
 
 #[test]
 fn connections_to_an_unknown_service_are_closed() {
     if needs::met("TCP to an unknown service", needs::AGENTS) {
-        case(|plan| plan).is_closed();
+        case(|plan| plan).expect_close();
     }
 }
 
@@ -116,14 +116,14 @@ fn connections_to_an_unknown_service_are_closed() {
 fn connections_to_a_forbidden_service_are_closed() {
     if needs::met("TCP to a forbidden service", needs::AGENTS) {
         let upstream = Echo::new();
-        case(|plan| plan.forbidden_service("bad", upstream.address, "")).is_closed();
+        case(|plan| plan.forbidden_service("bad", upstream.address, "")).expect_close();
     }
 }
 
 #[test]
 fn connections_to_an_upstream_that_is_not_there_are_closed() {
     if needs::met("TCP to an absent upstream", needs::AGENTS) {
-        case(|plan| plan.service("bad", loopback(), "")).is_closed();
+        case(|plan| plan.service("bad", loopback(), "")).expect_close();
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output, Stdio},
-    sync::{Mutex, OnceLock},
+    sync::{Mutex, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -163,7 +163,7 @@ impl Agent {
     /// When the page is no valid HTTP or metrics.
     #[track_caller]
     pub fn get(&self, path: &str) -> Result<Page, String> {
-        self.fetcher.lock().expect("no thread of the test has panicked").get(self.metrics, path)
+        self.fetcher.lock().unwrap_or_else(PoisonError::into_inner).get(self.metrics, path)
     }
 
     /// Its metrics now.

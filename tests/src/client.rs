@@ -52,9 +52,6 @@ impl Client {
     ///
     /// # Errors
     /// What came instead, or that nothing came within `limit`.
-    ///
-    /// # Panics
-    /// When `limit` is zero.
     pub fn receive(&self, number: u32, limit: Duration) -> Result<(), String> {
         let answer = self.receive_any(limit).map_err(|error| format!("datagram {number}: {error}"))?;
         if answer == self.datagram(number) {
@@ -68,11 +65,8 @@ impl Client {
     ///
     /// # Errors
     /// The kernel's, also when nothing came within `limit`.
-    ///
-    /// # Panics
-    /// When `limit` is zero.
     pub fn receive_any(&self, limit: Duration) -> io::Result<Vec<u8>> {
-        self.socket.set_read_timeout(Some(limit)).expect("not zero");
+        self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = vec![0; 65_535];
         let length = self.socket.recv(&mut buffer)?;
         buffer.truncate(length);

@@ -97,13 +97,14 @@ impl Fetcher {
         let asked =
             writeln!(self.stdin, "http://{server}{path}").and_then(|()| self.stdout.read_line(&mut line));
         assert!(asked.is_ok_and(|length| length > 0), "the parser refused {path} of {server}");
-        let mut answer: Value = serde_json::from_str(&line).expect("scrape.py writes JSON");
+        let mut answer: Value = serde_json::from_str(&line)
+            .unwrap_or_else(|error| panic!("scrape.py wrote no JSON: {error}: {line}"));
         if let Some(error) = answer["error"].as_str() {
             return Err(error.to_owned());
         }
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         Ok(Page {
-            status: answer["status"].as_u64().expect("a status"),
+            status: answer["status"].as_u64().unwrap_or_default(),
             content_type: text(&answer["content_type"]),
             body: text(&answer["body"]),
             families: answer["families"].as_array_mut().map(std::mem::take).unwrap_or_default(),
