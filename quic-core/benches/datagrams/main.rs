@@ -1,0 +1,163 @@
+//! What a datagram of 1150 bytes costs, all on one core.
+//!
+//! * both ends: the cryptography alone, a lane pair with its ACKs, two quinn-proto endpoints with theirs. The ratios of the
+//!   three are the figures to watch; the throughput that criterion prints is datagrams per second.
+//! * one end: seal and open, each beside its cryptography
+//! * an ACK of 64 packets, and the frame codec, without cryptography where that can be had
+
+mod bare;
+mod lanes;
+mod quinn;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
+use quic_core::frame::FrameWriter;
+use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, TAG_LEN};
+
+use bare::Bare;
+use lanes::Pair;
+use quinn::Endpoints;
+
+/// Bytes of each datagram.
+const PAYLOAD_LEN: usize = 1150;
+/// Packets that an end handles in one turn: a full GSO batch.
+const BATCH: usize = 64;
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a bench measures real time; lanes get theirs from this start on"
+)]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+/// Measures `part`, and only it, in turns that it belongs to.
+fn part_of<T>(
+    bencher: &mut Bencher<'_>,
+    state: &mut T,
+    before: impl Fn(&mut T),
+    part: impl Fn(&mut T),
+    after: impl Fn(&mut T),
+) {
+    bencher.iter_custom(|turns| {
+        let mut total = Duration::ZERO;
+        for _ in 0..turns {
+            before(state);
+            let start = clock();
+            part(state);
+            total += start.elapsed();
+            after(state);
+        }
+        total
+    });
+}
+
+fn both_ends(c: &mut Criterion) {
+    let mut group = c.benchmark_group("both ends");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    group.bench_function("cryptography", |bencher| {
+        let mut bare = Bare::new();
+        bencher.iter(|| {
+            bare.seal();
+            bare.open();
+        });
+    });
+    for (name, profile) in
+        [("lanes", AckProfile::Throughput), ("lanes, latency profile", AckProfile::Latency)]
+    {
+        group.bench_function(name, |bencher| {
+            let mut pair = Pair::new(profile, PAYLOAD_LEN);
+            bencher.iter(|| pair.turn());
+        });
+    }
+    group.bench_function("quinn-proto", |bencher| {
+        let mut endpoints = Endpoints::new();
+        bencher.iter(|| endpoints.turn());
+    });
+    group.finish();
+}
+
+fn one_end(c: &mut Criterion) {
+    let mut group = c.benchmark_group("one end");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    group.bench_function("cryptography of seal", |bencher| {
+        part_of(bencher, &mut Bare::new(), |_| {}, Bare::seal, Bare::open);
+    });
+    group.bench_function("seal", |bencher| {
+        let mut pair = Pair::new(AckProfile::Throughput, PAYLOAD_LEN);
+        part_of(
+            bencher,
+            &mut pair,
+            |_| {},
+            Pair::seal,
+            |pair| {
+                pair.open();
+                pair.acknowledge();
+            },
+        );
+    });
+    group.bench_function("cryptography of open", |bencher| {
+        part_of(bencher, &mut Bare::new(), Bare::seal, Bare::open, |_| {});
+    });
+    group.bench_function("open", |bencher| {
+        let mut pair = Pair::new(AckProfile::Throughput, PAYLOAD_LEN);
+        part_of(bencher, &mut pair, Pair::seal, Pair::open, Pair::acknowledge);
+    });
+    group.finish();
+}
+
+/// The ACK of a batch: written and sealed by one end, opened and applied by the other.
+fn ack(c: &mut Criterion) {
+    let mut group = c.benchmark_group("ACK of 64 packets");
+    for (name, lost) in [("one range", None), ("22 ranges", Some(3))] {
+        let before = move |pair: &mut Pair| {
+            pair.seal();
+            pair.open_all_but_each(lost);
+        };
+        group.bench_function(format!("{name}, written and sealed"), |bencher| {
+            let mut pair = Pair::new(AckProfile::Throughput, 1);
+            part_of(bencher, &mut pair, before, Pair::write_ack, Pair::take_ack);
+        });
+        group.bench_function(format!("{name}, opened and applied"), |bencher| {
+            let mut pair = Pair::new(AckProfile::Throughput, 1);
+            let before = |pair: &mut Pair| {
+                before(pair);
+                pair.write_ack();
+            };
+            part_of(bencher, &mut pair, before, Pair::take_ack, |_| {});
+        });
+    }
+    group.finish();
+}
+
+/// Eight DATAGRAM frames of 100 bytes: what a packet of small payloads holds.
+fn frames(c: &mut Criterion) {
+    const FRAMES: usize = 8;
+    const LEN: usize = 100;
+    let mut group = c.benchmark_group("frames");
+    group.throughput(Throughput::Elements(FRAMES as u64));
+
+    let mut packet = [0; OVERHEAD + FRAMES * (3 + LEN)];
+    let end = packet.len() - TAG_LEN;
+    group.bench_function("write", |bencher| {
+        bencher.iter(|| {
+            let mut writer = FrameWriter::new(black_box(&mut packet[HEADER_LEN..end]));
+            for _ in 0..FRAMES {
+                black_box(writer.datagram(black_box(LEN)).expect("the packet has room"));
+            }
+            writer.len()
+        });
+    });
+    let [mut here, mut there] = lanes::pair(AckProfile::Throughput);
+    here.seal(&mut packet, true, clock()).expect("the lane is fresh");
+    let opened = there.open(&mut packet, clock()).expect("it was sealed just now");
+    group.bench_function("read", |bencher| {
+        bencher.iter(|| black_box(&opened).datagrams().map(|datagram| datagram.range.end).max());
+    });
+    group.finish();
+}
+
+criterion_group!(benches, both_ends, one_end, ack, frames);
+criterion_main!(benches);
