@@ -21,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use serde_json::{Map, Value, json};
 
 use crate::{
     cli::out,
@@ -340,39 +341,36 @@ impl Summary {
 
     fn json(&self) -> String {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
-        let accounts: Vec<String> = self
-            .accounts()
-            .into_iter()
-            .map(|(name, DirectionSnapshot { account, queued })| {
-                let reasons = DropReason::ALL.into_iter().enumerate();
-                let reasons: Vec<String> = reasons
-                    .filter(|(place, _)| account.dropped[*place] > 0)
-                    .map(|(place, reason)| format!("\"{}\":{}", reason.label(), account.dropped[place]))
-                    .collect();
-                format!(
-                    "{{\"at\":\"{name}\",\"received\":{},\"delivered\":{},\"queued\":{queued},\"dropped\":{{{}}}}}",
-                    account.received,
-                    account.delivered,
-                    reasons.join(",")
-                )
+        let accounts = self.accounts().map(|(name, DirectionSnapshot { account, queued })| {
+            let dropped = DropReason::ALL.into_iter().zip(account.dropped).filter(|(_, count)| *count > 0);
+            let dropped: Map<String, Value> =
+                dropped.map(|(reason, count)| (reason.label().to_owned(), count.into())).collect();
+            json!({
+                "at": name,
+                "received": account.received,
+                "delivered": account.delivered,
+                "queued": queued,
+                "dropped": dropped,
             })
-            .collect();
+        });
         let quantile = |quantile| rtt.value_at_quantile(quantile) as f64 / 1e9;
-        format!(
-            "{{\"seconds\":{},\"sent\":{sent},\"echoed\":{echoed},\"sent_bits_per_second\":{:.0},\
-             \"echoed_bits_per_second\":{:.0},\"rtt_seconds\":{{\"p50\":{:.9},\"p90\":{:.9},\"p99\":{:.9},\
-             \"p999\":{:.9}}},\"kernel_drops_buffers\":{},\"accounts\":[{}],\"accounted\":{}}}",
-            self.seconds,
-            self.megabits(*sent) * 1e6,
-            self.megabits(*echoed) * 1e6,
-            quantile(0.5),
-            quantile(0.9),
-            quantile(0.99),
-            quantile(0.999),
-            self.kernel_drops,
-            accounts.join(","),
-            self.problem().is_none()
-        )
+        json!({
+            "seconds": self.seconds,
+            "sent": sent,
+            "echoed": echoed,
+            "sent_bits_per_second": self.megabits(*sent) * 1e6,
+            "echoed_bits_per_second": self.megabits(*echoed) * 1e6,
+            "rtt_seconds": {
+                "p50": quantile(0.5),
+                "p90": quantile(0.9),
+                "p99": quantile(0.99),
+                "p999": quantile(0.999),
+            },
+            "kernel_drops_buffers": self.kernel_drops,
+            "accounts": accounts,
+            "accounted": self.problem().is_none(),
+        })
+        .to_string()
     }
 }
 
