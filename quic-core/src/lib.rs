@@ -57,6 +57,9 @@ mod congestion;
 mod crypto;
 mod error;
 pub mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod lane;
 mod open;
 mod packet;
