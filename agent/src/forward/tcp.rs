@@ -71,7 +71,25 @@ struct Direction {
     ended: bool,
     /// The end was passed on, or the direction was given up.
     closed: bool,
+    /// Bytes of the piece that are the forward's own, a header or an answer.
+    framing: usize,
+    /// Bytes of the connection that were written.
     bytes: u64,
+}
+
+impl Direction {
+    /// A direction that begins with bytes of our own.
+    fn beginning_with(framing: Vec<u8>) -> Self {
+        Self { framing: framing.len(), piece: framing.into(), ..Self::default() }
+    }
+
+    /// `written` bytes of the piece were taken.
+    fn wrote(&mut self, written: usize) {
+        self.piece.advance(written);
+        let framing = written.min(self.framing);
+        self.framing -= framing;
+        self.bytes += (written - framing) as u64;
+    }
 }
 
 /// One TCP forward.
@@ -93,7 +111,7 @@ impl TcpForward {
     pub fn opened(stream: StreamId, tcp: Box<dyn TcpStream>, token: Token, service: u32) -> Self {
         let mut header = Vec::new();
         StreamOpen { service }.encode(&mut header);
-        let outward = Direction { piece: header.into(), ..Direction::default() };
+        let outward = Direction::beginning_with(header);
         let stage = Stage::AwaitingAnswer(Framer::new(MAX_STREAM_HEADER_BYTES));
         Self { stream, tcp: Some((tcp, token)), stage, outward, inward: Direction::default() }
     }
@@ -240,7 +258,7 @@ impl TcpForward {
             Ok(()) => {
                 let mut answer = Vec::new();
                 StreamAnswer::Ok.encode(&mut answer);
-                self.outward.piece = answer.into();
+                self.outward = Direction::beginning_with(answer);
                 self.stage = Stage::Open;
                 Some(Pumped::Answered(StreamAnswer::Ok))
             }
@@ -262,8 +280,7 @@ impl TcpForward {
             if outward.piece.has_remaining() {
                 match quinn.send_stream(self.stream).write(&outward.piece) {
                     Ok(written) => {
-                        outward.piece.advance(written);
-                        outward.bytes += written as u64;
+                        outward.wrote(written);
                         moved += written;
                     }
                     Err(WriteError::Blocked) => return Ok(false),
@@ -301,8 +318,7 @@ impl TcpForward {
             if inward.piece.has_remaining() {
                 match tcp.write(&inward.piece) {
                     Ok(written) => {
-                        inward.piece.advance(written);
-                        inward.bytes += written as u64;
+                        inward.wrote(written);
                         moved += written;
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

@@ -135,6 +135,7 @@ metrics! {
         socket_gso_fallbacks: counter "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.";
         socket_would_block: counter "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.";
         socket_send_failures: counter "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.";
+        socket_refusals: counter "culvert_socket_refusals_total", "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.";
         socket_truncated: counter "culvert_socket_truncated_total", "Received buffers that were longer than ours.";
         socket_kernel_drops: counter "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.";
     }

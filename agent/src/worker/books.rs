@@ -10,6 +10,7 @@ use quic_core::LaneStats;
 use super::streams::TcpRefusal;
 use crate::{
     control::messages::MessageError,
+    forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
     peer::PeerId,
     relay::Account,
@@ -80,6 +81,8 @@ pub(super) struct Totals {
     pub(super) lanes_unvalidated: u64,
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
+    /// ICMP errors about earlier datagrams, by the socket's role.
+    pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,
     pub(super) tcp: TcpTotals,
 }
@@ -105,7 +108,7 @@ impl SocketBooks {
 
     /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped.
     pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
-        let place = Self::ROLES.iter().position(|(known, _)| *known == role).unwrap_or(0);
+        let place = role_place(role);
         let stats = socket.stats();
         self.0[place].stats.add_since(&stats, &booked.stats);
         booked.stats = stats;
@@ -114,6 +117,24 @@ impl SocketBooks {
             self.0[place].kernel_drops += dropped.saturating_sub(booked.kernel_drops);
             booked.kernel_drops = dropped;
         }
+    }
+}
+
+/// The place of a role in [`SocketBooks::ROLES`].
+pub(super) fn role_place(role: UdpRole) -> usize {
+    match role {
+        UdpRole::QuicListen => 0,
+        UdpRole::QuicDial => 1,
+        UdpRole::Ingress => 2,
+        UdpRole::Upstream => 3,
+    }
+}
+
+/// The role of a local socket.
+pub(super) fn role(local: &Local) -> UdpRole {
+    match local {
+        Local::Ingress { .. } => UdpRole::Ingress,
+        Local::Upstream { .. } => UdpRole::Upstream,
     }
 }
 

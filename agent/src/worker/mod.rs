@@ -13,7 +13,7 @@
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
 //!
-//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`Net`](crate::io::Net) gives
+//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](crate::io::Net) gives
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
 //!
 //! ```text
@@ -151,6 +151,7 @@ pub struct Worker {
     totals: books::Totals,
     too_large_log: RateLimit,
     refused_log: RateLimit,
+    refusal_log: RateLimit,
 }
 
 impl Worker {
@@ -220,8 +221,12 @@ impl Worker {
         let Some(underlay) = self.underlays.get_mut(id) else { return false };
         match underlay.socket.receive(&mut self.batch) {
             Ok(()) => {}
-            // Nothing waits; or an ICMP error of an earlier packet was reported, and there may be more behind it.
-            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
+            Err(_) => {
+                self.totals.refusals[books::role_place(underlay.role)] += 1;
+                return true;
+            }
         }
         self.notes.flows_in_total = self.flows_in_total();
         let mut downlink = Downlink {
@@ -247,7 +252,11 @@ impl Worker {
         let Some(socket) = self.locals.get_mut(id) else { return false };
         let local = socket.local;
         if let Err(error) = socket.socket.receive(&mut self.batch) {
-            return error.kind() != io::ErrorKind::WouldBlock;
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return false;
+            }
+            self.report_refusal(&local, &error, now);
+            return true;
         }
         self.locals.touch(id);
         let flows_in_total = self.flows_in_total();
@@ -437,6 +446,29 @@ impl Worker {
                 self.doors.close_now(&mut self.locals);
             }
             Origin::Ingress { .. } => {}
+        }
+    }
+
+    /// The kernel reports that an earlier datagram was not taken: an ICMP error, so of a datagram that was delivered.
+    fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
+        self.totals.refusals[books::role_place(books::role(local))] += 1;
+        let Local::Upstream { peer, flow } = *local else { return };
+        let origin = self
+            .peers
+            .get(peer.0 as usize)
+            .and_then(|state| state.relay.flows.get(flow))
+            .map(|flow| flow.origin);
+        if let Some(Origin::Upstream { service, .. }) = origin
+            && let Some(service) = self.config.services.get(service)
+            && let Some(suppressed) = self.refusal_log.allow(now)
+        {
+            tracing::warn!(
+                service = &*service.name,
+                upstream = %service.upstream,
+                %error,
+                suppressed,
+                "the service does not take datagrams (remedy: is it running and listening there?)"
+            );
         }
     }
 

@@ -14,7 +14,7 @@ use super::{
     Worker,
     books::{
         Booked, DirectionSnapshot, Handshakes, PeerSnapshot, Snapshot, Snapshots, SocketBooks, Totals,
-        add_lane,
+        add_lane, role,
     },
     streams::TcpRefusal,
 };
@@ -22,8 +22,6 @@ use crate::{
     admin::Health,
     config::Config,
     control::messages::MessageError,
-    forward::Local,
-    io::UdpRole,
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, Levels, Metrics, PeerDirectionMetrics, PeerMetrics,
@@ -220,7 +218,7 @@ impl Worker {
         metrics.flows_ended.publish(&ended);
         metrics.own.flows_moved.publish(moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
-        metrics.publish_sockets(self.doors.books());
+        metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
         self.publish_control();
         self.metrics.beat(now);
     }
@@ -277,8 +275,11 @@ impl Publisher {
         self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
     }
 
-    fn publish_sockets(&mut self, books: &SocketBooks) {
-        for (handles, Booked { stats, kernel_drops }) in self.sockets.iter_mut().zip(&books.0) {
+    fn publish_sockets(&mut self, books: &SocketBooks, refusals: &[u64]) {
+        for ((handles, Booked { stats, kernel_drops }), refusals) in
+            self.sockets.iter_mut().zip(&books.0).zip(refusals)
+        {
+            handles.socket_refusals.publish(*refusals);
             handles.socket_received_buffers.publish(stats.received_buffers);
             handles.socket_received_datagrams.publish(stats.received_datagrams);
             handles.socket_received_bytes.publish(stats.received_bytes);
@@ -358,11 +359,4 @@ fn rtt(peer: &Peer, lanes: &crate::lanes::Lanes) -> Option<Duration> {
     let lane = peer.session.as_ref()?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
     rtt.latest().map(|_| rtt.smoothed())
-}
-
-fn role(local: &Local) -> UdpRole {
-    match local {
-        Local::Ingress { .. } => UdpRole::Ingress,
-        Local::Upstream { .. } => UdpRole::Upstream,
-    }
 }

@@ -146,6 +146,7 @@ impl Worker {
             totals: books::Totals::default(),
             too_large_log: RateLimit::new(LOG_INTERVAL),
             refused_log: RateLimit::new(LOG_INTERVAL),
+            refusal_log: RateLimit::new(LOG_INTERVAL),
             config,
         };
         worker.open_ports()?;
