@@ -10,7 +10,7 @@ use crate::{
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
     io::Token,
-    lanes::{Lanes, Pool, Underlays},
+    lanes::{Lanes, Plain, Pool, Underlays},
     relay::DatagramRelay,
 };
 
@@ -31,6 +31,8 @@ pub struct Session {
     pub hello: Hello,
     /// Its lanes.
     pub pool: Pool,
+    /// In place of lanes, if one of the ends has none: standard mode.
+    pub plain: Option<Plain>,
     /// When it was established.
     pub since: Instant,
 }
@@ -70,8 +72,11 @@ impl Peer {
         underlays: &'a mut Underlays,
         now: Instant,
     ) -> Uplink<'a> {
-        let pool = self.session.as_ref().map(|session| &session.pool);
-        Uplink { relay: &mut self.relay, pool, lanes, underlays, now, too_large: &mut self.too_large }
+        let (pool, plain) = match self.session.as_mut() {
+            Some(session) => (Some(&session.pool), session.plain.as_mut()),
+            None => (None, None),
+        };
+        Uplink { relay: &mut self.relay, pool, plain, lanes, underlays, now, too_large: &mut self.too_large }
     }
 
     /// Whether `key` is one of the keys that this peer may prove.

@@ -42,19 +42,21 @@ impl Dialler {
         Self { endpoints, turn: 0, interval: BUSY_INTERVAL, next, resolving: false, attempts: Vec::new() }
     }
 
-    /// When [`Dialler::due`] may have something to do.
+    /// When [`Dialler::due`] may have something to do; `None` while a lookup is under way, however long it takes.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.next
+        self.next.filter(|_| !self.resolving)
+    }
+
+    /// Whether attempts are made, or will be.
+    #[must_use]
+    pub fn is_dialling(&self) -> bool {
+        self.next.is_some() || self.resolving
     }
 
     /// The endpoint to resolve now, if it is time for an attempt.
     pub fn due(&mut self, traffic_waits: bool, now: Instant, rng: &mut impl Rng) -> Option<&Endpoint> {
         if self.resolving || self.next.is_none_or(|at| at > now) {
-            return None;
-        }
-        if self.attempts.len() >= MAX_ATTEMPTS {
-            self.next = Some(now + BUSY_INTERVAL);
             return None;
         }
         if traffic_waits {
@@ -89,9 +91,11 @@ impl Dialler {
         self.turn += 1;
     }
 
-    /// An attempt has started.
-    pub fn started(&mut self, handle: ConnectionHandle) {
+    /// An attempt has started; returns the oldest one if it is to make room for it.
+    pub fn started(&mut self, handle: ConnectionHandle) -> Option<ConnectionHandle> {
+        let surplus = (self.attempts.len() >= MAX_ATTEMPTS).then(|| self.attempts.remove(0));
         self.attempts.push(handle);
+        surplus
     }
 
     /// An attempt ended; returns whether it was one of ours.
@@ -101,13 +105,11 @@ impl Dialler {
         self.attempts.len() < before
     }
 
-    /// A connection was established: dial no more. Returns the other attempts, which are to be closed.
-    pub fn succeeded(&mut self, winner: ConnectionHandle) -> Vec<ConnectionHandle> {
+    /// There is a connection: dial no more. Returns the attempts that are under way.
+    pub fn stop(&mut self) -> Vec<ConnectionHandle> {
         self.next = None;
         self.interval = BUSY_INTERVAL;
-        let mut others = std::mem::take(&mut self.attempts);
-        others.retain(|attempt| *attempt != winner);
-        others
+        std::mem::take(&mut self.attempts)
     }
 
     /// The connection was lost: dial again, at once if `at_once`, else after a moment.
@@ -158,20 +160,34 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(2);
         let mut dialler = Dialler::new(vec![endpoint("a")], clock.now());
         let address = [SocketAddr::from(([192, 0, 2, 1], 1))];
-        for attempt in 0..4 {
+        let mut surplus = Vec::new();
+        for attempt in 0..6 {
             assert!(dialler.due(false, clock.now(), &mut rng).is_some());
             dialler.choose(&address);
-            dialler.started(ConnectionHandle(attempt));
+            surplus.extend(dialler.started(ConnectionHandle(attempt)));
             clock.advance(IDLE_INTERVAL);
         }
-        assert!(dialler.due(true, clock.now(), &mut rng).is_none(), "a fifth attempt");
-        assert!(dialler.ended(ConnectionHandle(0)));
-        clock.advance(Duration::from_secs(1));
+        assert_eq!(surplus, [ConnectionHandle(0), ConnectionHandle(1)], "the oldest give way");
+        assert!(dialler.ended(ConnectionHandle(2)) && !dialler.ended(ConnectionHandle(0)));
         assert!(dialler.due(false, clock.now(), &mut rng).is_some());
+        dialler.choose(&address);
         let wait = dialler.deadline().unwrap() - clock.now();
         assert!(wait > Duration::from_millis(7400) && wait <= IDLE_INTERVAL, "{wait:?}");
         dialler.hurry(clock.now());
         assert!(dialler.deadline().unwrap() - clock.now() <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_lookup_that_takes_long_asks_for_no_turn_meanwhile() {
+        let clock = ManualClock::default();
+        let mut rng = StdRng::seed_from_u64(4);
+        let mut dialler = Dialler::new(vec![endpoint("a")], clock.now());
+        assert!(dialler.due(true, clock.now(), &mut rng).is_some());
+        clock.advance(Duration::from_secs(30));
+        assert_eq!(dialler.deadline(), None);
+        assert!(dialler.due(true, clock.now(), &mut rng).is_none());
+        dialler.failed();
+        assert!(dialler.deadline().is_some_and(|at| at <= clock.now()));
     }
 
     #[test]

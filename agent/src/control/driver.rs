@@ -13,7 +13,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -33,6 +33,9 @@ use crate::{
 /// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
 const MAX_HANDSHAKES: usize = 256;
 
+/// How long a connection that another started may take until it is a session: handshake and hello, with losses.
+const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What happened on a control connection.
 #[derive(Debug)]
 pub enum Event {
@@ -51,10 +54,12 @@ pub enum Event {
     Stream(StreamId),
     /// The connection has ended; it is gone after this event, its packets and deadlines are not.
     Lost(ConnectionError),
+    /// Plain DATAGRAM frames came.
+    Datagrams,
     /// The path takes packets of this size now, in bytes of UDP payload.
     Mtu(u16),
-    /// The connection needs nothing any more; its socket may be closed.
-    Drained(UnderlayId),
+    /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
+    Drained,
 }
 
 /// One control connection.
@@ -68,6 +73,8 @@ pub struct ControlConnection {
     control: Option<StreamId>,
     framer: Framer,
     outgoing: Vec<u8>,
+    /// An accepted connection that is no session by then is closed.
+    establish_by: Option<Instant>,
     /// The last path MTU that was reported.
     mtu: u16,
     dirty: bool,
@@ -75,6 +82,12 @@ pub struct ControlConnection {
 }
 
 impl ControlConnection {
+    /// Whether it was closed by either end, or lost.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.lost
+    }
+
     /// Which end dialled: `Client` is this one.
     #[must_use]
     pub fn side(&self) -> Side {
@@ -158,7 +171,7 @@ impl Control {
     ) -> Option<ConnectionHandle> {
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
-        self.insert(handle, quinn, underlay, Some(peer));
+        self.insert(handle, quinn, underlay, Some(peer), None);
         Some(handle)
     }
 
@@ -188,6 +201,12 @@ impl Control {
 
     /// The deadline of a connection has come.
     pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && connection.establish_by.is_some_and(|at| at <= now)
+        {
+            connection.establish_by = None;
+            self.close(handle, CloseReason::Idle, now);
+        }
         if let Some(connection) = self.connections.get_mut(&handle) {
             if connection.quinn.poll_timeout().is_some_and(|at| at <= now) {
                 connection.quinn.handle_timeout(now);
@@ -224,6 +243,29 @@ impl Control {
         let mut handles: Vec<ConnectionHandle> = self.connections.keys().copied().collect();
         handles.sort_unstable_by_key(|handle| handle.0);
         handles
+    }
+
+    /// Forgets a connection that is drained; its socket.
+    pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
+        self.connections.remove(&handle).map(|connection| connection.underlay)
+    }
+
+    /// The connection is a peer's session now: it may live for as long as it likes.
+    pub fn established(&mut self, handle: ConnectionHandle) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.establish_by = None;
+        }
+    }
+
+    /// A socket has room again: sees to the connections that run on it.
+    pub fn unblocked(&mut self, underlay: UnderlayId) {
+        let mut waiting = self.handles();
+        waiting.retain(|handle| {
+            self.connections.get(handle).is_some_and(|connection| connection.underlay == underlay)
+        });
+        for handle in waiting {
+            self.touch(handle);
+        }
     }
 
     /// How many connections there are, draining ones included.
@@ -281,7 +323,9 @@ impl Control {
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
             if connection.quinn.is_drained() {
-                self.events.push((handle, Event::Drained(connection.underlay)));
+                // It stays known until the worker has seen to what hangs on it, and calls `remove`.
+                self.events.push((handle, Event::Drained));
+                self.connections.insert(handle, connection);
                 continue;
             }
             let mtu = connection.quinn.current_mtu();
@@ -289,7 +333,8 @@ impl Control {
                 connection.mtu = mtu;
                 self.events.push((handle, Event::Mtu(mtu)));
             }
-            if let Some(at) = connection.quinn.poll_timeout() {
+            if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
+            {
                 arm(handle, at);
             }
             self.connections.insert(handle, connection);
@@ -303,6 +348,7 @@ impl Control {
         quinn: Connection,
         underlay: UnderlayId,
         peer: Option<PeerId>,
+        establish_by: Option<Instant>,
     ) {
         let connection = ControlConnection {
             quinn,
@@ -312,6 +358,7 @@ impl Control {
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
+            establish_by,
             mtu: 0,
             dirty: false,
             lost: false,
@@ -340,7 +387,7 @@ impl Control {
             Ok((handle, quinn)) => {
                 self.stats.handshakes_accepted += 1;
                 self.handshakes += 1;
-                self.insert(handle, quinn, underlay, None);
+                self.insert(handle, quinn, underlay, None, Some(now + ESTABLISH_TIMEOUT));
             }
             Err(refused) => {
                 self.stats.handshakes_ignored += 1;
@@ -376,9 +423,9 @@ impl Control {
                     self.events.push((handle, Event::Lost(reason)));
                 }
                 QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
-                QuinnEvent::HandshakeDataReady
-                | QuinnEvent::DatagramReceived
-                | QuinnEvent::DatagramsUnblocked => {}
+                QuinnEvent::DatagramReceived => self.events.push((handle, Event::Datagrams)),
+                // The worker offers what waits in every turn.
+                QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
             }
         }
     }
@@ -458,7 +505,8 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
-        loop {
+        // What the socket has no room for stays in quinn-proto until it has.
+        while !underlays.is_blocked(connection.underlay) {
             self.scratch.clear();
             let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);

@@ -72,11 +72,23 @@ impl Downlink<'_> {
         for slot in 0..batch.len() {
             self.buffer(batch, underlay, slot);
         }
+        self.confirm();
+    }
+
+    /// Confirms the openings of a batch.
+    fn confirm(&mut self) {
         while let Some((peer, lane, number)) = self.notes.confirm.pop() {
-            if let Some(mut uplink) = self.uplink(peer) {
-                uplink.say(lane, Context::Confirmed(number));
-            }
+            self.say(peer, lane, Context::Confirmed(number));
         }
+    }
+
+    /// Takes payloads that came as plain frames of the control connection, one in each slot of `batch`.
+    pub fn plain(&mut self, batch: &ReceiveBatch, peer: PeerId) {
+        for slot in 0..batch.len() {
+            let range = 0..batch.buffer(slot).len();
+            self.frame(batch, slot, range, (peer, 0));
+        }
+        self.confirm();
     }
 
     /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
@@ -154,7 +166,7 @@ impl Downlink<'_> {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
                 match state.relay.flows.of_number(number) {
-                    Some(flow) => self.deliver(peer, flow, slot, payload),
+                    Some(flow) => self.deliver((peer, lane), flow, slot, payload),
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
                         self.say(peer, lane, Context::Unknown(number));
@@ -165,7 +177,7 @@ impl Downlink<'_> {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
                 match self.opened(peer, lane, number, service) {
-                    Ok(flow) => self.deliver(peer, flow, slot, payload),
+                    Ok(flow) => self.deliver((peer, lane), flow, slot, payload),
                     Err(reason) => self.drop(peer, reason),
                 }
             }
@@ -196,13 +208,15 @@ impl Downlink<'_> {
 
     /// Lists a payload for delivery to its flow's socket.
     #[inline]
-    fn deliver(&mut self, peer: PeerId, id: FlowId, slot: usize, payload: Range<usize>) {
+    fn deliver(&mut self, (peer, lane): (PeerId, u8), id: FlowId, slot: usize, payload: Range<usize>) {
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let Some(flow) = state.relay.flows.get_mut(id) else { return };
         flow.last_active = self.now;
         state.relay.stats.downlink_bytes += payload.len() as u64;
         let listed = match flow.origin {
             Origin::Upstream { socket, service } => {
+                // Answers take the lane that the flow came by.
+                flow.lane = lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
                 self.locals.delivery(socket).map(|list| list.push(None, None, peer.0, slot, payload, burst))
             }
@@ -305,7 +319,9 @@ impl Downlink<'_> {
             }
             Context::Unknown(number) => {
                 if let Some(flow) = own_flow(relay, number).and_then(|id| relay.flows.get_mut(id)) {
-                    flow.standing = Standing::Opening;
+                    if flow.standing == Standing::Confirmed {
+                        flow.standing = Standing::Opening;
+                    }
                 } else if let Some(id) = relay.flows.of_number(number) {
                     // The opener has forgotten it: answers have nowhere to go.
                     self.end_flow(peer, id);
@@ -348,6 +364,7 @@ impl Downlink<'_> {
 
     fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
         if let Some(mut uplink) = self.uplink(peer) {
+            // What finds no room is said again when the peer repeats its opening or its datagram.
             uplink.say(lane, message);
         }
     }

@@ -1,14 +1,14 @@
 //! From local sockets to the peer, in packet order: [`Uplink::ingress`] or [`Uplink::upstream`], then
 //! [`Uplink::carry`], then [`Uplink::seal`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
     io::ReceiveBatch,
-    lanes::{Frame, LaneId, Lanes, Pool, PushError, Underlays},
-    relay::{Client, Context, DatagramRelay, DropReason, FlowId, Origin, Run, ServiceNumber, Standing},
+    lanes::{Frame, LaneId, Lanes, Plain, Pool, PushError, Underlays},
+    relay::{Client, Context, DatagramRelay, DropReason, FlowId, Origin, ServiceNumber, Standing},
 };
 
 /// What the uplink of one peer needs.
@@ -17,6 +17,8 @@ pub struct Uplink<'a> {
     pub relay: &'a mut DatagramRelay,
     /// The peer's lanes; `None` while it is not connected.
     pub pool: Option<&'a Pool>,
+    /// The control connection's frames, if the peer has no lanes.
+    pub plain: Option<&'a mut Plain>,
     /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
     /// Their sockets.
@@ -35,6 +37,17 @@ pub struct TooLarge {
     /// The largest size that fits, in bytes.
     pub most: usize,
 }
+
+/// What carries a frame to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Lane(LaneId),
+    /// The control connection: standard mode.
+    Plain,
+}
+
+/// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Flows that came to be in a pass over a batch: the worker watches over their idle time.
 pub type NewFlows = Vec<FlowId>;
@@ -94,19 +107,7 @@ impl Uplink<'_> {
             return;
         };
         flow.last_active = now;
-        if flow.standing == Standing::Refused {
-            self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
-            return;
-        }
-        // What waits goes first: nothing overtakes within a flow.
-        let sent = if self.relay.awaiting.holds(id) {
-            self.relay.awaiting.push(id, data, segment, now, &mut self.relay.uplink);
-            datagrams
-        } else if self.relay.queue.is_empty() {
-            self.seal(id, data, segment, datagrams)
-        } else {
-            0
-        };
+        let sent = if self.relay.queue.is_empty() { self.seal(id, data, segment, datagrams) } else { 0 };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
             self.relay.queue.push(id, rest, segment, now, &mut self.relay.uplink);
@@ -117,7 +118,7 @@ impl Uplink<'_> {
     pub fn drain(&mut self) {
         self.relay.expire(self.now);
         while let Some(run) = self.relay.queue.pop() {
-            let sent = self.seal_run(&run);
+            let sent = self.seal(run.flow, run.data(), run.segment, run.count());
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
                 return;
@@ -129,54 +130,62 @@ impl Uplink<'_> {
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
         for run in self.relay.awaiting.take_flow(id) {
-            let sent = if self.relay.queue.is_empty() { self.seal_run(&run) } else { 0 };
+            let empty = self.relay.queue.is_empty();
+            let sent = if empty { self.seal(id, run.data(), run.segment, run.count()) } else { 0 };
             self.relay.queue.put_back_last(run, sent);
         }
     }
 
-    /// Sends a message about a flow, on lane `index` if it is up.
-    pub fn say(&mut self, index: u8, message: Context) {
-        let Some(lane) = self.pool.and_then(|pool| pool.pick(self.lanes, index)) else { return };
+    /// Sends a message about a flow, on lane `index` if it is up; false if there is no way or no room now.
+    pub fn say(&mut self, index: u8, message: Context) -> bool {
+        let Some(way) = self.way(index) else { return false };
         let header = message.encode();
-        let frame = Frame { header: header.as_slice(), payload: &[], counted: false };
-        if self.underlays.push(self.lanes, lane, frame, self.now).is_ok() {
+        let sent = self.send(way, Frame { header: header.as_slice(), payload: &[], counted: false }).is_ok();
+        if sent {
             self.relay.stats.count_sent(&message);
         }
-    }
-
-    fn seal_run(&mut self, run: &Run) -> usize {
-        // Flows are taken out of the queue when they end, so a run's flow exists; if not, it is counted.
-        self.seal(run.flow, run.data(), run.segment, run.count())
+        sent
     }
 
     /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
     /// among those that await a confirmation. The rest finds no lane or no room.
     fn seal(&mut self, id: FlowId, data: &[u8], segment: usize, datagrams: usize) -> usize {
-        let Some((lane, service)) = self.way(id) else { return 0 };
-        let service = match service {
-            Ok(service) => service,
-            Err(reason) => {
-                self.relay.uplink.drop(reason, datagrams as u64);
-                return datagrams;
-            }
+        let Some(flow) = self.relay.flows.get(id) else {
+            self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
+            return datagrams;
         };
+        let (standing, origin, index) = (flow.standing, flow.origin, flow.lane);
+        if standing == Standing::Refused {
+            self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
+            return datagrams;
+        }
+        // What waits goes first: nothing overtakes within a flow.
+        if self.relay.awaiting.holds(id) {
+            self.await_confirmation(id, data, segment);
+            return datagrams;
+        }
+        let Some(way) = self.way(index) else { return 0 };
+        let Some(service) = self.service_of(&origin) else {
+            self.relay.uplink.drop(DropReason::UnknownService, datagrams as u64);
+            return datagrams;
+        };
+        self.note_move(id, way);
         let Some(flow) = self.relay.flows.get(id) else { return datagrams };
-        let (standing, header) = (flow.standing, flow.header(service));
+        let (header, short) = (flow.header(service), flow.confirmed_header());
         for place in 0..datagrams {
             let start = (place * segment).min(data.len());
             let payload = &data[start..(start + segment).min(data.len())];
-            let frame = Frame { header: header.as_slice(), payload, counted: true };
-            match self.underlays.push(self.lanes, lane, frame, self.now) {
+            match self.send(way, Frame { header: header.as_slice(), payload, counted: true }) {
                 Ok(()) => {
                     self.relay.in_outbox += 1;
                     self.relay.stats.uplink_bytes += payload.len() as u64;
                 }
                 Err(PushError::TooLarge { most }) => {
-                    let short =
-                        self.relay.flows.get(id).map_or(0, |flow| flow.confirmed_header().as_slice().len());
-                    let most_confirmed = most + header.as_slice().len() - short;
+                    let most_confirmed =
+                        (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
                     if standing == Standing::Opening && payload.len() <= most_confirmed {
-                        self.await_confirmation(id, service, data, segment, place);
+                        // It fits only without the opening form: it and what follows wait for the confirmation.
+                        self.await_confirmation(id, data.get(start..).unwrap_or_default(), segment);
                         return datagrams;
                     }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
@@ -188,44 +197,57 @@ impl Uplink<'_> {
         datagrams
     }
 
-    /// The lane that a flow's datagrams take now, and the number of its service; `None` if no lane is up.
-    fn way(&mut self, id: FlowId) -> Option<(LaneId, Result<ServiceNumber, DropReason>)> {
-        let relay = &mut *self.relay;
-        let flow = relay.flows.get(id)?;
-        let (wanted, on, origin) = (flow.lane, flow.on, flow.origin);
-        let lane = self.pool?.pick(self.lanes, wanted)?;
-        let index = self.lanes.get(lane)?.index;
-        if index != on {
-            relay.stats.flows_moved += 1;
-            if let Some(flow) = relay.flows.get_mut(id) {
-                flow.on = index;
-            }
+    /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
+    #[inline]
+    fn way(&self, index: u8) -> Option<Way> {
+        if self.plain.is_some() {
+            return Some(Way::Plain);
         }
-        let service = match origin {
-            Origin::Ingress { ingress, .. } => {
-                relay.service(ingress).map(|service| service.number).ok_or(DropReason::UnknownService)
-            }
-            // An accepted flow is never in the opening form.
-            Origin::Upstream { .. } => Ok(ServiceNumber(0)),
-        };
-        Some((lane, service))
+        self.pool?.pick(self.lanes, index).map(Way::Lane)
     }
 
-    /// The datagram at `place` fits only without the opening form: it and what follows wait for the confirmation.
-    fn await_confirmation(
-        &mut self,
-        id: FlowId,
-        service: ServiceNumber,
-        data: &[u8],
-        segment: usize,
-        place: usize,
-    ) {
+    #[inline]
+    fn send(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
+        match (way, self.plain.as_deref_mut()) {
+            (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
+            (Way::Plain, Some(plain)) => plain.push(frame),
+            (Way::Plain, None) => Err(PushError::NotUp),
+        }
+    }
+
+    /// The number by which the peer knows the service of a flow; an accepted flow needs none.
+    fn service_of(&self, origin: &Origin) -> Option<ServiceNumber> {
+        match *origin {
+            Origin::Ingress { ingress, .. } => self.relay.service(ingress).map(|service| service.number),
+            Origin::Upstream { .. } => Some(ServiceNumber(0)),
+        }
+    }
+
+    /// Notes it when a flow takes another lane than before.
+    fn note_move(&mut self, id: FlowId, way: Way) {
+        let Way::Lane(lane) = way else { return };
+        let (Some(slot), Some(flow)) = (self.lanes.get(lane), self.relay.flows.get_mut(id)) else { return };
+        if slot.index != flow.on {
+            flow.on = slot.index;
+            self.relay.stats.flows_moved += 1;
+        }
+    }
+
+    /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
+    fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        let rest = data.get(place * segment..).unwrap_or_default();
-        self.relay.awaiting.push(id, rest, segment, now, &mut self.relay.uplink);
-        let Some(flow) = self.relay.flows.get_mut(id) else { return };
-        let (number, lane) = (flow.number, flow.lane);
-        self.say(lane, Context::OpenEmpty { number, service });
+        self.relay.awaiting.push(id, data, segment, now, &mut self.relay.uplink);
+        let Some(flow) = self.relay.flows.get(id) else { return };
+        let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
+        if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
+            return;
+        }
+        let Some(service) = self.service_of(&origin) else { return };
+        if self.say(lane, Context::OpenEmpty { number, service })
+            && let Some(flow) = self.relay.flows.get_mut(id)
+        {
+            flow.asked = Some(now);
+        }
     }
 
     /// Opens a flow for a client.
@@ -246,7 +268,7 @@ impl Uplink<'_> {
 }
 
 /// How long a flow opened before the first connection may be silent.
-const DEFAULT_IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
 /// How many datagrams of `segment` bytes a buffer holds; an empty buffer is one empty datagram.
 fn count(data: &[u8], segment: usize) -> usize {

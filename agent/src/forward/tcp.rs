@@ -9,7 +9,10 @@
 //! reader slows its writer and nothing grows. An end of stream is passed on as such (half-close); a reset ends both
 //! directions.
 
-use std::io::{self, ErrorKind};
+use std::{
+    io::{self, ErrorKind},
+    time::Instant,
+};
 
 use bytes::{Buf, Bytes};
 use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
@@ -27,7 +30,7 @@ pub struct TcpId(pub u32);
 const BUDGET: usize = 256 * 1024;
 
 /// What is read at once, in bytes.
-const PIECE: usize = 64 * 1024;
+pub const PIECE: usize = 64 * 1024;
 
 /// The error code of streams that are reset because their TCP connection was.
 pub const RESET: VarInt = VarInt::from_u32(1);
@@ -40,7 +43,10 @@ pub enum Stage {
     /// Opened by the peer: the header has not come.
     AwaitingHeader(Framer),
     /// Opened by the peer: the service is being connected.
-    Connecting,
+    Connecting {
+        /// When that is given up.
+        until: Instant,
+    },
     /// Bytes flow.
     Open,
 }
@@ -135,19 +141,19 @@ impl TcpForward {
         (self.outward.bytes, self.inward.bytes)
     }
 
-    /// Whether the service is still being connected.
+    /// Until when the service's connection is waited for, if it is.
     #[must_use]
-    pub fn is_connecting(&self) -> bool {
+    pub fn connecting_until(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Connecting => true,
-            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Open => false,
+            Stage::Connecting { until } => Some(until),
+            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Open => None,
         }
     }
 
-    /// The service is being connected.
-    pub fn connect(&mut self, tcp: Box<dyn TcpStream>, token: Token) {
+    /// The service is being connected, until `until` at the latest.
+    pub fn connect(&mut self, tcp: Box<dyn TcpStream>, token: Token, until: Instant) {
         self.tcp = Some((tcp, token));
-        self.stage = Stage::Connecting;
+        self.stage = Stage::Connecting { until };
     }
 
     /// The forward is not opened: tells the peer why.
@@ -167,11 +173,11 @@ impl TcpForward {
         }
     }
 
-    /// Moves what can be moved.
-    pub fn pump(&mut self, quinn: &mut Connection) -> Pumped {
+    /// Moves what can be moved; `scratch`, of [`PIECE`] bytes, is read into.
+    pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut [u8]) -> Pumped {
         match &self.stage {
             Stage::AwaitingHeader(_) => return self.read_header(quinn),
-            Stage::Connecting => {
+            Stage::Connecting { .. } => {
                 if let Some(ended) = self.finish_connect(quinn) {
                     return ended;
                 }
@@ -183,10 +189,10 @@ impl TcpForward {
             },
             Stage::Open => {}
         }
-        let outward = self.pump_outward(quinn);
+        let outward = self.pump_outward(quinn, scratch);
         let inward = match self.stage {
             Stage::Open => self.pump_inward(quinn),
-            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Connecting => Ok(false),
+            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Connecting { .. } => Ok(false),
         };
         match (outward, inward) {
             (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
@@ -272,7 +278,7 @@ impl TcpForward {
     }
 
     /// TCP to stream; true if the budget ended before the data did.
-    fn pump_outward(&mut self, quinn: &mut Connection) -> Result<bool, Broken> {
+    fn pump_outward(&mut self, quinn: &mut Connection, scratch: &mut [u8]) -> Result<bool, Broken> {
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
         let outward = &mut self.outward;
         let mut moved = 0;
@@ -285,7 +291,11 @@ impl TcpForward {
                     }
                     Err(WriteError::Blocked) => return Ok(false),
                     // The peer wants no more: what its service said may still come the other way.
-                    Err(WriteError::Stopped(_)) => outward.closed = true,
+                    Err(WriteError::Stopped(_)) => {
+                        outward.closed = true;
+                        // Else quinn-proto would keep the stream open for an end that never comes.
+                        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+                    }
                     Err(WriteError::ClosedStream) => return Err(Broken),
                 }
             } else if outward.ended {
@@ -294,13 +304,9 @@ impl TcpForward {
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
-                let mut buffer = vec![0; PIECE];
-                match tcp.read(&mut buffer) {
+                match tcp.read(scratch) {
                     Ok(0) => outward.ended = true,
-                    Ok(len) => {
-                        buffer.truncate(len);
-                        outward.piece = buffer.into();
-                    }
+                    Ok(len) => outward.piece = Bytes::copy_from_slice(&scratch[..len]),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                     Err(_) => return Err(Broken),
                 }

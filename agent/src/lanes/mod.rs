@@ -4,6 +4,7 @@
 //! |---|---|
 //! | which lane has this connection ID; is it validated; where do its packets go | this one |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
+//! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and how they are opened and opened again | `pool.rs` |
 //!
 //! ```text
@@ -25,9 +26,11 @@ use slab::Slab;
 use crate::{io::Path, peer::PeerId};
 
 pub mod outbox;
+pub mod plain;
 pub mod pool;
 
 pub use outbox::{Frame, PushError, UnderlayId, Underlays};
+pub use plain::{Plain, PlainFrame};
 pub use pool::Pool;
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
@@ -106,6 +109,8 @@ pub struct LaneSlot {
     pub path: Option<Path>,
     /// The largest packet to send, in bytes of UDP payload.
     pub packet_budget: usize,
+    /// When it was opened.
+    pub opened: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
     validation: Option<Validation>,
@@ -120,8 +125,8 @@ impl LaneSlot {
         owner: (PeerId, ConnectionHandle),
         (index, epoch): (u8, u64),
         local_cid: ConnectionId,
-        underlay: UnderlayId,
-        packet_budget: usize,
+        (underlay, packet_budget): (UnderlayId, usize),
+        opened: Instant,
     ) -> Self {
         Self {
             core,
@@ -134,6 +139,7 @@ impl LaneSlot {
             underlay,
             path: None,
             packet_budget,
+            opened,
             exhausted: false,
             validation: None,
             touched: false,

@@ -59,11 +59,20 @@ pub struct Frame<'a> {
 #[derive(Clone, Copy, Debug)]
 struct OpenPacket {
     lane: LaneId,
+    /// Whose payloads it holds.
+    peer: PeerId,
     /// Bytes so far, header room included.
     len: usize,
     frames: u16,
     /// Frames that carry a datagram, not only a message about a flow.
     payloads: u16,
+}
+
+impl OpenPacket {
+    /// It will not be sent: its lane or its socket is gone, or the lane's keys are used up.
+    fn drop(self, settlements: &mut Settlements) {
+        settlements.note(self.peer, u64::from(self.payloads), Some(DropReason::LaneClosed));
+    }
 }
 
 /// One socket of the underlay and what is about to be sent on it.
@@ -119,6 +128,9 @@ impl Underlays {
     /// Closes a socket; payloads still in its outbox are settled as blocked.
     pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
         let mut underlay = self.sockets.try_remove(id.0 as usize)?;
+        if let Some(open) = underlay.open.take() {
+            open.drop(&mut self.settlements);
+        }
         if let Some(mut batch) = underlay.outbox.take() {
             for message in batch.messages() {
                 settle(&mut self.settlements, message, SendOutcome::Failed(SendFailure::WouldBlock));
@@ -163,7 +175,7 @@ impl Underlays {
         now: Instant,
     ) -> Result<(), PushError> {
         let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
-        let (id, budget) = (slot.underlay, slot.packet_budget);
+        let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
         let data_len = frame.header.len() + frame.payload.len();
         let with_len = datagram::encoded_len(data_len);
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
@@ -180,7 +192,7 @@ impl Underlays {
         }
         self.make_room(id, budget)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
-        let open = OpenPacket { lane, len: HEADER_LEN, frames: 0, payloads: 0 };
+        let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0 };
         if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
             underlay.append(open, budget, frame, with_len - data_len)
         } else {
@@ -266,11 +278,18 @@ impl Underlays {
         }
     }
 
+    /// Whether the kernel has no room for what the socket is to send.
+    #[must_use]
+    pub fn is_blocked(&self, id: UnderlayId) -> bool {
+        self.get(id).is_some_and(|underlay| underlay.blocked)
+    }
+
     /// The socket reported that it is ready: if it had no room, try again. Returns whether it was blocked and now is not.
-    pub fn unblock(&mut self, id: UnderlayId) -> bool {
+    pub fn unblock(&mut self, id: UnderlayId, lanes: &mut Lanes, now: Instant) -> bool {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked) else {
             return false;
         };
+        underlay.finish(lanes, now, &mut self.settlements);
         underlay.send(&mut self.settlements);
         if underlay.blocked {
             return false;
@@ -315,21 +334,22 @@ impl Underlay {
         Ok(())
     }
 
-    /// Seals the packet under construction and commits it to the batch.
+    /// Seals the packet under construction and commits it to the batch, or drops its payloads for a reason.
     fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
         let Some(open) = self.open.take() else { return };
-        let Some(batch) = self.outbox.as_mut() else { return };
-        let Some(slot) = lanes.get_mut(open.lane) else { return };
-        let Some(path) = slot.path else { return };
         let len = open.len + TAG_LEN;
-        let Some(tail) = batch.tail(len) else { return };
-        if slot.core.seal(&mut tail[..len], true, now).is_ok() {
+        let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path?, slot)));
+        let (Some(batch), Some((path, slot))) = (self.outbox.as_mut(), lane) else {
+            open.drop(settlements);
+            return;
+        };
+        let sealed = batch.tail(len).is_some_and(|tail| slot.core.seal(&mut tail[..len], true, now).is_ok());
+        if sealed {
             slot.core.count_datagrams_sent(u64::from(open.frames));
-            let owner = slot.peer.0;
-            batch.commit(&path, owner, len, open.payloads);
+            batch.commit(&path, open.peer.0, len, open.payloads);
         } else {
             slot.exhausted = true;
-            settlements.note(slot.peer, u64::from(open.payloads), Some(DropReason::LaneExhausted));
+            open.drop(settlements);
         }
         lanes.touch(open.lane);
     }

@@ -90,11 +90,11 @@ impl Pool {
         Self { connection, wanted, active, openings: Vec::new(), next_epoch: 1, seen }
     }
 
-    /// The dialler asks for lane `index`: its epoch is one that was never used on this connection.
+    /// The dialler asks for lane `index`: its epoch is one that was never used on this connection. An earlier opening of
+    /// this index must have been taken out.
     pub fn ask(&mut self, index: u8, local_cid: ConnectionId, underlay: UnderlayId, now: Instant) -> Opening {
         let opening = Opening { index, epoch: self.next_epoch, local_cid, underlay, since: now };
         self.next_epoch += 1;
-        self.openings.retain(|other| other.index != index);
         self.openings.push(opening);
         opening
     }
@@ -109,6 +109,18 @@ impl Pool {
     /// The openings that were not answered in time, taken out.
     pub fn overdue(&mut self, now: Instant) -> Vec<Opening> {
         self.openings.extract_if(.., |opening| opening.deadline() <= now).collect()
+    }
+
+    /// The openings that were not answered yet.
+    pub fn openings(&self) -> impl Iterator<Item = &Opening> {
+        self.openings.iter()
+    }
+
+    /// The indices that have neither a lane nor an opening, of those that are wanted.
+    #[must_use]
+    pub fn missing(&self) -> Vec<u8> {
+        let opening = |index: u8| self.openings.iter().any(|opening| opening.index == index);
+        (0..self.wanted).filter(|index| self.get(*index).is_none() && !opening(*index)).collect()
     }
 
     /// When an opening is next given up.

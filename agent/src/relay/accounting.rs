@@ -74,8 +74,8 @@ pub enum DropReason {
     SendForbidden,
     /// The kernel refused it for another reason.
     SendOther,
-    /// The lane's keys are used up.
-    LaneExhausted,
+    /// The lane ended, or its keys were used up, before the packet was sealed.
+    LaneClosed,
     /// The agent stopped, or the flow was closed, while it waited.
     Shutdown,
 }
@@ -106,7 +106,7 @@ impl DropReason {
         Self::SendNoBuffers,
         Self::SendForbidden,
         Self::SendOther,
-        Self::LaneExhausted,
+        Self::LaneClosed,
         Self::Shutdown,
     ];
 
@@ -134,7 +134,7 @@ impl DropReason {
             Self::SendNoBuffers => "send_no_buffers",
             Self::SendForbidden => "send_forbidden",
             Self::SendOther => "send_other",
-            Self::LaneExhausted => "lane_exhausted",
+            Self::LaneClosed => "lane_closed",
             Self::Shutdown => "shutdown",
         }
     }

@@ -6,8 +6,10 @@
 //! ```
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -79,6 +81,8 @@ pub struct Flow {
     pub last_active: Instant,
     /// How long it may be silent.
     pub idle: Duration,
+    /// When an opening without a datagram was last sent.
+    pub asked: Option<Instant>,
 }
 
 impl Flow {
@@ -105,15 +109,18 @@ pub struct Flows {
     by_number: FxHashMap<FlowNumber, FlowId>,
     /// Keyed by what strangers choose (addresses), so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
-    /// The number of the next flow opened here; the low bit never changes.
+    /// The number of the next flow opened here; the low bit says that.
     next: u64,
+    /// Flows of all tables of the worker.
+    total: Rc<Cell<usize>>,
 }
 
 impl Flows {
-    /// An empty table; `parity` is the low bit of the numbers of flows opened here.
+    /// An empty table; `parity` is the low bit of the numbers of flows opened here, `total` counts the flows of all tables.
     #[must_use]
-    pub fn new(parity: u64) -> Self {
+    pub fn new(parity: u64, total: Rc<Cell<usize>>) -> Self {
         Self {
+            total,
             flows: Slab::new(),
             by_number: FxHashMap::default(),
             by_client: HashMap::new(),
@@ -177,8 +184,16 @@ impl Flows {
         self.next += 2;
         let lane = u8::try_from((number.0 >> 1) % u64::from(lanes.max(1))).unwrap_or(0);
         let origin = Origin::Ingress { client, ingress };
-        let flow =
-            Flow { number, origin, standing: Standing::Opening, lane, on: lane, last_active: now, idle };
+        let flow = Flow {
+            number,
+            origin,
+            standing: Standing::Opening,
+            lane,
+            on: lane,
+            last_active: now,
+            idle,
+            asked: None,
+        };
         let id = self.insert(flow);
         self.by_client.insert(client, id);
         id
@@ -202,12 +217,14 @@ impl Flows {
             on: lane,
             last_active: now,
             idle,
+            asked: None,
         })
     }
 
     /// Ends a flow.
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
         let flow = self.flows.try_remove(id.0 as usize)?;
+        self.total.set(self.total.get() - 1);
         self.by_number.remove(&flow.number);
         if let Origin::Ingress { client, .. } = flow.origin {
             self.by_client.remove(&client);
@@ -225,6 +242,7 @@ impl Flows {
             match flow.origin {
                 Origin::Ingress { .. } => {
                     flow.standing = Standing::Opening;
+                    flow.asked = None;
                     if renumber && let Some(place) = self.by_number.remove(&flow.number) {
                         debug_assert_eq!(place.0 as usize, id);
                         flow.number = FlowNumber(self.next);
@@ -262,6 +280,7 @@ impl Flows {
 
     fn insert(&mut self, flow: Flow) -> FlowId {
         let number = flow.number;
+        self.total.set(self.total.get() + 1);
         // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_number.insert(number, id);
@@ -285,7 +304,7 @@ mod tests {
     #[test]
     fn numbers_keep_their_parity_and_are_never_reused() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(1);
+        let mut flows = Flows::new(1, Rc::default());
         let first = open(&mut flows, 1, 4, now);
         let number = flows.get(first).map(|flow| flow.number);
         assert_eq!(number, Some(FlowNumber(1)));
@@ -299,7 +318,7 @@ mod tests {
     #[test]
     fn flows_spread_evenly_over_the_lanes() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0);
+        let mut flows = Flows::new(0, Rc::default());
         let mut per_lane = [0; 3];
         for port in 0..300 {
             let id = open(&mut flows, port, 3, now);
@@ -311,7 +330,7 @@ mod tests {
     #[test]
     fn a_peer_that_proves_another_key_gets_new_numbers() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0);
+        let mut flows = Flows::new(0, Rc::default());
         let id = open(&mut flows, 1, 1, now);
         flows.reopen_all(0);
         assert_eq!(flows.of_number(FlowNumber(0)), Some(id), "the same half: the number stays");
@@ -324,7 +343,7 @@ mod tests {
     #[test]
     fn a_removed_flow_is_found_neither_by_client_nor_by_number() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0);
+        let mut flows = Flows::new(0, Rc::default());
         let id = open(&mut flows, 9, 1, now);
         let flow = flows.remove(id).unwrap();
         assert_eq!(flows.of_client(&client(9)), None);

@@ -9,6 +9,8 @@
 //! | the peer's services; what is outstanding | this one |
 
 use std::{
+    cell::Cell,
+    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -101,10 +103,16 @@ pub struct DatagramRelay {
 }
 
 impl DatagramRelay {
-    /// A relay without flows. `parity` is the low bit of the numbers of the flows that this end opens; `ingresses`
+    /// A relay without flows. `parity` is the low bit of the numbers of the flows that this end opens, `total` counts the
+    /// flows of all relays; `ingresses`
     /// are the services' names of all ingresses of this agent, in their order.
     #[must_use]
-    pub fn new(peer: &config::Peer, limits: &config::Limits, parity: u64, ingresses: &[Arc<str>]) -> Self {
+    pub fn new(
+        peer: &config::Peer,
+        limits: &config::Limits,
+        (parity, total): (u64, Rc<Cell<usize>>),
+        ingresses: &[Arc<str>],
+    ) -> Self {
         let per_flow = share(peer.queue.packets, peer.quota);
         let queue = queue::Limits {
             datagrams: peer.queue.packets,
@@ -121,7 +129,7 @@ impl DatagramRelay {
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
-            flows: Flows::new(parity),
+            flows: Flows::new(parity, total),
             queue: Queue::new(queue),
             awaiting: Queue::new(awaiting),
             in_outbox: 0,

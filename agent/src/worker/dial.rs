@@ -1,6 +1,6 @@
 //! Dialling: when it is time, where to, and what an operator is told when it fails.
 
-use std::{sync::Arc, time::Instant};
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 
@@ -14,7 +14,8 @@ use crate::{
 impl Worker {
     /// It is time to dial a peer, or soon will be.
     pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping {
+        let healthy = self.session_of(id).is_some() && !self.is_suspect(id, now);
+        if self.stopping || healthy {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -31,7 +32,20 @@ impl Worker {
     /// A peer's endpoint was looked up: dials it.
     pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
         let Some(answer) = self.doors.resolved(token) else { return };
+        self.dial_resolved(id, answer, now);
+        if let Some(at) = self.peers.get(id.0 as usize).and_then(|peer| peer.dialler.deadline()) {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    fn dial_resolved(&mut self, id: PeerId, answer: io::Result<Vec<SocketAddr>>, now: Instant) {
+        // Meanwhile the peer may have come to us, or another attempt may have succeeded.
+        let needed = !self.stopping && (self.session_of(id).is_none() || self.is_suspect(id, now));
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if !needed {
+            peer.dialler.failed();
+            return;
+        }
         let name = Arc::clone(&peer.name);
         let addresses = match answer {
             Ok(addresses) => addresses,
@@ -64,8 +78,11 @@ impl Worker {
         match self.control.dial(id, remote, underlay, client, now) {
             Some(handle) => {
                 tracing::info!(peer = &*name, %remote, "dialling");
-                peer.dialler.started(handle);
+                let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
+                if let Some(oldest) = surplus {
+                    self.control.close(oldest, CloseReason::Replaced, now);
+                }
             }
             None => self.doors.close_underlay(&mut self.underlays, underlay),
         }

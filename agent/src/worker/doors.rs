@@ -166,11 +166,19 @@ impl Doors {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn tcp_listen(&mut self, address: SocketAddr, place: usize) -> io::Result<Box<dyn TcpListener>> {
+    pub fn tcp_listen(
+        &mut self,
+        address: SocketAddr,
+        place: usize,
+    ) -> io::Result<(Box<dyn TcpListener>, Token)> {
         let token = self.token(Source::Listener(place));
-        self.net.tcp_listen(address, token).inspect_err(|_| {
-            self.tokens.try_remove(token.0 as usize);
-        })
+        match self.net.tcp_listen(address, token) {
+            Ok(listener) => Ok((listener, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
     }
 
     /// Starts a TCP connection to a service; the token is its and must be released with it.

@@ -15,9 +15,15 @@ use crate::{
         suite,
     },
     io::UdpRole,
-    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId, pool},
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId, VALIDATION_TIMEOUT, pool},
     peer::PeerId,
 };
+
+/// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
+const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
+
+/// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
+const IN_USE: Duration = Duration::from_secs(10);
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.
 const LEAST_SILENCE: Duration = Duration::from_millis(500);
@@ -37,6 +43,7 @@ impl Worker {
                 Ok(underlay) => underlay,
                 Err(error) => {
                     tracing::warn!(peer = &*peer.name, lane = index, %error, "cannot open a socket for a lane");
+                    self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
                     return;
                 }
             }
@@ -58,16 +65,25 @@ impl Worker {
         let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) else {
             return;
         };
-        if !session.pool.admit(offer.lane, offer.epoch) {
-            let end = LaneEnd { lane: offer.lane, epoch: offer.epoch, reason: LaneRefusal::EpochReused };
+        let young = session.pool.get(offer.lane).and_then(|lane| self.lanes.get(lane)).is_some_and(|slot| {
+            // A lane is replaced when it could not be validated or fell silent: not within moments.
+            now.saturating_duration_since(slot.opened) < LEAST_LANE_AGE
+        });
+        let refusal = if !session.pool.admit(offer.lane, offer.epoch) {
+            Some(LaneRefusal::EpochReused)
+        } else {
+            young.then_some(LaneRefusal::TooMany)
+        };
+        if let Some(reason) = refusal {
             self.totals.lanes_refused += 1;
-            self.control.send(handle, &Message::LaneRefuse(end));
+            self.control
+                .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
         }
         let (local, remote) = (self.ids.next_id(), ConnectionId(offer.connection_id));
         let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
         let place = (offer.lane, offer.epoch);
-        let Some(slot) = self.lane_slot(id, handle, place, (local, remote), underlay) else { return };
+        let Some(slot) = self.lane_slot((id, handle), place, (local, remote), underlay, now) else { return };
         let lane = self.lanes.insert(slot);
         if let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut()) {
             session.pool.wanted = session.pool.wanted.max(offer.lane + 1);
@@ -93,8 +109,12 @@ impl Worker {
         let Some(opening) = session.pool.answered(offer.lane, offer.epoch) else { return };
         let cids = (opening.local_cid, ConnectionId(offer.connection_id));
         let place = (opening.index, opening.epoch);
-        let Some(mut slot) = self.lane_slot(id, handle, place, cids, opening.underlay) else { return };
-        let Some(mut path) = self.control.get(handle).map(|connection| connection.path()) else { return };
+        let path = self.control.get(handle).map(|connection| connection.path());
+        let slot = self.lane_slot((id, handle), place, cids, opening.underlay, now);
+        let (Some(mut slot), Some(mut path)) = (slot, path) else {
+            self.release_underlay(opening.underlay);
+            return;
+        };
         path.source = None;
         slot.validate(path, self.doors.random_bytes(), now);
         let lane = self.lanes.insert(slot);
@@ -106,12 +126,13 @@ impl Worker {
         }
     }
 
-    pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>) {
+    pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(session) = peer.session.as_mut() else { return };
         if let Some(opening) = session.pool.answered(end.lane, end.epoch) {
             tracing::warn!(peer = &*peer.name, lane = end.lane, reason = ?end.reason, "the peer refused a lane");
             self.release_underlay(opening.underlay);
+            self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
         }
     }
 
@@ -134,11 +155,11 @@ impl Worker {
     /// A lane with the keys that both ends derive from the control connection.
     pub(super) fn lane_slot(
         &mut self,
-        peer: PeerId,
-        handle: ConnectionHandle,
+        (peer, handle): (PeerId, ConnectionHandle),
         place: (u8, u64),
         (local_cid, remote_cid): (ConnectionId, ConnectionId),
         underlay: UnderlayId,
+        now: Instant,
     ) -> Option<LaneSlot> {
         let connection = self.control.get(handle)?;
         let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
@@ -162,7 +183,7 @@ impl Worker {
         };
         let core = Lane::new(&config).ok()?;
         let budget = self.packet_budget(peer, quinn.current_mtu());
-        Some(LaneSlot::new(core, (peer, handle), place, local_cid, underlay, budget))
+        Some(LaneSlot::new(core, (peer, handle), place, local_cid, (underlay, budget), now))
     }
 
     /// The largest packet on a lane of `peer`, in bytes of UDP payload.
@@ -244,7 +265,11 @@ impl Worker {
         };
         for opening in session.pool.overdue(now) {
             self.release_underlay(opening.underlay);
-            self.ask_for_lane(id, opening.index, now);
+        }
+        let missing =
+            self.session_of(id).filter(|session| session.dialled).map(|session| session.pool.missing());
+        for index in missing.unwrap_or_default() {
+            self.ask_for_lane(id, index, now);
         }
         if let Some(at) = self.session_of(id).and_then(|session| session.pool.deadline()) {
             self.timers.arm(Timer::Pool(id), at);
@@ -293,13 +318,33 @@ impl Worker {
         let Some(state) = self.peers.get_mut(peer.0 as usize).filter(|state| !state.suspect) else { return };
         state.suspect = true;
         // A peer that dials us does so again when it notices.
-        if state.dialler.deadline().is_none() && !state.config.endpoints.is_empty() {
+        if !state.dialler.is_dialling() && !state.config.endpoints.is_empty() {
             tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
             state.dialler.restart(true, now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
                 self.timers.arm(Timer::Dial(peer), at);
             }
         }
+    }
+
+    /// Whether a peer with a session was found silent and has not been heard since; forgets it if it has.
+    pub(super) fn is_suspect(&mut self, id: PeerId, now: Instant) -> bool {
+        if !self.peers.get(id.0 as usize).is_some_and(|state| state.suspect) {
+            return false;
+        }
+        let heard = self.session_of(id).is_some_and(|session| {
+            session.pool.lanes().filter_map(|lane| self.lanes.get(lane)).any(|slot| {
+                let last = slot.core.last_heard();
+                last.is_some_and(|at| now.saturating_duration_since(at) < LEAST_SILENCE)
+            })
+        });
+        if heard {
+            if let Some(state) = self.peers.get_mut(id.0 as usize) {
+                state.suspect = false;
+            }
+            self.stop_dialling(id, now);
+        }
+        !heard
     }
 
     pub(super) fn drain_lane(&mut self, id: LaneId, now: Instant) {
@@ -329,7 +374,22 @@ impl Worker {
 
     /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
     pub(super) fn housekeeping(&mut self, now: Instant) {
+        for place in 0..self.peers.len() {
+            self.is_suspect(PeerId(super::number(place)), now);
+        }
         for peer in &self.peers {
+            if let (Some(session), None) = (peer.session.as_ref(), peer.config.keepalive) {
+                // Without a keepalive the control connection lives for as long as its lanes are used.
+                let used = session.pool.lanes().filter_map(|lane| self.lanes.get(lane)).any(|slot| {
+                    slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < IN_USE)
+                });
+                let due = now.saturating_duration_since(session.since).as_secs() % IN_USE.as_secs() == 0;
+                if let Some(quinn) =
+                    self.control.quinn(session.handle).filter(|_| used && due && session.dialled)
+                {
+                    quinn.ping();
+                }
+            }
             let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else {
                 continue;
             };

@@ -7,6 +7,7 @@
 //! | dialling, and what an operator is told when it fails | `dial.rs` |
 //! | what control messages and lost connections lead to | `session.rs` |
 //! | the lanes of a session: opened, found silent, opened again | `lanes.rs` |
+//! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
@@ -21,8 +22,10 @@
 //! ```
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     io,
+    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -58,6 +61,7 @@ mod books;
 mod dial;
 mod doors;
 mod lanes;
+mod plain;
 mod publish;
 mod session;
 pub mod shell;
@@ -112,6 +116,7 @@ enum Timer {
     Queue(PeerId),
     Dial(PeerId),
     Tcp(TcpId),
+    Listener(usize),
     Publish,
     Housekeeping,
     Stop,
@@ -132,10 +137,15 @@ pub struct Worker {
     lanes: Lanes,
     underlays: Underlays,
     locals: Locals,
-    listeners: Vec<(Box<dyn TcpListener>, usize)>,
+    /// In the configuration's order.
+    listeners: Vec<(Box<dyn TcpListener>, Token)>,
+    /// Flows of all peers together.
+    flows_in_total: Rc<Cell<usize>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
     tcp_by_stream: FxHashMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
+    /// What is due in this turn.
+    due: Vec<Timer>,
     /// Sources that have, or may have, something.
     run_queue: VecDeque<Token>,
     fresh: Vec<Token>,
@@ -152,6 +162,9 @@ pub struct Worker {
     too_large_log: RateLimit,
     refused_log: RateLimit,
     refusal_log: RateLimit,
+    accept_log: RateLimit,
+    /// Where TCP is read into.
+    piece: Vec<u8>,
 }
 
 impl Worker {
@@ -170,9 +183,14 @@ impl Worker {
     /// One turn: everything that is due and ready at `now`, at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
         self.commands(now);
+        // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
         while let Some(timer) = self.timers.pop(now) {
-            self.timeout(timer, now);
+            self.due.push(timer);
         }
+        for place in 0..self.due.len() {
+            self.timeout(self.due[place], now);
+        }
+        self.due.clear();
         self.ready.drain(&mut self.fresh);
         self.run_queue.extend(self.fresh.drain(..));
         for _ in 0..self.run_queue.len() {
@@ -185,7 +203,6 @@ impl Worker {
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
         self.settle();
-        self.arm_queues(now);
         if self.unpublished {
             self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
         }
@@ -215,8 +232,8 @@ impl Worker {
 
     /// A batch from a socket that carries QUIC.
     fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
-        if self.underlays.unblock(id) {
-            self.drain_queues(now);
+        if self.underlays.unblock(id, &mut self.lanes, now) {
+            self.unblocked(id, now);
         }
         let Some(underlay) = self.underlays.get_mut(id) else { return false };
         match underlay.socket.receive(&mut self.batch) {
@@ -228,7 +245,7 @@ impl Worker {
                 return true;
             }
         }
-        self.notes.flows_in_total = self.flows_in_total();
+        self.notes.flows_in_total = self.flows_in_total.get();
         let mut downlink = Downlink {
             peers: &mut self.peers,
             control: &mut self.control,
@@ -249,6 +266,10 @@ impl Worker {
 
     /// A batch from a local socket.
     fn service_local(&mut self, id: LocalId, now: Instant) -> bool {
+        if self.stopping {
+            // Nothing more is taken in: what comes now stays with the kernel.
+            return false;
+        }
         let Some(socket) = self.locals.get_mut(id) else { return false };
         let local = socket.local;
         if let Err(error) = socket.socket.receive(&mut self.batch) {
@@ -259,7 +280,7 @@ impl Worker {
             return true;
         }
         self.locals.touch(id);
-        let flows_in_total = self.flows_in_total();
+        let flows_in_total = self.flows_in_total.get();
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
         let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, now);
@@ -280,6 +301,7 @@ impl Worker {
             Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
         }
         self.report_too_large(peer, now);
+        self.watch_queue(peer, now);
         true
     }
 
@@ -305,6 +327,12 @@ impl Worker {
             Timer::Queue(peer) => {
                 if let Some(state) = self.peers.get_mut(peer.0 as usize) {
                     state.relay.expire(now);
+                }
+                self.watch_queue(peer, now);
+            }
+            Timer::Listener(place) => {
+                if let Some((_, token)) = self.listeners.get(place) {
+                    self.run_queue.push_back(*token);
                 }
             }
             Timer::Dial(peer) => self.dial(peer, now),
@@ -396,23 +424,28 @@ impl Worker {
         }
     }
 
-    /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
-    fn arm_queues(&mut self, now: Instant) {
-        for peer in &mut self.peers {
-            let Some(oldest) = peer.relay.oldest() else { continue };
-            self.timers
-                .arm(Timer::Queue(peer.id), oldest + peer.config.queue.time + Duration::from_millis(1));
-            if peer.session.is_none() {
-                peer.dialler.hurry(now);
-                if let Some(at) = peer.dialler.deadline() {
-                    self.timers.arm(Timer::Dial(peer.id), at);
-                }
-            }
+    /// A socket of the underlay has room again: what waited for it follows.
+    fn unblocked(&mut self, id: UnderlayId, now: Instant) {
+        self.drain_queues(now);
+        self.control.unblocked(id);
+        let lanes: Vec<LaneId> =
+            self.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+        for lane in lanes {
+            self.lanes.touch(lane);
         }
     }
 
-    fn flows_in_total(&self) -> usize {
-        self.peers.iter().map(|peer| peer.relay.flows.len()).sum()
+    /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
+    fn watch_queue(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(oldest) = peer.relay.oldest() else { return };
+        self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
+        if peer.session.is_none() && !self.stopping {
+            peer.dialler.hurry(now);
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        }
     }
 
     fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {

@@ -33,10 +33,10 @@ use crate::{
         tls,
     },
     identity::PublicKey,
-    lanes::{LaneId, Pool, UnderlayId, pool},
+    lanes::{LaneId, Plain, Pool, pool},
     log::RateLimit,
     peer::{PeerId, Session},
-    relay::{Context, Origin},
+    relay::{Context, DropReason, Origin},
 };
 
 /// The keys that may connect, and how often another one tried.
@@ -101,6 +101,7 @@ impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
         loop {
+            self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);
             let timers = &mut self.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
@@ -128,7 +129,8 @@ impl Worker {
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu(mtu) => self.mtu_changed(handle, mtu),
-            Event::Drained(underlay) => self.drained(handle, underlay),
+            Event::Datagrams => self.plain_datagrams(handle, now),
+            Event::Drained => self.drained(handle, now),
         }
     }
 
@@ -136,19 +138,26 @@ impl Worker {
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         if key == self.identity.public_key() {
             tracing::error!("this agent reached itself: an endpoint in the configuration is its own");
-            self.control.close(handle, CloseReason::SelfConnect, now);
+            self.close(handle, CloseReason::SelfConnect, now);
             return;
         }
-        let Some(connection) = self.control.get(handle) else { return };
+        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+            return;
+        };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
             Some(id) => self.peers.get(id.0 as usize).filter(|peer| peer.has_key(key)),
             None => self.peers.iter().find(|peer| peer.has_key(key)),
         };
         let Some(peer) = found.map(|peer| peer.id) else {
-            self.control.close(handle, CloseReason::KeyRemoved, now);
+            self.close(handle, CloseReason::KeyRemoved, now);
             return;
         };
+        if side == Side::Client && self.session_of(peer).is_some() && !self.is_suspect(peer, now) {
+            // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
+            self.close(handle, CloseReason::Replaced, now);
+            return;
+        }
         if let Some(connection) = self.control.get_mut(handle) {
             connection.peer = Some(peer);
             connection.key = Some(*key);
@@ -179,7 +188,9 @@ impl Worker {
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
-        let Some(connection) = self.control.get(handle) else { return };
+        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+            return;
+        };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
@@ -199,7 +210,7 @@ impl Worker {
             Message::LaneAccept(offer) if side == Side::Client => {
                 self.lane_accepted(peer, handle, &offer, now)
             }
-            Message::LaneRefuse(end) if side == Side::Client => self.lane_refused(peer, &end),
+            Message::LaneRefuse(end) if side == Side::Client => self.lane_refused(peer, &end, now),
             Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
                 self.out_of_order(handle, now)
             }
@@ -221,8 +232,7 @@ impl Worker {
             peer = self.name_of(handle),
             "a control message came out of order; closing the connection"
         );
-        self.control.close(handle, CloseReason::ProtocolViolation, now);
-        self.lose(handle, "it sent a control message out of order", now);
+        self.close(handle, CloseReason::ProtocolViolation, now);
     }
 
     fn control_violation(&mut self, handle: ConnectionHandle, error: &MessageError, now: Instant) {
@@ -230,8 +240,7 @@ impl Worker {
         match error.close_reason() {
             Some(reason) => {
                 tracing::warn!(peer = self.name_of(handle), %error, "bad control message; closing the connection");
-                self.control.close(handle, reason, now);
-                self.lose(handle, reason.words(), now);
+                self.close(handle, reason, now);
             }
             None => tracing::debug!(peer = self.name_of(handle), %error, "control message ignored"),
         }
@@ -246,21 +255,19 @@ impl Worker {
         now: Instant,
     ) {
         if self.stopping {
-            self.control.close(handle, CloseReason::Shutdown, now);
+            self.close(handle, CloseReason::Shutdown, now);
             return;
         }
         let dialled = side == Side::Client;
         if self.old_session_stays(id, dialled, &hello) {
             tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
-            self.control.close(handle, CloseReason::Replaced, now);
-            self.forget_attempt(id, handle);
+            self.close(handle, CloseReason::Replaced, now);
             return;
         }
         self.end_session(id, Some(CloseReason::Replaced), now);
+        self.control.established(handle);
+        self.stop_dialling(id, now);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        for other in peer.dialler.succeeded(handle) {
-            self.control.close(other, CloseReason::Replaced, now);
-        }
         peer.suspect = false;
         peer.relay.set_services(&hello.services);
         let same_process = peer.instance == Some(hello.instance);
@@ -270,8 +277,10 @@ impl Worker {
             pool::wanted(peer.config.lanes, workers, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
-            1
+            u8::from(hello.max_lanes > 0)
         };
+        let most = self.control.quinn(handle).and_then(|quinn| quinn.datagrams().max_size());
+        let plain = (wanted == 0).then(|| Plain::new(most));
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
         let remote = self.control.get(handle).map(|connection| connection.path().destination);
         tracing::info!(
@@ -284,7 +293,7 @@ impl Worker {
             "connected"
         );
         peer.session =
-            Some(Session { handle, dialled, key, hello, pool: Pool::new(handle, wanted), since: now });
+            Some(Session { handle, dialled, key, hello, pool: Pool::new(handle, wanted), plain, since: now });
         self.totals.handshakes.established += 1;
         if !same_process {
             self.orphan_flows(id, key);
@@ -295,6 +304,18 @@ impl Worker {
             }
         }
         self.warn_of_missing_services(id);
+        self.drain_queue(id, now);
+    }
+
+    /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the newest, and both
+    /// ends must agree on it.
+    pub(super) fn stop_dialling(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for attempt in peer.dialler.stop() {
+            if self.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
+                self.control.close(attempt, CloseReason::Replaced, now);
+            }
+        }
     }
 
     /// Whether a peer's existing session is kept and the new connection is not.
@@ -311,7 +332,6 @@ impl Worker {
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
     fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.relay.flows.reopen_all(parity(self.identity.public_key(), &key));
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
@@ -321,6 +341,8 @@ impl Worker {
                 }
             }
         }
+        // Then: a number that the peer's flows have left may be given again.
+        peer.relay.flows.reopen_all(parity(self.identity.public_key(), &key));
         self.doors.close_now(&mut self.locals);
     }
 
@@ -350,6 +372,7 @@ impl Worker {
 
     /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
     pub(super) fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
+        self.abort_streams(handle);
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         self.forget_attempt(id, handle);
         if self.session_of(id).is_none_or(|session| session.handle != handle) {
@@ -381,19 +404,35 @@ impl Worker {
         for lane in session.pool.lanes() {
             self.drain_lane(lane, now);
         }
+        for opening in session.pool.openings() {
+            self.release_underlay(opening.underlay);
+        }
+        for frame in session.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
+            drop(frame);
+            self.settle_plain(id, Some(DropReason::LaneClosed));
+        }
         if let Some(reason) = close {
             self.control.close(session.handle, reason, now);
         }
     }
 
-    /// quinn-proto is done with a connection: what ran on its socket is over.
-    fn drained(&mut self, handle: ConnectionHandle, underlay: UnderlayId) {
+    /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
+    fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
+        self.control.close(handle, reason, now);
+        self.lose(handle, reason.words(), now);
+    }
+
+    /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
+    fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
+        self.lose(handle, "it is gone", now);
         let gone: Vec<LaneId> =
             self.lanes.iter().filter(|(_, slot)| slot.connection == handle).map(|(id, _)| id).collect();
         for lane in gone {
             self.remove_lane(lane);
         }
-        self.release_underlay(underlay);
+        if let Some(underlay) = self.control.remove(handle) {
+            self.release_underlay(underlay);
+        }
     }
 
     /// Stops: takes nothing more in, sends what waits, tells every peer.

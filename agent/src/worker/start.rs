@@ -1,6 +1,6 @@
 //! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
 
-use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{cell::Cell, collections::VecDeque, io, net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rustc_hash::FxHashMap;
@@ -14,7 +14,7 @@ use crate::{
     config::Config,
     control::{cid::ConnectionIds, dial::Dialler, tls::TlsIdentity},
     datapath::downlink::Notes,
-    forward::{IngressId, Local, Locals},
+    forward::{IngressId, Local, Locals, tcp},
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
@@ -97,6 +97,7 @@ impl Worker {
         let mut doors = Doors::new(net, &config, rng);
         let inbox = shell::Inbox::new(ready.clone(), doors.token(Source::Inbox));
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let flows_in_total = Rc::<Cell<usize>>::default();
         let own_key = *identity.public_key();
         let peers = config.peers.iter().enumerate().map(|(place, peer)| {
             let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
@@ -105,7 +106,7 @@ impl Worker {
             Peer {
                 id,
                 name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, parity, &names),
+                relay: DatagramRelay::new(peer, &config.limits, (parity, Rc::clone(&flows_in_total)), &names),
                 dialler: Dialler::new(peer.endpoints.clone(), now),
                 config: peer.clone(),
                 session: None,
@@ -133,6 +134,8 @@ impl Worker {
             tcp: Slab::new(),
             tcp_by_stream: FxHashMap::default(),
             timers: Timers::default(),
+            due: Vec::new(),
+            flows_in_total,
             run_queue: VecDeque::new(),
             fresh: Vec::new(),
             batch: Box::default(),
@@ -147,6 +150,8 @@ impl Worker {
             too_large_log: RateLimit::new(LOG_INTERVAL),
             refused_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
+            accept_log: RateLimit::new(LOG_INTERVAL),
+            piece: vec![0; tcp::PIECE],
             config,
         };
         worker.open_ports()?;
@@ -176,7 +181,7 @@ impl Worker {
         for (place, forward) in config.tcp.iter().enumerate() {
             let listener =
                 self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push((listener, place));
+            self.listeners.push(listener);
         }
         Ok(())
     }

@@ -17,6 +17,9 @@ use crate::{
 /// How long a service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// After an error that may last, such as a full table of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Connections taken from one listener in one turn.
 const ACCEPTS_PER_TURN: usize = 16;
 
@@ -26,7 +29,7 @@ impl Worker {
         for _ in 0..ACCEPTS_PER_TURN {
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
-            let Some((listener, _)) = self.listeners.iter_mut().find(|(_, known)| *known == place) else {
+            let Some((listener, _)) = self.listeners.get_mut(place) else {
                 self.doors.release(token);
                 return false;
             };
@@ -49,7 +52,11 @@ impl Worker {
                     self.doors.release(token);
                     if error.kind() != ErrorKind::WouldBlock {
                         self.totals.tcp.refuse(TcpRefusal::Accept);
-                        tracing::warn!(%error, "cannot accept a TCP connection");
+                        if let Some(suppressed) = self.accept_log.allow(now) {
+                            tracing::warn!(%error, suppressed, "cannot accept a TCP connection");
+                        }
+                        // Nothing reports what still waits: the listener is asked again after a while.
+                        self.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
                     }
                     return false;
                 }
@@ -81,7 +88,8 @@ impl Worker {
     pub(super) fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
         let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         let full = self.peers.get(peer.0 as usize).is_none_or(|state| {
-            state.tcp_streams >= self.config.limits.tcp_streams_per_peer || state.session.is_none()
+            let current = state.session.as_ref().is_some_and(|session| session.handle == handle);
+            !current || state.tcp_streams >= self.config.limits.tcp_streams_per_peer
         });
         let mut forward = TcpForward::accepted(stream);
         if full {
@@ -110,7 +118,7 @@ impl Worker {
             self.remove_tcp(id);
             return;
         };
-        let pumped = forward.pump(quinn);
+        let pumped = forward.pump(quinn, &mut self.piece);
         let token = forward.token();
         match pumped {
             Pumped::Waiting => {}
@@ -148,8 +156,9 @@ impl Worker {
         let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
-                forward.connect(stream, token);
-                self.timers.arm(Timer::Tcp(id), now + CONNECT_TIMEOUT);
+                let until = now + CONNECT_TIMEOUT;
+                forward.connect(stream, token, until);
+                self.timers.arm(Timer::Tcp(id), until);
                 self.pump(id, now);
             }
             Err(answer) => {
@@ -163,9 +172,12 @@ impl Worker {
     }
 
     /// A service has not accepted in time.
-    pub(super) fn tcp_timeout(&mut self, id: TcpId, _now: Instant) {
+    pub(super) fn tcp_timeout(&mut self, id: TcpId, now: Instant) {
         let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
-        if !forward.is_connecting() {
+        let Some(until) = forward.connecting_until() else { return };
+        if until > now {
+            // The timer was set for a forward that had this place before.
+            self.timers.arm(Timer::Tcp(id), until);
             return;
         }
         if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {

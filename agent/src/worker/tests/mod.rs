@@ -449,3 +449,88 @@ fn an_idle_pair_is_quiet() {
     assert!((12..=40).contains(&packets), "{packets} packets in a minute");
     assert!(pair.world.peer(pair.entry).connected);
 }
+
+#[test]
+fn an_exit_that_is_away_for_minutes_is_found_again() {
+    let mut pair = Pair::connected(12, "", "");
+    let mut client = pair.client(3000);
+    let (exit, toml) = (pair.exit, pair.exit_toml.clone());
+    let key = Identity::from_pem(pair.exit_key.to_pem().as_bytes()).unwrap();
+    pair.world.kill(exit);
+    // Longer than any handshake or idle time-out, with traffic waiting all the time.
+    for number in 0..600 {
+        client.send(INGRESS, &numbered(number));
+        pair.world.run(Duration::from_millis(200));
+    }
+    assert!(!pair.world.peer(pair.entry).connected);
+    assert!(pair.world.metric(pair.entry, "culvert_connections") <= 8, "attempts that ended are forgotten");
+    pair.world.restart(exit, &toml, &key, &[EXIT], 77);
+    let mut answered = 0;
+    for number in 0..20 {
+        client.send(INGRESS, &numbered(number));
+        pair.run_served(Duration::from_millis(100));
+        answered += client.receive().len();
+    }
+    assert!(answered > 0, "no answer within 2 s of its return");
+    let entry = pair.world.peer(pair.entry);
+    assert!(entry.uplink.balances() && entry.downlink.balances());
+}
+
+#[test]
+fn a_dead_connection_without_keepalive_is_noticed_and_replaced() {
+    let mut pair = Pair::connected(13, "keepalive = \"0s\"", "");
+    pair.world.weather.borrow_mut().block =
+        Box::new(|from, to| [from.ip(), to.ip()] == [ENTRY, EXIT] || [from.ip(), to.ip()] == [EXIT, ENTRY]);
+    pair.world.run(Duration::from_secs(60));
+    assert!(!pair.world.peer(pair.entry).connected && !pair.world.peer(pair.exit).connected);
+    pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+    pair.world.run(Duration::from_secs(20));
+    assert!(pair.world.peer(pair.entry).connected);
+    let mut client = pair.client(3000);
+    client.send(INGRESS, &numbered(0));
+    pair.run_served(Duration::from_millis(100));
+    assert_eq!(client.receive().len(), 1);
+    pair.assert_balanced();
+}
+
+#[test]
+fn lanes_in_use_keep_their_connection_without_keepalive() {
+    let mut pair = Pair::connected(14, "keepalive = \"0s\"", "");
+    let mut client = pair.client(3000);
+    for number in 0..900 {
+        client.send(INGRESS, &numbered(number));
+        pair.run_served(Duration::from_millis(100));
+    }
+    assert_eq!(pair.world.metric(pair.entry, "culvert_handshakes_total{outcome=\"established\"}"), 1);
+    assert!(client.receive().len() >= 899);
+}
+
+#[test]
+fn tcp_forwards_survive_a_short_silence_under_udp_load() {
+    let mut pair = Pair::connected(15, "", "");
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    let mut stream = pair.clients.tcp(INGRESS);
+    let mut client = pair.client(3000);
+    pair.run_served(Duration::from_millis(50));
+    let token = pair.services.token();
+    let (mut server, _) = listener.accept(token).unwrap();
+    for blip in 0..3 {
+        pair.world.weather.borrow_mut().block = Box::new(|from, to| {
+            [from.ip(), to.ip()] == [ENTRY, EXIT] || [from.ip(), to.ip()] == [EXIT, ENTRY]
+        });
+        for number in 0..35 {
+            client.send(INGRESS, &numbered(number));
+            pair.run_served(Duration::from_millis(20));
+        }
+        pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+        for number in 0..100 {
+            client.send(INGRESS, &numbered(number));
+            pair.run_served(Duration::from_millis(20));
+        }
+        assert!(stream.write(&[blip]).is_ok());
+        pair.run_served(Duration::from_millis(200));
+        assert_eq!(server.read(&mut [0; 10]).unwrap(), 1, "after silence {blip}");
+    }
+    assert_eq!(pair.world.metric(pair.entry, "culvert_tcp_streams"), 1);
+    pair.assert_balanced();
+}

@@ -1,0 +1,114 @@
+//! Standard mode: a peer without lanes gets its frames as plain DATAGRAM frames (RFC 9221) of the control connection.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+
+use super::{Frame, PushError};
+
+/// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Frames on their way to a control connection.
+#[derive(Debug)]
+pub struct Plain {
+    waiting: VecDeque<PlainFrame>,
+    bytes: usize,
+    /// The largest frame that the connection takes now, in bytes; 0 if the peer takes none.
+    most: usize,
+}
+
+/// One frame.
+#[derive(Debug)]
+pub struct PlainFrame {
+    /// Context and payload.
+    pub data: Bytes,
+    /// Whether it carries a datagram, which the peer's account settles.
+    pub counted: bool,
+}
+
+impl Plain {
+    /// Nothing waits; frames of up to `most` bytes are taken.
+    #[must_use]
+    pub fn new(most: Option<usize>) -> Self {
+        Self { waiting: VecDeque::new(), bytes: 0, most: most.unwrap_or(0) }
+    }
+
+    /// The connection takes frames of up to `most` bytes now.
+    pub fn set_most(&mut self, most: Option<usize>) {
+        self.most = most.unwrap_or(0);
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds a frame.
+    ///
+    /// # Errors
+    /// See [`PushError`]; the frame is then not added.
+    pub fn push(&mut self, frame: Frame<'_>) -> Result<(), PushError> {
+        let len = frame.header.len() + frame.payload.len();
+        if len > self.most {
+            return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
+        }
+        if self.bytes + len > MAX_BYTES {
+            return Err(PushError::Blocked);
+        }
+        let mut data = BytesMut::with_capacity(len);
+        data.extend_from_slice(frame.header);
+        data.extend_from_slice(frame.payload);
+        self.bytes += len;
+        self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted });
+        Ok(())
+    }
+
+    /// Everything that waits.
+    pub fn into_frames(self) -> impl Iterator<Item = PlainFrame> {
+        self.waiting.into_iter()
+    }
+
+    /// Takes the oldest frame.
+    pub fn pop(&mut self) -> Option<PlainFrame> {
+        let frame = self.waiting.pop_front()?;
+        self.bytes -= frame.data.len();
+        Some(frame)
+    }
+
+    /// Puts back what [`Plain::pop`] gave, at the front.
+    pub fn put_back(&mut self, frame: PlainFrame) {
+        self.bytes += frame.data.len();
+        self.waiting.push_front(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(payload: &[u8]) -> Frame<'_> {
+        Frame { header: &[2, 0], payload, counted: true }
+    }
+
+    #[test]
+    fn frames_come_out_whole_in_order_and_within_bounds() {
+        let mut plain = Plain::new(Some(1000));
+        assert_eq!(plain.push(frame(&[0; 999])), Err(PushError::TooLarge { most: 998 }));
+        let mut taken = 0;
+        while plain.push(frame(&[7; 998])).is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, MAX_BYTES / 1000);
+        let first = plain.pop().unwrap();
+        assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
+        plain.put_back(first);
+        assert_eq!(plain.push(frame(&[7; 998])), Err(PushError::Blocked));
+    }
+
+    #[test]
+    fn a_peer_that_takes_no_datagrams_gets_none() {
+        assert_eq!(Plain::new(None).push(frame(&[])), Err(PushError::TooLarge { most: 0 }));
+    }
+}

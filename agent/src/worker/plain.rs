@@ -1,0 +1,112 @@
+//! Standard mode: the frames of peers without lanes, between the relay and quinn-proto.
+
+use std::time::Instant;
+
+use quinn_proto::{ConnectionHandle, SendDatagramError};
+
+use super::Worker;
+use crate::{
+    datapath::downlink::Downlink,
+    io::batch::Meta,
+    peer::PeerId,
+    relay::{DropReason, Settlement},
+};
+
+impl Worker {
+    /// Offers quinn-proto what waits for peers without lanes.
+    pub(super) fn send_plain(&mut self, now: Instant) {
+        for place in 0..self.peers.len() {
+            let id = PeerId(super::number(place));
+            let waits = self.peers[place].session.as_ref().and_then(|session| session.plain.as_ref());
+            if waits.is_some_and(|plain| !plain.is_empty()) {
+                self.send_plain_to(id, now);
+            }
+        }
+    }
+
+    fn send_plain_to(&mut self, id: PeerId, now: Instant) {
+        let mut blocked = false;
+        loop {
+            let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut())
+            else {
+                return;
+            };
+            let (Some(plain), Some(quinn)) = (session.plain.as_mut(), self.control.quinn(session.handle))
+            else {
+                return;
+            };
+            plain.set_most(quinn.datagrams().max_size());
+            let Some(mut frame) = plain.pop() else { break };
+            let dropped = match quinn.datagrams().send(frame.data, false) {
+                Ok(()) => None,
+                Err(SendDatagramError::Blocked(data)) => {
+                    frame.data = data;
+                    plain.put_back(frame);
+                    blocked = true;
+                    break;
+                }
+                Err(SendDatagramError::TooLarge) => Some(DropReason::SendTooLarge),
+                Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
+                    Some(DropReason::SendOther)
+                }
+            };
+            if frame.counted {
+                self.settle_plain(id, dropped);
+            }
+        }
+        // What waited behind a full buffer comes next.
+        if !blocked {
+            self.drain_queue(id, now);
+        }
+    }
+
+    /// One payload of a peer without lanes went to quinn-proto, or was dropped.
+    pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: Option<DropReason>) {
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped });
+        }
+    }
+
+    /// Plain frames came on a control connection.
+    pub(super) fn plain_datagrams(&mut self, handle: ConnectionHandle, now: Instant) {
+        let Some(connection) = self.control.get(handle) else { return };
+        let (peer, source) = (connection.peer, connection.path().destination);
+        let Some(peer) =
+            peer.filter(|id| self.session_of(*id).is_some_and(|session| session.handle == handle))
+        else {
+            // Before its hello nobody knows whose flows these are; quinn-proto bounds what waits meanwhile.
+            return;
+        };
+        loop {
+            self.batch.clear();
+            let Some(quinn) = self.control.quinn(handle) else { return };
+            let mut full = false;
+            while !full {
+                let Some(data) = quinn.datagrams().recv() else { break };
+                let meta = Meta { len: data.len(), segment: data.len().max(1), source, local: None, ecn: 0 };
+                // A frame is smaller than a packet, and so than a slot.
+                self.batch.push(meta, &data);
+                full = self.batch.len() == self.batch.slots();
+            }
+            if self.batch.is_empty() {
+                return;
+            }
+            self.notes.flows_in_total = self.flows_in_total.get();
+            let mut downlink = Downlink {
+                peers: &mut self.peers,
+                control: &mut self.control,
+                lanes: &mut self.lanes,
+                underlays: &mut self.underlays,
+                locals: &mut self.locals,
+                doors: &mut self.doors,
+                config: &self.config,
+                notes: &mut self.notes,
+                now,
+            };
+            downlink.plain(&self.batch, peer);
+            self.locals.flush(&self.batch);
+            self.doors.close_now(&mut self.locals);
+            self.take_notes(now);
+        }
+    }
+}
