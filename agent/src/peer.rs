@@ -35,6 +35,8 @@ pub struct Session {
     pub plain: Option<Plain>,
     /// When it was established.
     pub since: Instant,
+    /// When the control connection was last pinged because its lanes are in use.
+    pub pinged: Instant,
 }
 
 /// A peer: its configuration, its connection, its datagrams.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Queue, Transport};
+use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
 
 /// `[transport]`: dials only, uses what the kernel offers.
 pub const TRANSPORT: Transport =
@@ -17,6 +17,9 @@ pub const KEEPALIVE: Option<Duration> = Some(Duration::from_secs(20));
 
 /// `peer.queue`: 100 ms is where a queue hurts more than a loss; 4 MiB is 100 ms at 335 Mbit/s.
 pub const QUEUE: Queue = Queue { packets: 4096, bytes: 4 << 20, time: Duration::from_millis(100) };
+
+/// `peer.profile`: acknowledging every second packet costs a third more CPU per packet (docs/performance.md).
+pub const PROFILE: Profile = Profile::Throughput;
 
 /// `peer.drop`: in real-time traffic the newest datagram is worth the most.
 pub const DROP: DropPolicy = DropPolicy::Oldest;

@@ -55,6 +55,7 @@ pub(super) struct Peer {
     pub(super) public_key: Option<Field<OneOrMany>>,
     pub(super) endpoints: Option<Field<Vec<Field<String>>>>,
     pub(super) lanes: Option<Field<i64>>,
+    pub(super) profile: Option<Field<String>>,
     pub(super) keepalive: Option<Field<String>>,
     pub(super) drop: Option<Field<String>>,
     pub(super) queue: Option<Queue>,
@@ -118,7 +119,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("", "control"),
     ("transport", "workers"),
     ("transport", "pin_cpus"),
-    ("peer", "profile"),
     ("peer", "dscp"),
     ("peer", "allowed_ips"),
 ];

@@ -88,6 +88,8 @@ pub struct Peer {
     pub endpoints: Vec<Endpoint>,
     /// How many lanes to open; 0: one per worker of the larger side.
     pub lanes: u8,
+    /// When its packets are acknowledged.
+    pub profile: Profile,
     /// After how long an idle path gets a keepalive; `None`: never.
     pub keepalive: Option<Duration>,
     /// The bounds of its queue.
@@ -109,6 +111,15 @@ pub struct Queue {
     pub bytes: usize,
     /// Age; an older payload is dropped instead of sent late.
     pub time: Duration,
+}
+
+/// When a peer's packets are acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Every 64 packets or a quarter round trip: the least work per packet.
+    Throughput,
+    /// Every 2 packets: losses and round trips are seen soonest.
+    Latency,
 }
 
 /// What a full queue drops.

@@ -14,7 +14,7 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MaxPacket, Peer, Queue, Service,
+    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MaxPacket, Peer, Profile, Queue, Service,
     Transport,
     checks::{At, Checks, Listener, MISSING, PinnedKey},
     defaults,
@@ -201,11 +201,24 @@ impl Checks<'_> {
             let lanes = self.number(&at("lanes"), table.lanes, 0..=64, defaults::LANES);
             let keepalive = self.keepalive(&at("keepalive"), table.keepalive);
             let queue = self.queue(&at("queue"), table.queue.unwrap_or_default());
+            let profiles = [("throughput", Profile::Throughput), ("latency", Profile::Latency)];
+            let profile = self.choice(&at("profile"), table.profile, &profiles).unwrap_or(defaults::PROFILE);
             let policies = [("oldest", DropPolicy::Oldest), ("newest", DropPolicy::Newest)];
             let drop = self.choice(&at("drop"), table.drop, &policies).unwrap_or(defaults::DROP);
             let quota = self.quota(&at("quota"), table.quota);
             let services = self.granted(&at("services"), table.services, services);
-            peers.push(Peer { name, public_keys, endpoints, lanes, keepalive, queue, drop, quota, services });
+            peers.push(Peer {
+                name,
+                public_keys,
+                endpoints,
+                lanes,
+                profile,
+                keepalive,
+                queue,
+                drop,
+                quota,
+                services,
+            });
         }
         peers
     }

@@ -62,6 +62,7 @@ fn defaults_stand_for_what_is_left_out() {
         public_keys: vec![PublicKey([0; 32])],
         endpoints: Vec::new(),
         lanes: 0,
+        profile: Profile::Throughput,
         keepalive: Some(Duration::from_secs(20)),
         queue: Queue { packets: 4096, bytes: 4_194_304, time: Duration::from_millis(100) },
         drop: DropPolicy::Oldest,
@@ -108,6 +109,7 @@ public_key = ["{KEY}", "{KEY_2}"]
 endpoints = ["a.example:1", "192.0.2.1:2"]
 lanes = 64
 keepalive = "0s"
+profile = "latency"
 drop = "newest"
 queue = {{ packets = 8, bytes = "64KiB", time = "1ms" }}
 quota = 1
@@ -147,6 +149,7 @@ receive_buffer = 65536
     assert_eq!(peer.public_keys, [PublicKey([0; 32]), PublicKey([1; 32])]);
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
     assert_eq!((peer.lanes, peer.keepalive, peer.drop), (64, None, DropPolicy::Newest));
+    assert_eq!(peer.profile, Profile::Latency);
     assert_eq!(peer.queue, Queue { packets: 8, bytes: 65_536, time: Duration::from_millis(1) });
     assert!((peer.quota - 1.0).abs() < f64::EPSILON);
     assert_eq!(peer.services, [1, 0]);
@@ -249,7 +252,7 @@ fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
     expect("[[peers]]\nname = \"x\"\n", 9, "peers", "did you mean peer?");
     expect("[log]\n\nlevl = \"info\"\n", 11, "log.levl", "did you mean level?");
     for (more, line, key_path) in [
-        ("profile = \"latency\"\n", 9, "peer[0].profile"),
+        ("dscp = \"copy\"\n", 9, "peer[0].dscp"),
         ("dscp = 46\n", 9, "peer[0].dscp"),
         ("allowed_ips = []\n", 9, "peer[0].allowed_ips"),
         ("[access]\nmode = \"open\"\n", 9, "access"),

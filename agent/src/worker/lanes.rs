@@ -10,6 +10,7 @@ use quinn_proto::{ConnectionHandle, Side};
 
 use super::{Timer, Worker, session::largest_packet};
 use crate::{
+    config::Profile,
     control::{
         messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
         suite,
@@ -177,7 +178,10 @@ impl Worker {
             receive_secret: &secrets[1][..suite.secret_len()],
             remote_cid,
             local_cid,
-            ack: AckProfile::Throughput,
+            ack: match self.peers.get(peer.0 as usize)?.config.profile {
+                Profile::Throughput => AckProfile::Throughput,
+                Profile::Latency => AckProfile::Latency,
+            },
             initial_rtt: Some(quinn.rtt()),
             key_limit: None,
         };
@@ -372,35 +376,43 @@ impl Worker {
         }
     }
 
-    /// Once a second: idle lanes of dialled sessions are kept alive, each has a NAT mapping of its own.
+    /// Once a second: silence is looked at again, and what is idle is kept alive.
     pub(super) fn housekeeping(&mut self, now: Instant) {
         for place in 0..self.peers.len() {
-            self.is_suspect(PeerId(super::number(place)), now);
-        }
-        for peer in &self.peers {
-            if let (Some(session), None) = (peer.session.as_ref(), peer.config.keepalive) {
-                // Without a keepalive the control connection lives for as long as its lanes are used.
-                let used = session.pool.lanes().filter_map(|lane| self.lanes.get(lane)).any(|slot| {
-                    slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < IN_USE)
-                });
-                let due = now.saturating_duration_since(session.since).as_secs() % IN_USE.as_secs() == 0;
-                if let Some(quinn) =
-                    self.control.quinn(session.handle).filter(|_| used && due && session.dialled)
-                {
-                    quinn.ping();
-                }
-            }
-            let (Some(session), Some(interval)) = (peer.session.as_ref(), peer.config.keepalive) else {
-                continue;
-            };
-            for id in session.pool.lanes().filter(|_| session.dialled) {
-                let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { continue };
-                if slot.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) >= interval) {
-                    slot.core.request_ping();
-                    self.lanes.touch(id);
-                }
-            }
+            let id = PeerId(super::number(place));
+            self.is_suspect(id, now);
+            self.keep_alive(id, now);
         }
         self.poll_kernel_drops();
+    }
+
+    /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
+    fn keep_alive(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(session) = peer.session.as_mut().filter(|session| session.dialled) else { return };
+        let silence = |slot: &LaneSlot| {
+            let last = slot.core.last_heard().unwrap_or(slot.opened);
+            now.saturating_duration_since(last)
+        };
+        if let Some(interval) = peer.config.keepalive {
+            for lane in session.pool.lanes() {
+                let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
+                if silence(slot) >= interval {
+                    slot.core.request_ping();
+                    self.lanes.touch(lane);
+                }
+            }
+            return;
+        }
+        // Without a keepalive the control connection lives for as long as its lanes are used.
+        let used =
+            session.pool.lanes().filter_map(|lane| self.lanes.get(lane)).any(|slot| silence(slot) < IN_USE);
+        if used
+            && now.saturating_duration_since(session.pinged) >= IN_USE
+            && let Some(quinn) = self.control.quinn(session.handle)
+        {
+            session.pinged = now;
+            quinn.ping();
+        }
     }
 }

@@ -292,8 +292,16 @@ impl Worker {
             lanes = wanted,
             "connected"
         );
-        peer.session =
-            Some(Session { handle, dialled, key, hello, pool: Pool::new(handle, wanted), plain, since: now });
+        peer.session = Some(Session {
+            handle,
+            dialled,
+            key,
+            hello,
+            pool: Pool::new(handle, wanted),
+            plain,
+            since: now,
+            pinged: now,
+        });
         self.totals.handshakes.established += 1;
         if !same_process {
             self.orphan_flows(id, key);
