@@ -534,3 +534,18 @@ fn tcp_forwards_survive_a_short_silence_under_udp_load() {
     assert_eq!(pair.world.metric(pair.entry, "culvert_tcp_streams"), 1);
     pair.assert_balanced();
 }
+
+#[test]
+fn attempts_that_were_not_needed_leave_nothing_behind() {
+    let mut pair = Pair::new(16, "", "");
+    let (exit, toml) = (pair.exit, pair.exit_toml.clone());
+    let key = Identity::from_pem(pair.exit_key.to_pem().as_bytes()).unwrap();
+    pair.world.kill(exit);
+    pair.world.run(Duration::from_millis(1500));
+    pair.world.restart(exit, &toml, &key, &[EXIT], 77);
+    pair.wait_for_lanes(1);
+    pair.world.run(Duration::from_secs(12));
+    for place in [pair.entry, exit] {
+        assert_eq!(pair.world.metric(place, "culvert_connections"), 1);
+    }
+}
