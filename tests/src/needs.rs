@@ -55,7 +55,16 @@ pub fn met(test: &str, needs: &[Need]) -> bool {
     if missing.is_empty() {
         return true;
     }
-    let why = missing.join(", ");
+    self::missing(test, &missing.join(", "));
+    false
+}
+
+/// Lists the test as skipped, because `why` is missing; it shall return.
+///
+/// # Panics
+/// Instead of skipping, for root and in CI.
+#[track_caller]
+pub fn missing(test: &str, why: &str) {
     assert!(!is_root() && env::var_os("CI").is_none(), "{test} needs {why}");
     let line = format!("SKIPPED: {test}: needs {why}\n");
     // Not `eprintln`, whose output is captured when a test passes.
@@ -65,7 +74,6 @@ pub fn met(test: &str, needs: &[Need]) -> bool {
         file.and_then(|mut file| file.write_all(line.as_bytes()))
             .expect("the list of skipped tests is writable");
     }
-    false
 }
 
 /// Whether this user is root.

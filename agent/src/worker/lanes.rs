@@ -73,7 +73,8 @@ impl Worker {
         let refusal = if !session.pool.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
         } else {
-            young.then_some(LaneRefusal::TooMany)
+            let none = session.hello.max_lanes == 0;
+            (young || none).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
             self.totals.lanes_refused += 1;
@@ -201,11 +202,15 @@ impl Worker {
         let budget = self.packet_budget(peer, mtu);
         let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
         let lanes: Vec<LaneId> = session.pool.lanes().collect();
-        tracing::debug!(peer = self.name_of(handle), bytes = budget, "packet size");
+        let mut changed = false;
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {
+                changed |= slot.packet_budget != budget;
                 slot.packet_budget = budget;
             }
+        }
+        if changed {
+            tracing::debug!(peer = self.name_of(handle), bytes = budget, "packet size");
         }
     }
 

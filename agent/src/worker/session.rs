@@ -115,7 +115,8 @@ impl Worker {
                 break;
             }
         }
-        if self.stopping && self.control.is_empty() {
+        // Peers are told; attempts to reach one that does not answer are not waited for.
+        if self.stopping && !self.control.iter().any(|connection| connection.key.is_some()) {
             self.ended = true;
         }
     }
@@ -313,6 +314,8 @@ impl Worker {
         }
         self.warn_of_missing_services(id);
         self.drain_queue(id, now);
+        // A client without lanes may have sent datagrams that overtook its hello.
+        self.plain_datagrams(handle, now);
     }
 
     /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the newest, and both
