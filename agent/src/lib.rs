@@ -11,6 +11,9 @@ pub mod daemon;
 pub mod datapath;
 pub mod demo;
 pub mod forward;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod identity;
 pub mod io;
 pub mod lanes;

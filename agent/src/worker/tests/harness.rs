@@ -167,10 +167,15 @@ impl World {
 
     /// The first peer of an agent, as it is now.
     pub(super) fn peer(&mut self, place: usize) -> PeerSnapshot {
+        self.peers(place).swap_remove(0)
+    }
+
+    /// The peers of an agent, as they are now.
+    pub(super) fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
         let now = self.clock.now();
         let agent = self.agent(place);
         agent.worker.publish_last(now);
-        agent.snapshots.get().peers[0].clone()
+        agent.snapshots.get().peers
     }
 
     /// The value of a series of an agent's metrics, e.g. `culvert_flows{peer="exit"}`.
@@ -297,6 +302,11 @@ impl Udp {
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);
         batch.commit(&UdpPath { destination: to, source: None, ecn: 0 }, 0, payload.len(), 1);
         self.socket.send(&mut batch, &mut |_, _| {});
+    }
+
+    /// Datagrams that found the receive buffer full.
+    pub(super) fn drops(&self) -> u64 {
+        self.socket.kernel_drops()
     }
 
     /// Everything that waits: who sent it, and what.

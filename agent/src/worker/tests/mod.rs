@@ -8,6 +8,9 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 
 mod harness;
+mod hostile;
+mod rogue;
+mod siege;
 
 use harness::{Host, Udp, World};
 
