@@ -211,7 +211,8 @@ type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
 /// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way round.
 fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
     let failed = || format!("cannot listen on {address} (metrics.listen)");
-    let listener = std::net::TcpListener::bind(address).with_context(failed)?;
+    let listener = std::net::TcpListener::bind(address)
+        .map_err(|error| anyhow!("{}: {error}{}", failed(), crate::worker::remedy(&error)))?;
     listener.set_nonblocking(true).with_context(failed)?;
     let bound = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);
@@ -247,7 +248,7 @@ fn raise_descriptor_limit(config: &Config) {
         Ok(granted) => tracing::warn!(
             granted,
             wanted,
-            "the limit on open files is below what [limits] allows (remedy: `ulimit -n`, or LimitNOFILE= in the unit)"
+            "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
         ),
         Err(error) => tracing::warn!(%error, "cannot raise the limit on open files"),
     }

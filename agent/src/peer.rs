@@ -6,7 +6,10 @@ use quinn_proto::ConnectionHandle;
 
 use crate::{
     config,
-    control::{dial::Dialler, messages::Hello},
+    control::{
+        dial::Dialler,
+        messages::{self, Hello},
+    },
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
     io::Token,
@@ -60,6 +63,8 @@ pub struct Peer {
     pub tcp_streams: u32,
     /// The last payload that fitted into no packet, until it has been logged.
     pub too_large: Option<TooLarge>,
+    /// What it offered when missing services were last looked for.
+    pub known_services: Option<Vec<messages::Service>>,
     /// Nothing was heard of it while something was outstanding: it is being dialled anew.
     pub suspect: bool,
     /// The token under which its endpoints are looked up.
@@ -74,7 +79,8 @@ impl Peer {
         underlays: &'a mut Underlays,
         now: Instant,
     ) -> Uplink<'a> {
-        let (pool, plain) = match self.session.as_mut() {
+        // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
+        let (pool, plain) = match self.session.as_mut().filter(|_| !self.suspect) {
             Some(session) => (Some(&session.pool), session.plain.as_mut()),
             None => (None, None),
         };

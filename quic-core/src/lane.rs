@@ -45,6 +45,9 @@ pub enum Timer {
     Probe,
 }
 
+/// The shortest packet with a PATH_CHALLENGE or PATH_RESPONSE: type and 8 bytes of data.
+pub const PATH_PACKET_MIN: usize = HEADER_LEN + 9 + TAG_LEN;
+
 /// Capacity that the packets of the lane's own need: the least packet that QUIC requires of a path (RFC 9000 §14).
 /// An ACK of 32 ranges takes less than half of it.
 pub const TRANSMIT_CAPACITY: usize = 1200;
@@ -198,7 +201,8 @@ impl<C: Congestion> Lane<C> {
         Ok(Some(len))
     }
 
-    /// Seals a PATH_CHALLENGE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`] (RFC 9000 §8.2.1).
+    /// Seals a PATH_CHALLENGE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`], or all of a shorter
+    /// slice, as the limit on amplification may ask for (RFC 9000 §8.2.1).
     pub fn seal_path_challenge(
         &mut self,
         data: [u8; 8],
@@ -208,7 +212,7 @@ impl<C: Congestion> Lane<C> {
         self.seal_path_frame(PATH_CHALLENGE, data, packet, now)
     }
 
-    /// Seals a PATH_RESPONSE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`] (RFC 9000 §8.2.2).
+    /// Seals a PATH_RESPONSE at the front of `packet`: its length, as that of a PATH_CHALLENGE (RFC 9000 §8.2.2).
     pub fn seal_path_response(
         &mut self,
         data: [u8; 8],
@@ -357,14 +361,17 @@ impl<C: Congestion> Lane<C> {
         packet: &mut [u8],
         now: Instant,
     ) -> Result<usize, SealError> {
-        let len = packet.len();
-        let packet = packet.get_mut(..TRANSMIT_CAPACITY).ok_or(SealError::Size { len })?;
-        let frames = &mut packet[HEADER_LEN..TRANSMIT_CAPACITY - TAG_LEN];
+        let len = packet.len().min(TRANSMIT_CAPACITY);
+        if len < PATH_PACKET_MIN {
+            return Err(SealError::Size { len });
+        }
+        let packet = &mut packet[..len];
+        let frames = &mut packet[HEADER_LEN..len - TAG_LEN];
         frames.fill(PADDING);
         frames[0] = kind;
         frames[1..9].copy_from_slice(&data);
         self.seal(packet, true, now)?;
-        Ok(TRANSMIT_CAPACITY)
+        Ok(len)
     }
 
     /// When to probe; `None` also while a probe waits to be sent.

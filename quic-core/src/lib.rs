@@ -72,7 +72,7 @@ pub use ack::{AckProfile, Rtt, Volume};
 pub use congestion::{Congestion, PathState, Unlimited};
 pub use crypto::Suite;
 pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
-pub use lane::{Lane, LaneConfig, TRANSMIT_CAPACITY, Timer};
+pub use lane::{Lane, LaneConfig, PATH_PACKET_MIN, TRANSMIT_CAPACITY, Timer};
 pub use open::{Datagram, Datagrams, Opened};
 pub use packet::{ConnectionId, HEADER_LEN, OVERHEAD, PacketNumber, TAG_LEN, destination};
 pub use stats::LaneStats;

@@ -48,6 +48,18 @@ impl Dialler {
         self.next.filter(|_| !self.resolving)
     }
 
+    /// The endpoint of the attempt under way.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&Endpoint> {
+        self.endpoints.get(self.turn % self.endpoints.len().max(1))
+    }
+
+    /// Whether no attempt is under way but the one that is being made.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.attempts.is_empty()
+    }
+
     /// Whether attempts are made, or will be.
     #[must_use]
     pub fn is_dialling(&self) -> bool {

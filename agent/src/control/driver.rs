@@ -19,7 +19,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId,
+    EndpointConfig, EndpointEvent, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId,
 };
 use rustc_hash::FxHashMap;
 
@@ -32,6 +32,9 @@ use crate::{
 
 /// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
 const MAX_HANDSHAKES: usize = 256;
+
+/// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
+const MAX_OUTGOING: usize = 64 * 1024;
 
 /// How long a connection that another started may take until it is a session: handshake and hello, with losses.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,6 +61,8 @@ pub enum Event {
     Datagrams,
     /// The path takes packets of this size now, in bytes of UDP payload.
     Mtu(u16),
+    /// The far end does not read the control messages that wait for it.
+    Overflow,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
     Drained,
 }
@@ -79,6 +84,8 @@ pub struct ControlConnection {
     mtu: u16,
     dirty: bool,
     lost: bool,
+    /// The endpoint has forgotten it, though it has not drained.
+    forgotten: bool,
 }
 
 impl ControlConnection {
@@ -137,9 +144,13 @@ pub struct Control {
     endpoint: Endpoint,
     connections: FxHashMap<ConnectionHandle, ControlConnection>,
     dirty: Vec<ConnectionHandle>,
+    /// Connections whose far end does not read what it asked for.
+    overflowing: Vec<ConnectionHandle>,
     events: Vec<(ConnectionHandle, Event)>,
     /// Accepted handshakes that have not completed.
     handshakes: usize,
+    /// No further connection is accepted.
+    closed: bool,
     scratch: Vec<u8>,
     /// What it counted.
     pub stats: ControlStats,
@@ -153,11 +164,18 @@ impl Control {
             endpoint: Endpoint::new(Arc::new(config), server, true, None),
             connections: FxHashMap::default(),
             dirty: Vec::new(),
+            overflowing: Vec::new(),
             events: Vec::new(),
             handshakes: 0,
+            closed: false,
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
         }
+    }
+
+    /// Accepts no further connection: who dials meets silence, and whoever listens here next.
+    pub fn stop_accepting(&mut self) {
+        self.closed = true;
     }
 
     /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
@@ -289,6 +307,10 @@ impl Control {
         message.encode(&mut connection.outgoing);
         self.stats.messages_sent += 1;
         self.touch(handle);
+        if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
+            // It asks and does not read the answers.
+            self.overflowing.push(handle);
+        }
     }
 
     /// Closes a connection with a reason that the far end is told.
@@ -322,7 +344,11 @@ impl Control {
             self.transmit(&mut connection, lanes, underlays, now);
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
-            if connection.quinn.is_drained() {
+            if connection.lost && connection.key.is_none() && connection.quinn.side() == Side::Server {
+                // A stranger's handshake that failed needs no draining; quinn-proto would keep some for 30 s.
+                self.forget(handle, &mut connection);
+            }
+            if connection.quinn.is_drained() || connection.forgotten {
                 // It stays known until the worker has seen to what hangs on it, and calls `remove`.
                 self.events.push((handle, Event::Drained));
                 self.connections.insert(handle, connection);
@@ -338,6 +364,9 @@ impl Control {
                 arm(handle, at);
             }
             self.connections.insert(handle, connection);
+        }
+        for handle in std::mem::take(&mut self.overflowing) {
+            self.events.push((handle, Event::Overflow));
         }
         events.append(&mut self.events);
     }
@@ -362,9 +391,18 @@ impl Control {
             mtu: 0,
             dirty: false,
             lost: false,
+            forgotten: false,
         };
         self.connections.insert(handle, connection);
         self.touch(handle);
+    }
+
+    /// Ends a connection within quinn-proto's endpoint, whatever its own state.
+    fn forget(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        if !connection.quinn.is_drained() && !connection.forgotten {
+            connection.forgotten = true;
+            self.endpoint.handle_event(handle, EndpointEvent::drained());
+        }
     }
 
     fn touch(&mut self, handle: ConnectionHandle) {
@@ -377,7 +415,7 @@ impl Control {
     }
 
     fn accept(&mut self, incoming: Incoming, underlay: UnderlayId, now: Instant) {
-        if self.handshakes >= MAX_HANDSHAKES {
+        if self.closed || self.handshakes >= MAX_HANDSHAKES {
             self.stats.handshakes_ignored += 1;
             self.endpoint.ignore(incoming);
             return;

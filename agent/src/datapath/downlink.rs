@@ -11,7 +11,7 @@ use crate::{
     control::driver::Control,
     forward::Locals,
     io::{Path, ReceiveBatch},
-    lanes::{LaneId, Lanes, UnderlayId, Underlays},
+    lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{
         Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
@@ -137,9 +137,7 @@ impl Downlink<'_> {
         );
         let (challenge, response) = (opened.path_challenge, opened.path_response);
         let (peer, index) = (slot.peer, slot.index);
-        if slot.is_new_path(&origins.path) {
-            slot.validate(origins.path, self.doors.random_bytes(), self.now);
-        }
+        slot.came_by(&origins.path, place.len(), || self.doors.random_bytes(), self.now);
         if let Some(data) = response
             && slot.on_path_response(data)
         {
@@ -147,7 +145,7 @@ impl Downlink<'_> {
         }
         self.lanes.touch(id);
         if let Some(data) = challenge {
-            self.answer_challenge(id, origins, data);
+            self.answer_challenge(id, origins, data, place.len());
         }
         for range in ranges.drain(..) {
             self.frame(batch, origins.slot, range, (peer, index));
@@ -381,22 +379,15 @@ impl Downlink<'_> {
         Some(state.uplink(self.lanes, self.underlays, self.now))
     }
 
-    /// Answers a PATH_CHALLENGE to where it came from (RFC 9000 §8.2.2).
-    fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8]) {
+    /// Answers a PATH_CHALLENGE in a packet of `len` bytes to where it came from (RFC 9000 §8.2.2).
+    fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8], len: usize) {
         let now = self.now;
-        self.underlays.packet(
-            self.lanes,
-            origins.underlay,
-            &origins.path,
-            PATH_PACKET,
-            now,
-            |lanes, tail| lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok(),
-        );
+        let most = (len * AMPLIFICATION_LIMIT).min(quic_core::TRANSMIT_CAPACITY);
+        self.underlays.packet(self.lanes, origins.underlay, &origins.path, most, now, |lanes, tail| {
+            lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
+        });
     }
 }
-
-/// Size of a packet that carries a PATH_CHALLENGE or PATH_RESPONSE, in bytes (RFC 9000 §8.2.1).
-pub const PATH_PACKET: usize = 1200;
 
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
 const INGRESS_BURST: u16 = 16;

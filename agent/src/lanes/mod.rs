@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use quic_core::{ConnectionId, Lane};
+use quic_core::{ConnectionId, Lane, PATH_PACKET_MIN, TRANSMIT_CAPACITY};
 use quinn_proto::ConnectionHandle;
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -84,7 +84,12 @@ struct Validation {
     repeat: Instant,
     /// Whether a PATH_CHALLENGE is to be sent at the next opportunity.
     due: bool,
+    /// Bytes that may still be sent there before it is validated; `None` if we chose the address ourselves.
+    allowance: Option<usize>,
 }
+
+/// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
+pub const AMPLIFICATION_LIMIT: usize = 3;
 
 /// One lane of one peer.
 #[derive(Debug)]
@@ -156,20 +161,30 @@ impl LaneSlot {
         }
     }
 
-    /// Starts to validate `path` with `data`, unless that path is being validated already.
+    /// Starts to validate a path that we chose.
     pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
-        if self.validation.is_some_and(|running| running.path == path) {
-            return;
-        }
         let give_up = now + VALIDATION_TIMEOUT;
-        self.validation = Some(Validation { path, data, give_up, repeat: now, due: true });
+        self.validation = Some(Validation { path, data, give_up, repeat: now, due: true, allowance: None });
     }
 
-    /// A packet that opened came from `source`: whether its path is neither the lane's nor under validation.
-    #[must_use]
-    pub fn is_new_path(&self, source: &Path) -> bool {
+    /// A packet of `len` bytes that opened came by `source`; if that is not the lane's path, it is validated with `data`.
+    pub fn came_by(&mut self, source: &Path, len: usize, data: impl FnOnce() -> [u8; 8], now: Instant) {
         let same = |known: &Path| known.destination == source.destination;
-        !self.path.as_ref().is_some_and(same) && !self.validation.is_some_and(|running| same(&running.path))
+        if self.path.as_ref().is_some_and(same) {
+            return;
+        }
+        let more = len * AMPLIFICATION_LIMIT;
+        match self.validation.as_mut() {
+            Some(running) if same(&running.path) => {
+                running.allowance = running.allowance.map(|allowance| allowance + more);
+            }
+            Some(_) | None => {
+                self.validate(*source, data(), now);
+                if let Some(running) = self.validation.as_mut() {
+                    running.allowance = Some(more);
+                }
+            }
+        }
     }
 
     /// The far end answered a challenge: true if the lane came up or moved by it.
@@ -184,15 +199,14 @@ impl LaneSlot {
         true
     }
 
-    /// The challenge that is to be sent now, and where.
-    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path)> {
-        let running = self.validation.as_mut()?;
-        if !running.due {
-            return None;
-        }
+    /// The challenge that is to be sent now, where to, and how large its packet may be.
+    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
+        let running = self.validation.as_mut().filter(|running| running.due)?;
         running.due = false;
         running.repeat = now + CHALLENGE_INTERVAL;
-        Some((running.data, running.path))
+        let most = running.allowance.map_or(TRANSMIT_CAPACITY, |allowance| allowance.min(TRANSMIT_CAPACITY));
+        running.allowance = running.allowance.map(|allowance| allowance - most);
+        (most >= PATH_PACKET_MIN).then_some((running.data, running.path, most))
     }
 
     /// When [`LaneSlot::on_timeout`] wants to be called.

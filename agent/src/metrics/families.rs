@@ -162,14 +162,14 @@ metrics! {
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
-        tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards opened, by either end.";
+        tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards begun by either end, those that were then refused included.";
     }
 
     families {
         build_info: level "culvert_build_info" [version], "Always 1; the label is the program's version.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains.";
         datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers.";
-        flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (opened, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
+        flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
         lanes: level "culvert_lanes" [state], "Lanes by state.";
         lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";

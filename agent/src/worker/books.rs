@@ -106,6 +106,12 @@ impl SocketBooks {
         (UdpRole::Upstream, "upstream"),
     ];
 
+    /// Buffers that the kernel dropped at all of them.
+    #[must_use]
+    pub fn kernel_drops(&self) -> u64 {
+        self.0.iter().map(|booked| booked.kernel_drops).sum()
+    }
+
     /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped.
     pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
         let place = role_place(role);

@@ -8,6 +8,7 @@ use super::{Timer, Worker, session::max_packet};
 use crate::{
     control::{messages::CloseReason, tls},
     io::Token,
+    lanes::UnderlayId,
     peer::PeerId,
 };
 
@@ -50,7 +51,15 @@ impl Worker {
         let addresses = match answer {
             Ok(addresses) => addresses,
             Err(error) => {
-                tracing::warn!(peer = &*name, %error, "cannot resolve the peer's endpoint");
+                if let Some(suppressed) = self.resolve_log.allow(now) {
+                    tracing::warn!(
+                        peer = &*name,
+                        endpoint = peer.dialler.endpoint().map(tracing::field::display),
+                        %error,
+                        suppressed,
+                        "cannot resolve the peer's endpoint (remedy: is the name right, does this host's resolver answer?)"
+                    );
+                }
                 peer.dialler.failed();
                 return;
             }
@@ -77,11 +86,17 @@ impl Worker {
         };
         match self.control.dial(id, remote, underlay, client, now) {
             Some(handle) => {
-                tracing::info!(peer = &*name, %remote, "dialling");
+                if peer.dialler.is_first() {
+                    tracing::info!(peer = &*name, %remote, "dialling");
+                } else {
+                    tracing::debug!(peer = &*name, %remote, "dialling again");
+                }
                 let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
                 if let Some(oldest) = surplus {
                     self.control.close(oldest, CloseReason::Replaced, now);
+                    self.totals.handshakes.failed += 1;
+                    self.report_failure(&name, "no answer", likely_cause(&ConnectionError::TimedOut), now);
                 }
             }
             None => self.doors.close_underlay(&mut self.underlays, underlay),
@@ -106,17 +121,41 @@ impl Worker {
         let session = self.session_of(id).is_some_and(|session| session.handle == handle);
         if !session && side == Side::Client {
             self.totals.handshakes.failed += 1;
-            if let Some(suppressed) = self.refused_log.allow(now) {
-                tracing::warn!(
-                    peer = self.name_of(handle),
-                    reason = words,
-                    suppressed,
-                    "could not connect: {}",
-                    likely_cause(reason)
-                );
-            }
+            let name = self.name_of(handle).to_owned();
+            self.report_failure(&name, &words, likely_cause(reason), now);
         }
-        self.lose(handle, &words, now);
+        let planned = match reason {
+            ConnectionError::ApplicationClosed(close) => {
+                let known = CloseReason::from_code(close.error_code);
+                known == Some(CloseReason::Shutdown) || known == Some(CloseReason::Replaced)
+            }
+            ConnectionError::TimedOut
+            | ConnectionError::VersionMismatch
+            | ConnectionError::TransportError(_)
+            | ConnectionError::ConnectionClosed(_)
+            | ConnectionError::Reset
+            | ConnectionError::LocallyClosed
+            | ConnectionError::CidsExhausted => false,
+        };
+        self.lose_as(handle, &words, planned, now);
+    }
+
+    /// The kernel learnt that nobody listens where a peer is being dialled.
+    pub(super) fn report_unreachable(&mut self, underlay: UnderlayId, error: &io::Error, now: Instant) {
+        let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
+        let Some(id) =
+            attempt.filter(|connection| connection.key.is_none()).and_then(|connection| connection.peer)
+        else {
+            return;
+        };
+        let Some(name) = self.peers.get(id.0 as usize).map(|peer| Arc::clone(&peer.name)) else { return };
+        self.report_failure(&name, &error.to_string(), "is the peer running, and its endpoint right?", now);
+    }
+
+    fn report_failure(&mut self, peer: &str, reason: &str, cause: &str, now: Instant) {
+        if let Some(suppressed) = self.refused_log.allow(now) {
+            tracing::warn!(peer, reason, suppressed, "could not connect: {cause}");
+        }
     }
 }
 
@@ -146,10 +185,10 @@ fn likely_cause(reason: &ConnectionError) -> &'static str {
         }
         ConnectionError::TransportError(_) => "the key it proved is not one of `public_key` of this [[peer]]",
         ConnectionError::ConnectionClosed(_) => "is our public key in a [[peer]] of its configuration?",
-        ConnectionError::ApplicationClosed(_)
-        | ConnectionError::Reset
+        ConnectionError::ApplicationClosed(_) => "the peer ended it",
+        ConnectionError::Reset
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted
-        | ConnectionError::VersionMismatch => "see the reason",
+        | ConnectionError::VersionMismatch => "the reason says why",
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         suite,
     },
     io::UdpRole,
-    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId, VALIDATION_TIMEOUT, pool},
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId, VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
     peer::PeerId,
 };
 
@@ -74,7 +74,10 @@ impl Worker {
             Some(LaneRefusal::EpochReused)
         } else {
             let none = session.hello.max_lanes == 0;
-            (young || none).then_some(LaneRefusal::TooMany)
+            // Replaced lanes linger: all of them once beside all of the new ones, and no more.
+            let held = self.lanes.iter().filter(|(_, slot)| slot.peer == id).count();
+            let full = held >= 2 * usize::from(MAX_LANES);
+            (young || none || full).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
             self.totals.lanes_refused += 1;
@@ -228,7 +231,9 @@ impl Worker {
     pub(super) fn replace_lane(&mut self, id: LaneId, why: &dyn Display, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let (peer, handle, lane, epoch) = (slot.peer, slot.connection, slot.index, slot.epoch);
-        tracing::warn!(peer = self.name_of(handle), lane, reason = %why, "closing a lane");
+        if let Some(suppressed) = self.lane_log.allow(now) {
+            tracing::warn!(peer = self.name_of(handle), lane, reason = %why, suppressed, "closing a lane");
+        }
         let reason = LaneCloseCause::ProtocolViolation;
         self.control.send(handle, &Message::LaneClose(LaneEnd { lane, epoch, reason }));
         if let Some(session) = self.peers.get_mut(peer.0 as usize).and_then(|peer| peer.session.as_mut())
@@ -350,8 +355,10 @@ impl Worker {
         if heard {
             if let Some(state) = self.peers.get_mut(id.0 as usize) {
                 state.suspect = false;
+                tracing::info!(peer = &*state.name, "the peer is heard again");
             }
             self.stop_dialling(id, now);
+            self.drain_queue(id, now);
         }
         !heard
     }
@@ -385,10 +392,24 @@ impl Worker {
     pub(super) fn housekeeping(&mut self, now: Instant) {
         for place in 0..self.peers.len() {
             let id = PeerId(super::number(place));
-            self.is_suspect(id, now);
+            if self.is_suspect(id, now) {
+                self.ask_for_life(id);
+            }
             self.keep_alive(id, now);
         }
-        self.poll_kernel_drops();
+        self.poll_kernel_drops(now);
+    }
+
+    /// Asks a peer that fell silent for a sign of life on every lane.
+    fn ask_for_life(&mut self, id: PeerId) {
+        let lanes: Vec<LaneId> =
+            self.session_of(id).map(|session| session.pool.lanes().collect()).unwrap_or_default();
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
+                slot.core.request_ping();
+                self.lanes.touch(lane);
+            }
+        }
     }
 
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.

@@ -42,7 +42,7 @@ use crate::{
         tls::TlsIdentity,
     },
     datapath::{
-        downlink::{Downlink, Notes, PATH_PACKET},
+        downlink::{Downlink, Notes},
         uplink::Uplink,
     },
     forward::{
@@ -73,6 +73,7 @@ mod tests;
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey};
 pub use publish::Publisher;
+pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError};
 pub use streams::TcpRefusal;
 
@@ -163,6 +164,10 @@ pub struct Worker {
     refused_log: RateLimit,
     refusal_log: RateLimit,
     accept_log: RateLimit,
+    lane_log: RateLimit,
+    drops_log: RateLimit,
+    resolve_log: RateLimit,
+    service_log: RateLimit,
     /// Where TCP is read into.
     piece: Vec<u8>,
 }
@@ -240,8 +245,9 @@ impl Worker {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
-            Err(_) => {
+            Err(error) => {
                 self.totals.refusals[books::role_place(underlay.role)] += 1;
+                self.report_unreachable(id, &error, now);
                 return true;
             }
         }
@@ -368,14 +374,19 @@ impl Worker {
     fn see_to_lanes(&mut self, now: Instant) {
         self.underlays.finish(&mut self.lanes, now);
         while let Some(id) = self.lanes.next_touched() {
+            if let Some(peer) = self.lanes.get(id).map(|slot| slot.peer)
+                && self.peers.get(peer.0 as usize).is_some_and(|state| state.suspect)
+            {
+                self.is_suspect(peer, now);
+            }
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
             if slot.exhausted {
                 self.replace_lane(id, &"its keys are used up", now);
                 continue;
             }
-            if let Some((data, path)) = slot.due_challenge(now) {
-                self.underlays.packet(&mut self.lanes, underlay, &path, PATH_PACKET, now, |lanes, tail| {
+            if let Some((data, path, most)) = slot.due_challenge(now) {
+                self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
                 });
             }
@@ -440,7 +451,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(oldest) = peer.relay.oldest() else { return };
         self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
-        if peer.session.is_none() && !self.stopping {
+        if (peer.session.is_none() || peer.suspect) && !self.stopping {
             peer.dialler.hurry(now);
             if let Some(at) = peer.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);

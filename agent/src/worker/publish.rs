@@ -138,8 +138,20 @@ impl Publisher {
 
 impl Worker {
     /// Asks the kernel what it dropped at the sockets that many share, and at those that had traffic.
-    pub(super) fn poll_kernel_drops(&mut self) {
+    pub(super) fn poll_kernel_drops(&mut self, now: Instant) {
+        let before = self.doors.books().kernel_drops();
         self.book_sockets(true);
+        let dropped = self.doors.books().kernel_drops() - before;
+        if dropped > 0
+            && let Some(suppressed) = self.drops_log.allow(now)
+        {
+            tracing::warn!(
+                buffers = dropped,
+                suppressed,
+                "the kernel dropped what this agent did not read in time (remedy: more CPU for it, or a larger \
+                 limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
+            );
+        }
     }
 
     fn book_sockets(&mut self, drops: bool) {
@@ -154,7 +166,7 @@ impl Worker {
 
     /// Publishes everything, with what the kernel dropped until now.
     pub fn publish_last(&mut self, now: Instant) {
-        self.poll_kernel_drops();
+        self.poll_kernel_drops(now);
         self.publish(now);
     }
 
@@ -205,7 +217,7 @@ impl Worker {
             handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
             snapshots.push(snapshot(peer, stats, *up, rtt));
         }
-        let kernel_drops = self.doors.books().0.iter().map(|booked| booked.kernel_drops).sum();
+        let kernel_drops = self.doors.books().kernel_drops();
         self.metrics.snapshots.set(Snapshot { peers: snapshots, kernel_drops });
         let metrics = &mut self.metrics;
         metrics.lanes.set(&lanes);
@@ -302,7 +314,7 @@ impl PeerHandles {
     fn publish(&mut self, peer: &Peer, lanes: &LaneStats, rtt: Option<Duration>, now: Instant) {
         let relay = &peer.relay;
         let totals = &mut self.totals;
-        totals.peer_connected.set(u64::from(peer.session.is_some()));
+        totals.peer_connected.set(u64::from(peer.session.is_some() && !peer.suspect));
         totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
         totals.flows.set(relay.flows.len() as u64);
         totals.flows_opened.publish(relay.stats.flows_opened + relay.stats.flows_accepted);
@@ -337,7 +349,7 @@ fn snapshot(peer: &Peer, lanes: &LaneStats, lanes_up: usize, rtt: Option<Duratio
     };
     PeerSnapshot {
         name: Arc::clone(&peer.name),
-        connected: peer.session.is_some(),
+        connected: peer.session.is_some() && !peer.suspect,
         lanes_up,
         rtt,
         flows: peer.relay.flows.len(),

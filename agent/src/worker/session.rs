@@ -131,6 +131,10 @@ impl Worker {
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu(mtu) => self.mtu_changed(handle, mtu),
             Event::Datagrams => self.plain_datagrams(handle, now),
+            Event::Overflow => {
+                self.log_overflow(handle, now);
+                self.close(handle, CloseReason::LimitReached, now);
+            }
             Event::Drained => self.drained(handle, now),
         }
     }
@@ -224,6 +228,16 @@ impl Worker {
                     }
                 }
             }
+        }
+    }
+
+    fn log_overflow(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(suppressed) = self.lane_log.allow(now) {
+            tracing::warn!(
+                peer = self.name_of(handle),
+                suppressed,
+                "the peer asks and does not read the answers; closing the connection"
+            );
         }
     }
 
@@ -357,8 +371,14 @@ impl Worker {
         self.doors.close_now(&mut self.locals);
     }
 
-    fn warn_of_missing_services(&self, id: PeerId) {
-        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+    /// Says once which of the services that our forwards need the peer does not offer, and again when that changes.
+    fn warn_of_missing_services(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let offered = peer.session.as_ref().map(|session| session.hello.services.clone());
+        if offered == peer.known_services {
+            return;
+        }
+        peer.known_services = offered;
         let Some(session) = peer.session.as_ref() else { return };
         let offers = |name: &str, udp: bool| {
             session
@@ -383,6 +403,11 @@ impl Worker {
 
     /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
     pub(super) fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
+        self.lose_as(handle, words, false, now);
+    }
+
+    /// A connection is gone; `planned` if the far end said so.
+    pub(super) fn lose_as(&mut self, handle: ConnectionHandle, words: &str, planned: bool, now: Instant) {
         self.abort_streams(handle);
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         self.forget_attempt(id, handle);
@@ -391,7 +416,11 @@ impl Worker {
         }
         self.end_session(id, None, now);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        tracing::warn!(peer = &*peer.name, reason = words, "connection lost");
+        if planned {
+            tracing::info!(peer = &*peer.name, reason = words, "connection ended");
+        } else {
+            tracing::warn!(peer = &*peer.name, reason = words, "connection lost");
+        }
         if !self.stopping {
             peer.dialler.restart(false, now, self.doors.rng());
             if let Some(at) = peer.dialler.deadline() {
@@ -452,6 +481,7 @@ impl Worker {
             return;
         }
         self.stopping = true;
+        self.control.stop_accepting();
         tracing::info!("shutting down");
         self.listeners.clear();
         self.drain_queues(now);

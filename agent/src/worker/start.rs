@@ -47,21 +47,24 @@ pub struct Setup {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A port could not be opened.
-    #[error("cannot listen on {address} ({what}): {source}{}", remedy(.source))]
+    #[error("cannot listen on {address} ({what}): {error}{}", remedy(.error))]
     Listen {
         /// The address.
         address: SocketAddr,
         /// The configuration key it comes from.
         what: &'static str,
         /// The kernel's reason.
-        source: io::Error,
+        error: io::Error,
     },
+    /// Packets cannot be marked.
+    #[error("cannot set transport.mark: {0} (remedy: CAP_NET_ADMIN, or mark = 0)")]
+    Mark(io::Error),
     /// The TLS configuration cannot be built.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] crate::control::tls::TlsError),
 }
 
-fn remedy(error: &io::Error) -> &'static str {
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
     const REMEDIES: [(io::ErrorKind, &str); 3] = [
         (
             io::ErrorKind::AddrInUse,
@@ -114,6 +117,7 @@ impl Worker {
                 tcp_streams: 0,
                 too_large: None,
                 suspect: false,
+                known_services: None,
                 resolve: doors.token(Source::Resolve(id)),
             }
         });
@@ -151,6 +155,10 @@ impl Worker {
             refused_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),
+            lane_log: RateLimit::new(LOG_INTERVAL),
+            drops_log: RateLimit::new(LOG_INTERVAL),
+            resolve_log: RateLimit::new(LOG_INTERVAL),
+            service_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,
         };
@@ -167,7 +175,13 @@ impl Worker {
 
     fn open_ports(&mut self) -> Result<(), StartError> {
         let config = Arc::clone(&self.config);
-        let failed = |address: SocketAddr, what| move |source| StartError::Listen { address, what, source };
+        let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
+        if config.transport.mark != 0 {
+            // An agent that only dials would else learn of it with its first attempt.
+            let discard = SocketAddr::from(([127, 0, 0, 1], 9));
+            let trial = self.doors.dial(&mut self.underlays, discard).map_err(StartError::Mark)?;
+            self.doors.close_underlay(&mut self.underlays, trial);
+        }
         for address in &config.transport.listen {
             self.doors.listen(&mut self.underlays, *address).map_err(failed(*address, "transport.listen"))?;
         }

@@ -69,7 +69,7 @@ impl Worker {
     fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let peer = self.peers.get_mut(forward.peer).ok_or(TcpRefusal::NotConnected)?;
-        let session = peer.session.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let session = peer.session.as_ref().filter(|_| !peer.suspect).ok_or(TcpRefusal::NotConnected)?;
         let mut offered = session.hello.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)
@@ -130,6 +130,7 @@ impl Worker {
             Pumped::Wants(open) => self.connect_service(id, peer, &open, now),
             Pumped::Answered(StreamAnswer::Ok) => self.pump(id, now),
             Pumped::Answered(answer) => {
+                self.report_service(peer, &answer, now);
                 self.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
@@ -165,9 +166,24 @@ impl Worker {
                 if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
                     forward.refuse(quinn, answer);
                 }
+                self.report_service(peer, &answer, now);
                 self.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
+        }
+    }
+
+    /// A peer's TCP forward could not be connected to its service.
+    fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
+        if let (Some(state), Some(suppressed)) =
+            (self.peers.get(peer.0 as usize), self.service_log.allow(now))
+        {
+            tracing::warn!(
+                peer = &*state.name,
+                reason = TcpRefusal::from(*answer).label(),
+                suppressed,
+                "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
+            );
         }
     }
 

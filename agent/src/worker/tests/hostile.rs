@@ -368,7 +368,8 @@ fn a_listener_under_another_key_is_refused_until_the_right_one_is_back() {
     assert_eq!(client.receive().len(), 0, "nothing goes to a stranger");
     assert!(!pair.world.peer(entry).connected);
     let attempts = pair.world.metric(entry, failed);
-    assert!((4..=50).contains(&attempts), "{attempts} attempts in 40 s");
+    // One a second, less the jitter of up to a half.
+    assert!((30..=80).contains(&attempts), "{attempts} attempts in 40 s");
     assert!(log.text().contains("the key it proved is not one of `public_key`"), "{}", log.text());
     assert_eq!(pair.world.metric(exit, "culvert_handshakes_total{outcome=\"established\"}"), 0);
     let key = Identity::from_pem(pair.exit_key.to_pem().as_bytes()).unwrap();
@@ -378,8 +379,7 @@ fn a_listener_under_another_key_is_refused_until_the_right_one_is_back() {
         pair.run_served(Duration::from_millis(100));
     }
     let answers = client.receive().len();
-    // Attempts are at most 15 s apart.
-    assert!(answers >= 40, "{answers} of 200 within 20 s of its return");
+    assert!(answers >= 180, "{answers} of 200 within 20 s of its return");
     pair.assert_balanced();
 }
 

@@ -7,8 +7,10 @@ use std::{
 
 use crate::{identity::Identity, worker::PeerSnapshot};
 
+mod bounds;
 mod harness;
 mod hostile;
+
 mod rogue;
 mod siege;
 
