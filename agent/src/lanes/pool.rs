@@ -7,8 +7,7 @@ use quinn_proto::{ConnectionHandle, crypto::Session};
 
 use super::{LaneId, Lanes, UnderlayId, VALIDATION_TIMEOUT};
 
-/// Lanes per peer, at most: what a lane index on the wire may be.
-pub const MAX_LANES: u8 = 64;
+pub use crate::control::messages::MAX_LANES;
 
 /// Lanes that `lanes = 0` opens, at most.
 const MAX_AUTOMATIC_LANES: u32 = 8;

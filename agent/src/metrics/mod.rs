@@ -31,50 +31,6 @@ pub use families::{
 #[error("cannot register the metrics")]
 pub struct MetricsError(#[from] prometheus::Error);
 
-/// The direction of payload through an agent: the label `direction`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From a local source to the peer.
-    Uplink,
-    /// From the peer to a local sink.
-    Downlink,
-}
-
-impl Direction {
-    /// The label's value.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Uplink => "uplink",
-            Self::Downlink => "downlink",
-        }
-    }
-}
-
-/// The use of a socket: the label `socket`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SocketUse {
-    /// Peers and strangers dial it.
-    QuicListen,
-    /// We dial from it.
-    QuicDial,
-    /// Local UDP clients send to it.
-    Ingress,
-    /// It reaches the upstream of a service.
-    Upstream,
-}
-
-impl SocketUse {
-    /// The label's value.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::QuicListen => "quic_listen",
-            Self::QuicDial => "quic_dial",
-            Self::Ingress => "ingress",
-            Self::Upstream => "upstream",
-        }
-    }
-}
-
 /// What a family is: the column "type" of `docs/metrics.md`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FamilyInfo {

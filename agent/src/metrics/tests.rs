@@ -1,6 +1,7 @@
 //! The registry against `docs/metrics.md`, and what handles do to values.
 
 use super::*;
+use crate::relay::Direction;
 
 const DOC: &str = include_str!("../../../docs/metrics.md");
 
@@ -89,20 +90,6 @@ fn reasons_are_given_by_the_caller() {
     let mut lanes = Levels::bind(&metrics.families().lanes, &[], &["open", "dead"]);
     lanes.set(&[3, 1]);
     assert!(shows(&metrics, "culvert_lanes{state=\"open\"} 3"));
-}
-
-#[test]
-fn socket_uses_have_their_names() {
-    let metrics = metrics();
-    for (socket, name) in [
-        (SocketUse::QuicListen, "quic_listen"),
-        (SocketUse::QuicDial, "quic_dial"),
-        (SocketUse::Ingress, "ingress"),
-        (SocketUse::Upstream, "upstream"),
-    ] {
-        SocketMetrics::bind(&metrics, socket.label()).socket_kernel_drops.publish(1);
-        assert!(shows(&metrics, &format!("culvert_socket_kernel_drops_total{{socket=\"{name}\"}} 1")));
-    }
 }
 
 #[test]

@@ -232,3 +232,15 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.integrity_limit += lane.integrity_limit;
     sum.violations += lane.violations;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_role_is_booked_under_its_own_label() {
+        for (place, (role, _)) in SocketBooks::ROLES.into_iter().enumerate() {
+            assert_eq!(role_place(role), place, "{role:?}");
+        }
+    }
+}

@@ -251,6 +251,12 @@ impl Worker {
                 return true;
             }
         }
+        self.downlink(now, |downlink, batch| downlink.batch(batch, id));
+        true
+    }
+
+    /// Lets `pass` take the received batch, then delivers what it listed and does what it noted.
+    fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut Downlink<'_>, &mut ReceiveBatch)) {
         self.notes.flows_in_total = self.flows_in_total.get();
         let mut downlink = Downlink {
             peers: &mut self.peers,
@@ -263,11 +269,10 @@ impl Worker {
             notes: &mut self.notes,
             now,
         };
-        downlink.batch(&mut self.batch, id);
+        pass(&mut downlink, &mut self.batch);
         self.locals.flush(&self.batch);
         self.doors.close_now(&mut self.locals);
         self.take_notes(now);
-        true
     }
 
     /// A batch from a local socket.

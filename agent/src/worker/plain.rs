@@ -6,7 +6,6 @@ use quinn_proto::{ConnectionHandle, SendDatagramError};
 
 use super::Worker;
 use crate::{
-    datapath::downlink::Downlink,
     io::batch::Meta,
     peer::PeerId,
     relay::{DropReason, Settlement},
@@ -91,22 +90,7 @@ impl Worker {
             if self.batch.is_empty() {
                 return;
             }
-            self.notes.flows_in_total = self.flows_in_total.get();
-            let mut downlink = Downlink {
-                peers: &mut self.peers,
-                control: &mut self.control,
-                lanes: &mut self.lanes,
-                underlays: &mut self.underlays,
-                locals: &mut self.locals,
-                doors: &mut self.doors,
-                config: &self.config,
-                notes: &mut self.notes,
-                now,
-            };
-            downlink.plain(&self.batch, peer);
-            self.locals.flush(&self.batch);
-            self.doors.close_now(&mut self.locals);
-            self.take_notes(now);
+            self.downlink(now, |downlink, batch| downlink.plain(batch, peer));
         }
     }
 }
