@@ -21,7 +21,7 @@ use crate::{
     config::Config,
     control::tls::TlsIdentity,
     identity::Identity,
-    io::{Ready, kernel::KernelNet},
+    io::{Ready, kernel::KernelNet, ports::Ports},
     metrics::Metrics,
     worker::{Addresses, Command, Publisher, Setup, Snapshot, Snapshots, Worker, shell},
 };
@@ -152,7 +152,7 @@ impl WorkerStart {
         };
         runtime.block_on(async {
             let ready = Ready::new();
-            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock));
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), Ports::default());
             let setup = Setup {
                 config: self.config,
                 identity: self.identity,

@@ -6,6 +6,8 @@
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
+//! | the listening sockets of several workers, bound once | `ports.rs` |
+//! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | the limits of this process | `process.rs` |
@@ -22,8 +24,10 @@ use std::{
 pub mod batch;
 pub mod kernel;
 pub mod memory;
+pub mod ports;
 pub mod process;
 pub mod ready;
+pub mod steering;
 mod sys;
 #[cfg(test)]
 mod tests;

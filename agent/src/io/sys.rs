@@ -439,6 +439,24 @@ pub(super) fn probe_gso(socket: BorrowedFd<'_>) -> bool {
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
 
+/// Lets `program` choose the socket of the group that `socket` is in; the kernel's hash chooses when it cannot.
+pub(super) fn attach_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the kernel reads a `sock_fprog` of the given size, and from it `len` instructions of `program`, which
+    // outlives the call; it writes to neither.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Asks for datagrams joined by `UDP_GRO`.
 pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
