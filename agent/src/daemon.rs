@@ -23,7 +23,7 @@ use crate::{
     identity::Identity,
     io::{Ready, kernel::KernelNet, ports::Ports},
     metrics::Metrics,
-    worker::{Addresses, Command, Publisher, Setup, Snapshot, Snapshots, Worker, shell},
+    worker::{Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, Worker, shell},
 };
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
@@ -54,6 +54,7 @@ impl Daemon {
         let snapshots = Arc::<Snapshots>::default();
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
+        let exchange = Exchange::new(1, config.peers.len(), now);
         let start = WorkerStart {
             identity: Arc::new(
                 TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?,
@@ -62,6 +63,8 @@ impl Daemon {
             config,
             instance: rand::random(),
             seed: rand::random(),
+            worker: 0,
+            exchange,
         };
         let (started, ready) = mpsc::sync_channel(1);
         let (ended, worker_ended) = oneshot::channel();
@@ -136,6 +139,8 @@ struct WorkerStart {
     config: Arc<Config>,
     instance: [u8; 16],
     seed: [u8; 32],
+    worker: u8,
+    exchange: Arc<Exchange>,
 }
 
 type Started = anyhow::Result<(Arc<shell::Inbox>, Addresses)>;
@@ -160,7 +165,8 @@ impl WorkerStart {
                 ready,
                 instance: self.instance,
                 seed: self.seed,
-                place: (0, 1),
+                worker: self.worker,
+                exchange: self.exchange,
                 metrics: self.publisher,
             };
             match Worker::new(setup, SystemClock.now()) {
