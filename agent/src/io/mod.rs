@@ -10,7 +10,7 @@
 //! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
-//! | the limits of this process | `process.rs` |
+//! | the limits and CPUs of this process | `process.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]

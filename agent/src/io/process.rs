@@ -1,8 +1,12 @@
-//! This process and its sockets, as the kernel knows them.
+//! This process, its threads and its sockets, as the kernel knows them.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{io, num::NonZeroUsize, os::fd::BorrowedFd, thread};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::resource::{Resource, getrlimit, setrlimit},
+    unistd::Pid,
+};
 
 /// Raises the limit on open files to `wanted`, or as far as the hard limit allows; returns the limit that holds.
 ///
@@ -22,6 +26,28 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     Ok(raised)
 }
 
+/// CPUs that this process may use, by its affinity and its CPU quota; 1 when the kernel does not say.
+#[must_use]
+pub fn available_cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
+///
+/// # Errors
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
+pub fn pin_to_cpu(place: usize) -> io::Result<()> {
+    let current = Pid::from_raw(0);
+    let allowed = sched_getaffinity(current)?;
+    let cpus: Vec<usize> =
+        (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).is_ok_and(|set| set)).collect();
+    let cpu = place.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
+    let mut only = CpuSet::new();
+    only.set(*cpu.ok_or(io::ErrorKind::Unsupported)?)?;
+    sched_setaffinity(current, &only)?;
+    Ok(())
+}
+
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
@@ -31,6 +57,22 @@ pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_pinned_to_the_cpus_in_turn() {
+        let cpus = |set: &CpuSet| -> Vec<_> {
+            (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap()).collect()
+        };
+        let allowed = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
+        assert!(available_cpus() <= allowed.len());
+        for place in 0..=allowed.len() {
+            let pinned = thread::spawn(move || {
+                pin_to_cpu(place).unwrap();
+                sched_getaffinity(Pid::from_raw(0)).unwrap()
+            });
+            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[place % allowed.len()]]);
+        }
+    }
 
     #[test]
     fn the_limit_is_raised_and_never_lowered() {
