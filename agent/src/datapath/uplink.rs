@@ -7,7 +7,7 @@ use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
     io::ReceiveBatch,
-    lanes::{Frame, LaneId, Lanes, Plain, Pool, PushError, Underlays},
+    lanes::{Frame, LaneId, Lanes, Payloads, Plain, Pool, PushError, Underlays},
     relay::{Client, Context, DatagramRelay, DropReason, FlowId, Origin, ServiceNumber, Standing},
 };
 
@@ -140,7 +140,7 @@ impl Uplink<'_> {
     pub fn say(&mut self, index: u8, message: Context) -> bool {
         let Some(way) = self.way(index) else { return false };
         let header = message.encode();
-        let sent = self.send(way, Frame { header: header.as_slice(), payload: &[], counted: false }).is_ok();
+        let sent = self.send_message(way, header.as_slice()).is_ok();
         if sent {
             self.relay.stats.count_sent(&message);
         }
@@ -172,24 +172,28 @@ impl Uplink<'_> {
         self.note_move(id, way);
         let Some(flow) = self.relay.flows.get(id) else { return datagrams };
         let (header, short) = (flow.header(service), flow.confirmed_header());
-        for place in 0..datagrams {
-            let start = (place * segment).min(data.len());
-            let payload = &data[start..(start + segment).min(data.len())];
-            match self.send(way, Frame { header: header.as_slice(), payload, counted: true }) {
-                Ok(()) => {
-                    self.relay.in_outbox += 1;
-                    self.relay.stats.uplink_bytes += payload.len() as u64;
-                }
+        let mut place = 0;
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            self.relay.in_outbox += sent as u64;
+            self.relay.stats.uplink_bytes += (sent * segment).min(rest.len()) as u64;
+            place += sent;
+            match result {
+                Ok(()) => {}
                 Err(PushError::TooLarge { most }) => {
+                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let size = rest.len().min(segment);
                     let most_confirmed =
                         (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
-                    if standing == Standing::Opening && payload.len() <= most_confirmed {
+                    if standing == Standing::Opening && size <= most_confirmed {
                         // It fits only without the opening form: it and what follows wait for the confirmation.
-                        self.await_confirmation(id, data.get(start..).unwrap_or_default(), segment);
+                        self.await_confirmation(id, rest, segment);
                         return datagrams;
                     }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size: payload.len(), most: most_confirmed });
+                    *self.too_large = Some(TooLarge { size, most: most_confirmed });
+                    place += 1;
                 }
                 Err(PushError::Blocked | PushError::NotUp) => return place,
             }
@@ -206,8 +210,18 @@ impl Uplink<'_> {
         self.pool?.pick(self.lanes, index).map(Way::Lane)
     }
 
-    #[inline]
-    fn send(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
+    /// Puts datagrams into packets; returns how many, and why the next of them was not.
+    fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+        match (way, self.plain.as_deref_mut()) {
+            (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads),
+            (Way::Plain, None) => (0, Err(PushError::NotUp)),
+        }
+    }
+
+    /// Puts a message about a flow into a packet.
+    fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
+        let frame = Frame { header, payload: &[], counted: false };
         match (way, self.plain.as_deref_mut()) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
             (Way::Plain, Some(plain)) => plain.push(frame),

@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | which lane has this connection ID; is it validated; where do its packets go | this one |
+//! | what is put into packets | `frame.rs` |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and how they are opened and opened again | `pool.rs` |
@@ -25,11 +26,13 @@ use slab::Slab;
 
 use crate::{io::Path, peer::PeerId};
 
+pub mod frame;
 pub mod outbox;
 pub mod plain;
 pub mod pool;
 
-pub use outbox::{Frame, PushError, UnderlayId, Underlays};
+pub use frame::{Frame, Payloads};
+pub use outbox::{PushError, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
 pub use pool::Pool;
 
