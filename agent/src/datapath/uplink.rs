@@ -7,7 +7,7 @@ use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
     io::ReceiveBatch,
-    lanes::{Frame, LaneId, Lanes, Place, PushError, Underlays},
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerId},
     relay::{
         Client, Context, DatagramRelay, DropReason, FlowId, Header, NO_LANE, Origin, ServiceNumber, Standing,
@@ -151,9 +151,7 @@ impl Uplink<'_> {
                 self.outgoing.payloads(worker, (self.peer, lane), (header, 0), &[], 1);
                 true
             }
-            Way::Lane(_) | Way::Plain => {
-                self.send(way, Frame { header: header.as_slice(), payload: &[], counted: false }).is_ok()
-            }
+            Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
         };
         if sent {
             self.relay.stats.count_sent(&message);
@@ -192,24 +190,27 @@ impl Uplink<'_> {
             self.relay.uplink.handed_over += u64::from(counted);
             return datagrams;
         }
-        for place in 0..datagrams {
-            let start = (place * segment).min(data.len());
-            let payload = &data[start..(start + segment).min(data.len())];
-            match self.send(way, Frame { header: header.as_slice(), payload, counted: true }) {
-                Ok(()) => {
-                    self.relay.in_outbox += 1;
-                    self.relay.stats.uplink_bytes += payload.len() as u64;
-                }
+        let mut place = 0;
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            self.note_sent(sent, (sent * segment).min(rest.len()));
+            place += sent;
+            match result {
+                Ok(()) => {}
                 Err(PushError::TooLarge { most }) => {
+                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let size = rest.len().min(segment);
                     let most_confirmed =
                         (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
-                    if standing == Standing::Opening && payload.len() <= most_confirmed {
+                    if standing == Standing::Opening && size <= most_confirmed {
                         // It fits only without the opening form: it and what follows wait for the confirmation.
-                        self.await_confirmation(id, data.get(start..).unwrap_or_default(), segment);
+                        self.await_confirmation(id, rest, segment);
                         return datagrams;
                     }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size: payload.len(), most: most_confirmed });
+                    *self.too_large = Some(TooLarge { size, most: most_confirmed });
+                    place += 1;
                 }
                 Err(PushError::Blocked | PushError::NotUp) => return place,
             }
@@ -230,24 +231,28 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
             return;
         };
-        for place in 0..count(data, segment) {
-            let start = (place * segment).min(data.len());
-            let payload = &data[start..(start + segment).min(data.len())];
-            match (
-                self.send(way, Frame { header: header.as_slice(), payload, counted: counted > 0 }),
-                counted,
-            ) {
-                (_, 0) => {}
-                (Ok(()), _) => {
-                    self.relay.in_outbox += 1;
-                    self.relay.stats.uplink_bytes += payload.len() as u64;
-                }
-                (Err(PushError::TooLarge { most }), _) => {
+        if counted == 0 {
+            // What finds no room is said again when the peer repeats itself.
+            let _said = self.send_message(way, header.as_slice()).is_ok();
+            return;
+        }
+        let (mut place, datagrams) = (0, count(data, segment));
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            self.note_sent(sent, (sent * segment).min(rest.len()));
+            place += sent;
+            let left = (datagrams - place) as u64;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { most }) => {
+                    let size = data.len().saturating_sub(place * segment).min(segment);
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size: payload.len(), most });
+                    *self.too_large = Some(TooLarge { size, most });
+                    place += 1;
                 }
-                (Err(PushError::Blocked), _) => self.relay.uplink.drop(DropReason::SendBlocked, 1),
-                (Err(PushError::NotUp), _) => self.relay.uplink.drop(DropReason::LaneClosed, 1),
+                Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
+                Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
             }
         }
     }
@@ -265,15 +270,28 @@ impl Uplink<'_> {
         })
     }
 
-    #[inline]
-    fn send(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
-        match way {
-            Way::Lane(lane) => self.underlays.push(self.lanes, lane, frame, self.now),
-            Way::Plain => match self.link.as_deref_mut().and_then(|link| link.plain.as_mut()) {
-                Some(plain) => plain.push(frame),
-                None => Err(PushError::NotUp),
-            },
-            Way::Worker(..) => Err(PushError::NotUp),
+    /// Puts datagrams into packets; returns how many, and why the next of them was not.
+    fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads),
+            (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
+        }
+    }
+
+    /// Counts datagrams that were put into packets.
+    fn note_sent(&mut self, datagrams: usize, bytes: usize) {
+        self.relay.in_outbox += datagrams as u64;
+        self.relay.stats.uplink_bytes += bytes as u64;
+    }
+
+    /// Puts a message about a flow into a packet.
+    fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
+        let frame = Frame { header, payload: &[], counted: false };
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
+            (Way::Plain, Some(plain)) => plain.push(frame),
+            (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
         }
     }
 

@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | which lane has this connection ID; is it validated; where do its packets go | this one |
+//! | what is put into packets | `frame.rs` |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and where each is kept | `pool.rs` |
@@ -28,13 +29,15 @@ use crate::{
     peer::{PeerId, SessionId},
 };
 
+pub mod frame;
 pub mod openings;
 pub mod outbox;
 pub mod plain;
 pub mod pool;
 
+pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{Frame, PushError, UnderlayId, Underlays};
+pub use outbox::{PushError, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 
