@@ -1,8 +1,8 @@
 //! This process and its sockets, as the kernel knows them.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{io, os::fd::BorrowedFd, time::Duration};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
 /// Raises the limit on open files to `wanted`, or as far as the hard limit allows; returns the limit that holds.
 ///
@@ -26,6 +26,19 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
     super::sys::drops(socket).map_or(0, u64::from)
+}
+
+/// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    [usage.user_time(), usage.system_time()]
+        .map(|time| {
+            let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
+            Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
+        })
+        .iter()
+        .sum()
 }
 
 #[cfg(test)]
