@@ -10,6 +10,7 @@
 //! | one thread of clients; the sink; the probe beside the load | `client.rs`, `sink.rs`, `probe.rs` |
 //! | how such a thread runs on the kernel | `shell.rs` |
 //! | one run: its threads, its start, its end | `measure.rs` |
+//! | the sink in a process of its own | `alone.rs` |
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
@@ -26,8 +27,10 @@ use anyhow::anyhow;
 
 use crate::{cli::out, io::Token};
 
+mod alone;
 mod client;
 mod measure;
+pub mod memory;
 mod pace;
 mod probe;
 mod results;
@@ -38,6 +41,7 @@ mod sink;
 mod tally;
 mod wire;
 
+pub use alone::{SinkOptions, run_sink};
 pub use wire::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 
 use results::Results;

@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 
 use super::{Failure, demo::bits_per_second};
-use crate::bench::{self, Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options};
+use crate::bench::{self, Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions};
 
 /// Measure rate, loss, order and latency of UDP through agents, directly, or in memory
 #[derive(Debug, Args)]
@@ -21,8 +21,11 @@ pub(super) struct Bench {
     #[arg(long, value_name = "ADDR", requires = "to")]
     sink: Option<SocketAddr>,
     /// Send over loopback, without agents
-    #[arg(long, conflicts_with_all = ["to", "sink"])]
+    #[arg(long, conflicts_with_all = ["to", "sink", "in_memory"])]
     direct: bool,
+    /// Two lanes without a network, beside two quinn-proto endpoints; takes --size, --seconds and --json
+    #[arg(long, conflicts_with_all = ["to", "sink"])]
+    in_memory: bool,
     #[command(flatten)]
     load: Load,
 }
@@ -30,6 +33,24 @@ pub(super) struct Bench {
 #[derive(Debug, Subcommand)]
 enum Part {
     Send(Send),
+    Sink(Sink),
+}
+
+/// Count and answer what senders in other processes send
+#[derive(Debug, Args)]
+struct Sink {
+    /// Where to listen
+    #[arg(long, value_name = "ADDR")]
+    listen: SocketAddr,
+    /// End after so long [default: never]
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Let the kernel cut bursts into datagrams
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    gso: Switch,
+    /// Print JSON instead of words
+    #[arg(long)]
+    json: bool,
 }
 
 /// Send to a sink in another process
@@ -122,6 +143,8 @@ impl Bench {
             (Some(Part::Send(send)), _, _) => {
                 return Ok(bench::run(&send.load.options(Mode::Send { to: send.to })?)?);
             }
+            (Some(Part::Sink(sink)), _, _) => return Ok(bench::run_sink(&sink.options()?)?),
+            (None, _, _) if self.in_memory => return Ok(self.load.in_memory()?),
             (None, Some(to), Some(sink)) => Mode::Through { to, sink },
             (None, _, _) if self.direct => Mode::Direct,
             (None, _, _) => {
@@ -136,8 +159,9 @@ impl Bench {
 
 impl Load {
     fn options(self, mode: Mode) -> anyhow::Result<Options> {
-        if !(0.01..=MAX_SECONDS).contains(&self.seconds) || !(0.0..=MAX_SECONDS).contains(&self.warmup) {
-            return Err(anyhow!("--seconds takes 0.01 to {MAX_SECONDS}, --warmup 0 to {MAX_SECONDS}"));
+        let measured = seconds(self.seconds)?;
+        if !(0.0..=MAX_SECONDS).contains(&self.warmup) {
+            return Err(anyhow!("--warmup takes 0 to {MAX_SECONDS}"));
         }
         if !(0.0..=100.0).contains(&self.loss) {
             return Err(anyhow!("--loss takes 0 to 100 percent"));
@@ -159,7 +183,7 @@ impl Load {
             flows: self.flows,
             sizes: self.size,
             bits_per_second: rate,
-            measured: Duration::from_secs_f64(self.seconds),
+            measured,
             warmup: Duration::from_secs_f64(self.warmup),
             gso: self.gso == Switch::On,
             burst: self.burst,
@@ -170,4 +194,36 @@ impl Load {
             json: self.json,
         })
     }
+
+    fn in_memory(self) -> anyhow::Result<()> {
+        let duration = seconds(self.seconds)?;
+        for size in self.size {
+            if size > bench::memory::MAX_SIZE {
+                let most = bench::memory::MAX_SIZE;
+                return Err(anyhow!("--in-memory takes payloads of {MIN_SIZE} to {most} bytes"));
+            }
+            bench::memory::run(&bench::memory::Options { size, duration, json: self.json })?;
+        }
+        Ok(())
+    }
+}
+
+impl Sink {
+    fn options(&self) -> anyhow::Result<SinkOptions> {
+        Ok(SinkOptions {
+            listen: self.listen,
+            duration: self.seconds.map(seconds).transpose()?,
+            gso: self.gso == Switch::On,
+            progress: std::io::stderr().is_terminal(),
+            json: self.json,
+        })
+    }
+}
+
+/// A time that is worth a measurement.
+fn seconds(seconds: f64) -> anyhow::Result<Duration> {
+    if !(0.01..=MAX_SECONDS).contains(&seconds) {
+        return Err(anyhow!("--seconds takes 0.01 to {MAX_SECONDS}"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
