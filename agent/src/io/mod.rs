@@ -11,6 +11,7 @@
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | the limits and CPUs of this process | `process.rs` |
+//! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
@@ -21,6 +22,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+pub mod alarm;
 pub mod batch;
 pub mod kernel;
 pub mod memory;

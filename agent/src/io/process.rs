@@ -1,10 +1,10 @@
 //! This process, its threads and its sockets, as the kernel knows them.
 
-use std::{io, num::NonZeroUsize, os::fd::BorrowedFd, thread};
+use std::{io, num::NonZeroUsize, os::fd::BorrowedFd, thread, time::Duration};
 
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    sys::resource::{Resource, getrlimit, setrlimit},
+    sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
     unistd::Pid,
 };
 
@@ -52,6 +52,19 @@ pub fn pin_to_cpu(place: usize) -> io::Result<()> {
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
     super::sys::drops(socket).map_or(0, u64::from)
+}
+
+/// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    [usage.user_time(), usage.system_time()]
+        .map(|time| {
+            let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
+            Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
+        })
+        .iter()
+        .sum()
 }
 
 #[cfg(test)]

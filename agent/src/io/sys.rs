@@ -10,7 +10,7 @@ use std::{
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ops::Range,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
 };
 
@@ -432,6 +432,12 @@ pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<So
     // SAFETY: the registration owns the socket, which closes its descriptor only when it is dropped, and nothing
     // replaces it: only shared references are handed out.
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
+}
+
+/// Registers a timer with the current runtime.
+pub(super) fn watch_timer(timer: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the registration owns the descriptor, which is closed only when it is dropped, and nothing replaces it.
+    unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.map_err(Into::into)
 }
 
 /// Whether the kernel knows `UDP_SEGMENT`; leaves the socket as it was.
