@@ -82,6 +82,8 @@ impl Udp {
         };
         let udp = Self::bind(any)?;
         udp.socket.connect(upstream).await?;
+        // Until the runtime has heard from the kernel, a try to send would end as if the buffer were full.
+        udp.socket.writable().await?;
         Ok(udp)
     }
 
@@ -182,8 +184,13 @@ impl Run {
             segment_size: (self.count > 1).then_some(self.segment),
             src_ip: None,
         };
-        let sent =
-            udp.socket.try_io(Interest::WRITABLE, || udp.state.try_send((&udp.socket).into(), &transmit));
+        let send =
+            || udp.socket.try_io(Interest::WRITABLE, || udp.state.try_send((&udp.socket).into(), &transmit));
+        let mut sent = send();
+        // The answer to an earlier datagram, told instead of sending this one.
+        if matches!(&sent, Err(error) if error.kind() == ErrorKind::ConnectionRefused) {
+            sent = send();
+        }
         counters.send_calls.fetch_add(1, Ordering::Relaxed);
         let outcome = if sent.is_ok() { &counters.sent_datagrams } else { &counters.unsent_datagrams };
         outcome.fetch_add(self.count as u64, Ordering::Relaxed);
