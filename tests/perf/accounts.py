@@ -15,6 +15,13 @@ def counted(name, number):
     return f"{name} {number:.0f}"
 
 
+def probes(run):
+    """Sent and returned: a bench's probes take the same way, and are not among what it says that it sent."""
+    probe = run.get("round_trip_us") or {}
+    returned = probe.get("samples") or 0
+    return probe.get("sent", returned), returned
+
+
 def direct(run):
     """Sender and sink only."""
     return {"places": {"sink": run["sent"] - run["received"]}}
@@ -23,8 +30,7 @@ def direct(run):
 def culvert(run, before, after):
     """Two agents; `before` and `after` are the answers of /metrics by end."""
     entry, exit_ = (after[name].since(before[name]) for name in ("entry", "exit"))
-    # A bench's probes take the same way, and are not among what it says that it sent.
-    probes = ((run.get("round_trip_us") or {}).get("samples") or 0)
+    probes_sent, probes_back = probes(run)
     into_entry = entry.total("culvert_socket_received_datagrams_total", socket="ingress")
     into_relay = entry.total("culvert_peer_datagrams_received_total", direction="uplink")
     sealed = entry.total("culvert_peer_datagrams_delivered_total", direction="uplink")
@@ -33,12 +39,12 @@ def culvert(run, before, after):
     unsent = exit_.total("culvert_socket_send_failures_total", socket="upstream")
     at_exit = opened - delivered
     places = {
-        "ingress": run["sent"] + probes - into_entry,
+        "ingress": run["sent"] + probes_sent - into_entry,
         "relay": max(into_entry, into_relay) - sealed,
         "lane": sealed - opened,
         "exit": at_exit - min(unsent, at_exit),
         "socket": min(unsent, at_exit),
-        "sink": delivered - probes - run["received"],
+        "sink": delivered - probes_back - run["received"],
     }
     reasons = [
         counted(f"{end}: {reason}", number)
@@ -91,7 +97,7 @@ def relay(run, before, after):
     def grown(end, group, name):
         return after[end].get(group, {}).get(name, 0) - before[end].get(group, {}).get(name, 0)
 
-    probes = ((run.get("round_trip_us") or {}).get("samples") or 0)
+    probes_sent, probes_back = probes(run)
     into_entry = grown("entry", "sockets", "received_datagrams")
     out, unsent = grown("exit", "sockets", "sent_datagrams"), grown("exit", "sockets", "unsent_datagrams")
     quic = "quic" in after["entry"]
@@ -100,12 +106,12 @@ def relay(run, before, after):
     received = grown("exit", "quic", "received_datagram_frames") if quic else out + unsent
     figures = {
         "places": {
-            "ingress": run["sent"] + probes - into_entry,
+            "ingress": run["sent"] + probes_sent - into_entry,
             "relay": into_entry - sent,
             "lane": sent - received,
             "exit": received - out - unsent,
             "socket": unsent,
-            "sink": out - probes - run["received"],
+            "sink": out - probes_back - run["received"],
         },
         "reasons": [
             counted(f"{end}: {name}", number)

@@ -210,8 +210,9 @@ def cpu_seconds(child):
 
 
 def resident_bytes(child):
-    status = Path(f"/proc/{child.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) * 1024
+    # Exact: VmRSS lags behind by some pages per CPU.
+    rollup = Path(f"/proc/{child.pid}/smaps_rollup").read_text()
+    return int(re.search(r"Rss:\s+(\d+) kB", rollup).group(1)) * 1024
 
 
 def udp_counters():
@@ -237,12 +238,12 @@ class Direct:
 
 
 class Culvert:
-    """Two agents: clients send to `entry`, the service is at `upstream`."""
+    """Two agents: clients send to `entry`, the service is at `upstream`; `probe` leads to `probe_sink`, beside a load."""
 
     kind = "culvert"
 
     def __init__(self, processes, upstream, workers=None):
-        self.entry, quic = free_port(), free_port()
+        self.entry, quic, self.probe, self.probe_sink = free_port(), free_port(), free_port(), free_port()
         self.metrics = {"entry": free_port(), "exit": free_port()}
         folder = Path(tempfile.mkdtemp(dir=processes.path))
         keys = {}
@@ -261,11 +262,14 @@ listen = ["127.0.0.1:{quic}"]
 [[peer]]
 name = "entry"
 public_key = "{keys["entry"]}"
-services = ["load"]
+services = ["load", "probe"]
 {lanes}
 [[service]]
 name = "load"
 upstream = "127.0.0.1:{upstream}"
+[[service]]
+name = "probe"
+upstream = "127.0.0.1:{self.probe_sink}"
 """)
         (folder / "entry.toml").write_text(f"""
 identity = {{ key_file = "{folder}/entry.key" }}
@@ -281,6 +285,10 @@ endpoints = ["127.0.0.1:{quic}"]
 listen = "127.0.0.1:{self.entry}"
 peer = "exit"
 service = "load"
+[[udp]]
+listen = "127.0.0.1:{self.probe}"
+peer = "exit"
+service = "probe"
 [[tcp]]
 listen = "127.0.0.1:{self.entry}"
 peer = "exit"
@@ -441,16 +449,23 @@ class Bench:
     def __init__(self, processes, port):
         self.processes, self.port = processes, port
 
-    def run(self, relay, size, rate, seconds, *more, limit_seconds=None):
-        """One run (see `read`), or the whole answer where there is no single one."""
+    def run(self, relay, size, rate, seconds, *more, probe=False):
+        """What it sent and what its sink received; with `probe` past a load, on a way of its own."""
         if relay.kind == "direct":
             way = ["--direct"]
         else:
-            way = ["--to", f"127.0.0.1:{relay.entry}", "--sink", f"127.0.0.1:{self.port}"]
-        rate = "max" if rate in ("max", "unlimited") else rate
+            entry, sink = (relay.probe, relay.probe_sink) if probe else (relay.entry, self.port)
+            way = ["--to", f"127.0.0.1:{entry}", "--sink", f"127.0.0.1:{sink}"]
         # Without a warm-up all that was sent is in the count, as the agents count it.
-        command = [CULVERT, "bench", *way, "--size", size, "--rate", rate, "--seconds", seconds, "--warmup", 0, "--json", *more]
-        return self.read(self.processes.run(command, limit_seconds or seconds + 25))
+        load = ["--size", size, "--rate", rate, "--seconds", seconds, "--warmup", 0]
+        steps = 12 if "--search" in more else 1
+        command = [CULVERT, "bench", *way, *load, "--json", *more]
+        return self.read(self.processes.run(command, steps * (seconds + 3) + 25))
+
+    def in_memory(self, size, seconds):
+        """The answer as it is."""
+        command = [CULVERT, "bench", "--in-memory", "--size", size, "--seconds", seconds, "--json"]
+        return self.processes.run(command, 20 * seconds + 60)
 
     @staticmethod
     def read(answer):
