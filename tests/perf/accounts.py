@@ -102,7 +102,6 @@ def relay(run, before, after):
     out, unsent = grown("exit", "sockets", "sent_datagrams"), grown("exit", "sockets", "unsent_datagrams")
     quic = "quic" in after["entry"]
     sent = grown("entry", "quic", "sent_datagram_frames") if quic else grown("entry", "sockets", "sent_datagrams")
-    # Of the exit, what comes back through its sockets is not in these.
     received = grown("exit", "quic", "received_datagram_frames") if quic else out + unsent
     figures = {
         "places": {

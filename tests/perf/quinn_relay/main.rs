@@ -73,7 +73,10 @@ enum Role {
 /// What the line of JSON is made of.
 #[derive(Default)]
 pub(crate) struct Books {
-    counters: Counters,
+    /// From clients to the upstream.
+    requests: Counters,
+    /// From the upstream to clients.
+    answers: Counters,
     connection: Mutex<Option<Connection>>,
 }
 
@@ -106,7 +109,7 @@ impl Books {
 #[expect(clippy::print_stdout, reason = "the program's answers")]
 fn answer(books: &Books) {
     for _ in io::stdin().lock().lines().map_while(Result::ok) {
-        let mut all = json!({ "sockets": books.counters.json() });
+        let mut all = json!({ "sockets": books.requests.json(), "answers": books.answers.json() });
         let connection = books.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(connection) = connection {
             let stats = connection.stats();

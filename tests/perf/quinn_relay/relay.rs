@@ -22,7 +22,7 @@ use tokio::task::{spawn_local, yield_now};
 use crate::{
     Books,
     quic::{self, Congestion, SERVER_NAME},
-    udp::{Inbox, Run, Udp},
+    udp::{Counters, Inbox, Run, Udp},
 };
 
 /// Bytes before each payload.
@@ -80,8 +80,8 @@ pub(crate) async fn entry(
     let mut inbox = Inbox::new();
     loop {
         ingress.readable().await?;
-        ingress.receive(&mut inbox, &books.counters)?;
-        carry(&inbox, &connection, books, |client| flows.borrow_mut().of(client));
+        ingress.receive(&mut inbox, &books.requests)?;
+        carry(&inbox, &connection, &books.requests, |client| flows.borrow_mut().of(client));
         if let Some(why) = connection.close_reason() {
             return Err(why.into());
         }
@@ -93,20 +93,20 @@ pub(crate) async fn entry(
 fn carry(
     inbox: &Inbox,
     connection: &Connection,
-    books: &Books,
+    counters: &Counters,
     mut flow_of: impl FnMut(SocketAddr) -> Option<u16>,
 ) {
     // One allocation for all.
     let mut space = BytesMut::with_capacity(inbox.len() + inbox.datagrams().count() * FLOW_LEN);
     for (source, payload) in inbox.datagrams() {
         let Some(flow) = flow_of(source) else {
-            books.counters.refused();
+            counters.refused();
             continue;
         };
         space.put_u16(flow);
         space.put_slice(payload);
         if connection.send_datagram(space.split().freeze()).is_err() {
-            books.counters.refused();
+            counters.refused();
         }
     }
 }
@@ -119,11 +119,11 @@ async fn to_clients(
 ) -> Result<(), ConnectionError> {
     let mut run = Run::new();
     loop {
-        let datagram = next(&connection, || run.flush(&ingress, &books.counters)).await?;
+        let datagram = next(&connection, || run.flush(&ingress, &books.answers)).await?;
         if let Some((flow, payload)) = parted(&datagram)
             && let Some(client) = flows.borrow().clients.get(usize::from(flow))
         {
-            run.push(&ingress, *client, payload, &books.counters);
+            run.push(&ingress, *client, payload, &books.answers);
         }
     }
 }
@@ -159,20 +159,20 @@ async fn to_upstream(
     loop {
         let flush = || {
             if let Some((_, udp)) = &current {
-                run.flush(udp, &books.counters);
+                run.flush(udp, &books.requests);
             }
         };
         let datagram = next(connection, flush).await?;
         let Some((flow, payload)) = parted(&datagram) else { continue };
         if current.as_ref().is_none_or(|(last, _)| *last != flow) {
             if let Some((_, udp)) = &current {
-                run.flush(udp, &books.counters);
+                run.flush(udp, &books.requests);
             }
             let udp = match sockets.get(&flow) {
                 Some(udp) => Rc::clone(udp),
                 None => {
                     let Ok(udp) = Udp::connect(upstream).await.map(Rc::new) else {
-                        books.counters.refused();
+                        books.requests.refused();
                         continue;
                     };
                     sockets.insert(flow, Rc::clone(&udp));
@@ -185,7 +185,7 @@ async fn to_upstream(
             current = Some((flow, udp));
         }
         if let Some((_, udp)) = &current {
-            run.push(udp, upstream, payload, &books.counters);
+            run.push(udp, upstream, payload, &books.requests);
         }
     }
 }
@@ -201,8 +201,8 @@ async fn from_upstream(
         udp.readable().await?;
         {
             let mut inbox = inbox.borrow_mut();
-            udp.receive(&mut inbox, &books.counters)?;
-            carry(&inbox, &connection, &books, |_| Some(flow));
+            udp.receive(&mut inbox, &books.answers)?;
+            carry(&inbox, &connection, &books.answers, |_| Some(flow));
         }
         yield_now().await;
     }
@@ -239,12 +239,12 @@ pub(crate) async fn plain(
     let mut run = Run::new();
     loop {
         ingress.readable().await?;
-        ingress.receive(&mut inbox, &books.counters)?;
+        ingress.receive(&mut inbox, &books.requests)?;
         let mut current: Option<(SocketAddr, Rc<Udp>)> = None;
         for (client, payload) in inbox.datagrams() {
             if current.as_ref().is_none_or(|(last, _)| *last != client) {
                 if let Some((_, udp)) = &current {
-                    run.flush(udp, &books.counters);
+                    run.flush(udp, &books.requests);
                 }
                 let udp = match sockets.get(&client) {
                     Some(udp) => Rc::clone(udp),
@@ -265,11 +265,11 @@ pub(crate) async fn plain(
                 current = Some((client, udp));
             }
             if let Some((_, udp)) = &current {
-                run.push(udp, upstream, payload, &books.counters);
+                run.push(udp, upstream, payload, &books.requests);
             }
         }
         if let Some((_, udp)) = &current {
-            run.flush(udp, &books.counters);
+            run.flush(udp, &books.requests);
         }
         yield_now().await;
     }
@@ -287,12 +287,12 @@ async fn plain_answers(
         udp.readable().await?;
         {
             let mut inbox = inbox.borrow_mut();
-            udp.receive(&mut inbox, &books.counters)?;
+            udp.receive(&mut inbox, &books.answers)?;
             for (_, payload) in inbox.datagrams() {
-                run.push(&ingress, client, payload, &books.counters);
+                run.push(&ingress, client, payload, &books.answers);
             }
         }
-        run.flush(&ingress, &books.counters);
+        run.flush(&ingress, &books.answers);
         yield_now().await;
     }
 }

@@ -21,7 +21,7 @@ const MESSAGE_LEN: usize = 65_507;
 /// In bytes, asked of the kernel, which grants at most `net.core.rmem_max` and `wmem_max`.
 const SOCKET_BUFFER_LEN: usize = 4 << 20;
 
-/// What the sockets towards clients and upstreams did since the start.
+/// What the sockets towards clients and upstreams did since the start, in one direction.
 #[derive(Default)]
 pub(crate) struct Counters {
     received_datagrams: AtomicU64,
