@@ -7,7 +7,10 @@ use anyhow::Context as _;
 use super::{Party, Turn};
 use crate::{
     clock::{Clock, SystemClock},
-    io::{Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, wildcard_for},
+    io::{
+        Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, ports::Ports,
+        wildcard_for,
+    },
 };
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.
@@ -24,7 +27,7 @@ pub(super) fn spawn<P: Party, T: Send + 'static>(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let (ready, clock) = (Ready::new(), Rc::new(SystemClock));
-            let mut net = KernelNet::new(ready.clone(), Rc::<SystemClock>::clone(&clock));
+            let mut net = KernelNet::new(ready.clone(), Rc::<SystemClock>::clone(&clock), Ports::default());
             let mut party = make(&mut net, clock)?;
             let mut alarm = Alarm::new()?;
             let mut tokens = Vec::new();

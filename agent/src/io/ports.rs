@@ -13,7 +13,7 @@
 
 use std::{fmt, io, net::SocketAddr, os::fd::AsFd, sync::Once};
 
-use socket2::Socket;
+use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
 use super::{UdpOptions, UdpRole, kernel, steering, sys, udp};
@@ -92,6 +92,14 @@ pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
         }
     }
     Ok(shares)
+}
+
+/// Whether packets may carry `SO_MARK`.
+///
+/// # Errors
+/// `PermissionDenied` without `CAP_NET_ADMIN`.
+pub fn probe_mark(mark: u32) -> io::Result<()> {
+    Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_mark(mark)
 }
 
 impl Ports {

@@ -76,7 +76,7 @@ mod streams;
 mod tests;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
-pub use doors::{Doors, Source, StreamKey};
+pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
 pub use handover::Outgoing;

@@ -188,12 +188,6 @@ impl Worker {
     fn open_ports(&mut self) -> Result<(), StartError> {
         let config = Arc::clone(&self.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
-        if config.transport.mark != 0 {
-            // An agent that only dials would else learn of it with its first attempt.
-            let discard = SocketAddr::from(([127, 0, 0, 1], 9));
-            let trial = self.doors.dial(&mut self.underlays, discard).map_err(StartError::Mark)?;
-            self.doors.close_underlay(&mut self.underlays, trial);
-        }
         for address in &config.transport.listen {
             let port = self
                 .doors
