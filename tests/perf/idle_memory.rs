@@ -20,7 +20,7 @@ use std::{
 
 use culvert::{
     lanes::{LaneSlot, Lanes, UnderlayId},
-    peer::PeerId,
+    peer::{PeerId, SessionId},
 };
 use culvert_tests::{
     agent::{Agent, binary, keygen},
@@ -31,7 +31,6 @@ use culvert_tests::{
     process::Running,
 };
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
-use quinn_proto::ConnectionHandle;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -67,11 +66,11 @@ fn lanes() {
         let before = dhat::HeapStats::get().curr_bytes;
         for place in 0..LANES {
             let cid = ConnectionId((place as u64).to_be_bytes());
-            let (peer, connection) = (PeerId(0), ConnectionHandle(0));
+            let (peer, session) = (PeerId(0), SessionId(1));
             let core = used_lane(cid, packets);
             lanes.insert(LaneSlot::new(
                 core,
-                (peer, connection),
+                (peer, session),
                 (0, 1),
                 cid,
                 (UnderlayId(0), 1200),

@@ -54,8 +54,10 @@ pub(super) enum Order {
     LaneUp { lane: LaneName },
     /// To the owner: a lane could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
-    /// To the owner: something has been outstanding on a lane for `limit`, and it hears nothing.
-    LaneSilent { lane: LaneName, limit: Duration },
+    /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
+    LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
+    /// A lane hears nothing: are the others alive?
+    AskForLife { peer: PeerId, session: SessionId },
     /// To the owner: a peer that was suspected is heard.
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams wait for it elsewhere.

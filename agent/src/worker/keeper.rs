@@ -122,15 +122,15 @@ impl Worker {
         self.tell_owner(lane, Order::LaneLost { lane, why }, now);
     }
 
-    /// Something is outstanding on a lane: its owner is told if it has heard nothing for too long.
+    /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
     pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
-        let since = slot.core.silent_since();
-        let silent = since.is_some_and(|since| now.saturating_duration_since(since) >= limit);
-        if slot.is_up() && silent {
+        let Some(since) = slot.core.silent_since() else { return };
+        let silence = now.saturating_duration_since(since);
+        if slot.is_up() && silence >= limit / 2 {
             let lane = name_of_lane(slot);
-            self.tell_owner(lane, Order::LaneSilent { lane, limit }, now);
+            self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
         }
     }
 
@@ -216,8 +216,8 @@ impl Worker {
         self.take_stock(now);
     }
 
-    /// Asks a peer that fell silent for a sign of life on every lane.
-    fn ask_for_life(&mut self, id: PeerId) {
+    /// Asks a peer for a sign of life on every lane.
+    pub(super) fn ask_for_life(&mut self, id: PeerId) {
         let Some(link) = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref()) else { return };
         for lane in link.pool.lanes() {
             if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {

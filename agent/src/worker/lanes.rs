@@ -224,13 +224,28 @@ impl Worker {
 
     /// Something is outstanding on a lane that hears nothing: if nothing at all has been heard for too long, the peer is
     /// suspect and dialled anew beside the old connection; if only this lane is silent, it is opened again.
-    pub(super) fn lane_is_silent(&mut self, lane: LaneName, limit: Duration, now: Instant) {
+    ///
+    /// The others may be idle: half-way to the `limit` they are asked for a sign of life.
+    pub(super) fn lane_is_silent(
+        &mut self,
+        lane: LaneName,
+        (silence, limit): (Duration, Duration),
+        now: Instant,
+    ) {
         let Some(session) = self.session_named(lane.peer, lane.session) else { return };
         let (peer, dialled) = (lane.peer, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) {
             return;
         }
-        if self.exchange.silence(peer, now).is_some_and(|silence| silence < limit) {
+        let others = self.exchange.silence(peer, now);
+        if silence < limit {
+            if others.is_none_or(|others| others >= limit / 2) {
+                let session = lane.session;
+                self.tell_all(|| Order::AskForLife { peer, session }, now);
+            }
+            return;
+        }
+        if others.is_some_and(|others| others < limit) {
             if dialled && let Some(session) = self.session_mut(peer) {
                 session.openings.lost(lane.index, lane.epoch, now);
                 tracing::warn!(

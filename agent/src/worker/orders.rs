@@ -80,7 +80,12 @@ impl Worker {
             }
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
-            Order::LaneSilent { lane, limit } => self.lane_is_silent(lane, limit, now),
+            Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
+            Order::AskForLife { peer, session } => {
+                if self.link_named(peer, session).is_some() {
+                    self.ask_for_life(peer);
+                }
+            }
             Order::Heard { peer, session } => {
                 if self.session_named(peer, session).is_some()
                     && self.link_named(peer, session).is_some_and(|link| link.suspect)

@@ -28,10 +28,10 @@ impl Kind {
 }
 
 /// The worker, of `workers`, whose socket of this role hears `datagram`, as the kernel chooses within a group.
-pub(super) fn place_for(role: UdpRole, datagram: &Datagram<'_>, workers: u8) -> u8 {
+pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
     match role {
-        UdpRole::QuicListen => steering::owner(datagram.payload, workers),
-        UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream => {
+        UdpRole::QuicListen if steered => steering::owner(datagram.payload, workers),
+        UdpRole::QuicListen | UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream => {
             let mut hasher = FxHasher::default();
             (datagram.from, datagram.to).hash(&mut hasher);
             // Less than `workers`.

@@ -130,6 +130,12 @@ impl MemoryFabric {
         self.state.borrow_mut().no_gro = !gro;
     }
 
+    /// Whether a listening port's group is steered by connection ID. It is at first; else it is hashed, as by a kernel that
+    /// takes no program.
+    pub fn set_steering(&self, steering: bool) {
+        self.state.borrow_mut().no_steering = !steering;
+    }
+
     /// Lets a datagram arrive without asking the hook. False when nobody hears it, or the socket's queue is full.
     /// Loopback addresses are private to their host, so such a datagram reaches nobody.
     pub fn inject(&self, datagram: &Datagram<'_>) -> bool {
@@ -358,6 +364,7 @@ struct State {
     listeners: BTreeMap<(HostId, SocketAddr), Rc<RefCell<Backlog>>>,
     hook: Option<Hook>,
     no_gro: bool,
+    no_steering: bool,
 }
 
 impl State {
@@ -401,12 +408,13 @@ impl State {
     /// Queues a datagram at the socket of `host` that hears it: a connected one before a bound one before a wildcard,
     /// and within a group the chosen worker's, or while that has none any other's.
     fn arrive(&mut self, host: HostId, datagram: &Datagram<'_>) -> Arrival {
-        let workers = self.hosts[host.0].workers;
+        let (workers, steered) = (self.hosts[host.0].workers, !self.no_steering);
         let best = self.ports.get(&(host, datagram.to.port())).and_then(|sockets| {
             let scored = sockets.iter().filter_map(|id| {
                 let socket = &self.udp[*id];
                 let score = socket.hears(datagram)?;
-                let chosen = group::place_for(socket.role, datagram, workers) == socket.worker.place;
+                let place = group::place_for(socket.role, steered, datagram, workers);
+                let chosen = place == socket.worker.place;
                 Some((score, chosen, *id))
             });
             scored.max()

@@ -314,6 +314,11 @@ impl World {
         None
     }
 
+    /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
+    pub(super) fn set_steering(&self, steering: bool) {
+        self.fabric.set_steering(steering);
+    }
+
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub(super) fn host(&self, addresses: &[IpAddr]) -> Host {
         Host { net: self.fabric.host(addresses, Ready::new()), next_token: 0 }

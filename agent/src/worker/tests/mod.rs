@@ -8,9 +8,9 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 
 mod bounds;
+mod crew;
 mod harness;
 mod hostile;
-
 mod rogue;
 mod siege;
 
@@ -37,7 +37,12 @@ struct Pair {
 
 impl Pair {
     fn new(seed: u64, entry_extra: &str, exit_extra: &str) -> Self {
-        println!("seed {seed}");
+        Self::with_workers(seed, (1, 1), entry_extra, exit_extra)
+    }
+
+    /// With this many workers at the entry and at the exit.
+    fn with_workers(seed: u64, workers: (u8, u8), entry_extra: &str, exit_extra: &str) -> Self {
+        println!("seed {seed}, workers {workers:?}");
         let mut world = World::new(seed);
         let (entry_key, exit_key) = (Identity::generate().unwrap(), Identity::generate().unwrap());
         let exit_toml = format!(
@@ -75,8 +80,11 @@ impl Pair {
             "#,
             exit_key.public_key()
         );
+        world.set_workers(workers.1);
         let exit = world.start(&exit_toml, &exit_key, &[EXIT], 1);
+        world.set_workers(workers.0);
         let entry = world.start(&entry_toml, &entry_key, &[ENTRY], 2);
+        world.set_workers(workers.1);
         let clients = world.host(&[CLIENT]);
         let mut services = world.host(&[SERVICE]);
         let echo = services.udp(UPSTREAM, None);
