@@ -16,7 +16,7 @@ use std::{
 use super::{
     Party, Turn,
     sender::{Next, Sender, Sent, Target, nanoseconds},
-    tally::{FlowTally, Received},
+    tally::{Counts, FlowTally, Received},
     wire::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
 };
 use crate::{
@@ -77,6 +77,8 @@ struct Flow {
     path: Path,
     welcomed: bool,
     tally: FlowTally,
+    /// The kernel's count before the first counted datagram.
+    drops_before: u64,
     report: Option<Report>,
 }
 
@@ -116,6 +118,7 @@ impl Client {
             path: *path,
             welcomed: false,
             tally: FlowTally::new(),
+            drops_before: 0,
             report: None,
         };
         let again = setup.clock.now();
@@ -138,10 +141,10 @@ impl Client {
 
     /// What it found, after [`Turn::Ended`].
     pub(super) fn finish(mut self) -> Outcome {
-        for flow in &self.flows {
+        for (flow, socket) in self.flows.iter().zip(&self.sockets) {
             self.received.counts.add(&flow.tally.counts);
+            self.received.kernel_drops += socket.kernel_drops().saturating_sub(flow.drops_before);
         }
-        self.received.kernel_drops = self.sockets.iter().map(|socket| socket.kernel_drops()).sum();
         Outcome {
             sent: self.sender.map(|sender| sender.sent).unwrap_or_default(),
             received: self.received,
@@ -283,7 +286,7 @@ impl Client {
     }
 
     fn take_batch(&mut self, socket: usize) {
-        let Self { setup, flows, received, batch, begun, arrived, .. } = self;
+        let Self { setup, sockets, flows, received, batch, begun, arrived, .. } = self;
         let now = setup.clock.now();
         let now_ns = nanoseconds(setup.epoch, now);
         let flow = &mut flows[socket];
@@ -301,6 +304,10 @@ impl Client {
                 match header.kind {
                     Kind::Data => {
                         *begun = true;
+                        if flow.tally.counts == Counts::default() {
+                            // What was dropped in the warm-up is not counted.
+                            flow.drops_before = sockets[socket].kernel_drops();
+                        }
                         received.seen_at(now);
                         if flow.tally.see(header.sequence) {
                             *arrived += 1;

@@ -39,6 +39,8 @@ mod sender;
 mod shell;
 mod sink;
 mod tally;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use alone::{SinkOptions, run_sink};

@@ -39,7 +39,7 @@ struct Run {
     sender: Option<Sender>,
     sending: bool,
     received: Received,
-    /// The kernel's count before the run.
+    /// The kernel's count before the first counted datagram.
     drops_before: u64,
 }
 
@@ -147,6 +147,10 @@ impl Sink {
     fn count(&mut self, header: &Header, now: Instant, now_ns: u64) {
         let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return };
         let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return };
+        if run.received.span.is_none() {
+            // What was dropped in the warm-up is not counted.
+            run.drops_before = self.sockets[0].kernel_drops();
+        }
         run.received.seen_at(now);
         if flow.tally.see(header.sequence) {
             self.arrived += 1;
