@@ -9,6 +9,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
+    time::Duration,
 };
 
 use super::{SendFailure, SendOutcome};
@@ -32,6 +33,8 @@ pub struct Meta {
     pub local: Option<IpAddr>,
     /// The ECN bits, 0 to 3; 0 on sockets that do not ask for them (ingress and upstream ones).
     pub ecn: u8,
+    /// How long it waited in the kernel, at most 10 s; an estimate in calls without timestamps, zero when not known.
+    pub age: Duration,
 }
 
 impl Meta {

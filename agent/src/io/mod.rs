@@ -8,6 +8,7 @@
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | the listening sockets of several workers, bound once | `ports.rs` |
 //! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
+//! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | the limits and CPUs of this process | `process.rs` |
@@ -29,6 +30,7 @@ pub mod memory;
 pub mod ports;
 pub mod process;
 pub mod ready;
+pub mod stats;
 pub mod steering;
 mod sys;
 #[cfg(test)]
@@ -38,6 +40,7 @@ mod udp;
 
 pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
 pub use ready::{Ready, Token};
+pub use stats::UdpStats;
 
 /// What a worker asks of the outside world: sockets and names. The kernel implements it, and `memory` for tests.
 pub trait Net {
@@ -165,56 +168,6 @@ pub enum SendFailure {
     Forbidden,
     /// Anything else.
     Other,
-}
-
-/// Monotonic counts of one UDP socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UdpStats {
-    /// `recvmmsg` calls that returned something.
-    pub receive_calls: u64,
-    /// Buffers received; with GRO one holds many datagrams.
-    pub received_buffers: u64,
-    /// Datagrams received, GRO buffers split.
-    pub received_datagrams: u64,
-    /// Payload bytes received.
-    pub received_bytes: u64,
-    /// `sendmmsg` calls.
-    pub send_calls: u64,
-    /// Datagrams sent, GSO messages split.
-    pub sent_datagrams: u64,
-    /// Payload bytes sent.
-    pub sent_bytes: u64,
-    /// Messages sent with `UDP_SEGMENT`.
-    pub gso_messages: u64,
-    /// Segments in those.
-    pub gso_segments: u64,
-    /// Messages cut into single datagrams because GSO failed or was off for the destination.
-    pub gso_fallbacks: u64,
-    /// Times the kernel had no room to send.
-    pub would_block: u64,
-    /// Datagrams not sent, whatever the reason.
-    pub send_failures: u64,
-    /// Received buffers whose tail did not fit (truncated) and were refused whole.
-    pub truncated: u64,
-}
-
-impl UdpStats {
-    /// Adds what happened between `before` and `now` of one socket.
-    pub fn add_since(&mut self, now: &Self, before: &Self) {
-        self.receive_calls += now.receive_calls - before.receive_calls;
-        self.received_buffers += now.received_buffers - before.received_buffers;
-        self.received_datagrams += now.received_datagrams - before.received_datagrams;
-        self.received_bytes += now.received_bytes - before.received_bytes;
-        self.send_calls += now.send_calls - before.send_calls;
-        self.sent_datagrams += now.sent_datagrams - before.sent_datagrams;
-        self.sent_bytes += now.sent_bytes - before.sent_bytes;
-        self.gso_messages += now.gso_messages - before.gso_messages;
-        self.gso_segments += now.gso_segments - before.gso_segments;
-        self.gso_fallbacks += now.gso_fallbacks - before.gso_fallbacks;
-        self.would_block += now.would_block - before.would_block;
-        self.send_failures += now.send_failures - before.send_failures;
-        self.truncated += now.truncated - before.truncated;
-    }
 }
 
 /// A listening TCP socket.

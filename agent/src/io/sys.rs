@@ -12,6 +12,7 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
+    time::Duration,
 };
 
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
@@ -25,9 +26,14 @@ const CONTROL_BYTES: usize = 128;
 
 const _: () = {
     // SAFETY: CMSG_SPACE only computes.
-    let (int, pktinfo) =
-        unsafe { (libc::CMSG_SPACE(4) as usize, libc::CMSG_SPACE(size_of::<libc::in6_pktinfo>() as c_uint)) };
-    assert!(pktinfo as usize + 2 * int <= CONTROL_BYTES, "PKTINFO, traffic class and GRO or GSO size");
+    let (int, pktinfo, stamp) = unsafe {
+        (
+            libc::CMSG_SPACE(4) as usize,
+            libc::CMSG_SPACE(size_of::<libc::in6_pktinfo>() as c_uint) as usize,
+            libc::CMSG_SPACE(size_of::<libc::timespec>() as c_uint) as usize,
+        )
+    };
+    assert!(pktinfo + stamp + 2 * int <= CONTROL_BYTES, "PKTINFO, time, traffic class, GRO or GSO size");
 };
 
 #[derive(Clone, Copy)]
@@ -143,11 +149,13 @@ pub(super) struct Received {
     pub(super) refused: usize,
 }
 
-/// Fills `batch` (cleared first) with what waits at `socket`.
+/// Fills `batch` (cleared first) with what waits at `socket`. Buffers get the age `held`, or if that is none, the one
+/// of the kernel's timestamp (see [`set_timestamps`]).
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     batch: &mut ReceiveBatch,
     scratch: &mut Scratch,
+    held: Option<Duration>,
 ) -> io::Result<Received> {
     batch.clear();
     let slots = batch.slots();
@@ -192,9 +200,11 @@ pub(super) fn receive(
             },
         }
     };
+    let now = held.is_none().then(realtime);
+    let held = held.unwrap_or_default();
     let mut refused = 0;
     for (slot, (header, name)) in scratch.headers.iter().zip(&scratch.names).take(count).enumerate() {
-        match meta(header, name) {
+        match meta(header, name, held, now) {
             Some(meta) => batch.accept(slot, meta),
             None => refused += 1,
         }
@@ -202,15 +212,16 @@ pub(super) fn receive(
     Ok(Received { buffers: count, refused })
 }
 
-/// What came with the buffer of `header`; none when it, or what came with it, was truncated.
-fn meta(header: &mmsghdr, name: &Name) -> Option<Meta> {
+/// What came with the buffer of `header`; none when it, or what came with it, was truncated. Its age is `held`, or if it
+/// is stamped and `now` is known, the one at that time.
+fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespec>) -> Option<Meta> {
     let len = header.msg_len as usize;
     let header = &header.msg_hdr;
     if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return None;
     }
     let source = name.address(header.msg_namelen)?;
-    let mut meta = Meta { len, segment: len, source, local: None, ecn: 0 };
+    let mut meta = Meta { len, segment: len, source, local: None, ecn: 0, age: held };
     // SAFETY: `msg_control` and `msg_controllen` are those of the scratch array as the kernel left them.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !message.is_null() {
@@ -232,6 +243,10 @@ fn meta(header: &mmsghdr, name: &Name) -> Option<Meta> {
                     meta.local =
                         data::<libc::in6_pktinfo>(message).map(|info| IpAddr::from(info.ipi6_addr.s6_addr));
                 }
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
+                    let then = data::<libc::timespec>(message);
+                    meta.age = now.zip(then).map_or(held, |(now, then)| age(now, then));
+                }
                 (libc::IPPROTO_IP, libc::IP_TOS) => {
                     meta.ecn = data::<u8>(message).unwrap_or(0) & 0b11;
                 }
@@ -244,6 +259,22 @@ fn meta(header: &mmsghdr, name: &Name) -> Option<Meta> {
         }
     }
     Some(meta)
+}
+
+/// The system's time, by which the kernel stamps what it receives.
+fn realtime() -> libc::timespec {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec, to which the pointer leads. It fails for unknown clocks only.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    now
+}
+
+/// From `then` to `now`, as far as it can be believed: the clock may have been set in between.
+fn age(now: libc::timespec, then: libc::timespec) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(10);
+    let seconds = now.tv_sec.saturating_sub(then.tv_sec);
+    let nanos = seconds.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec - then.tv_nsec);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)).min(LONGEST)
 }
 
 /// The content of a control message, if it is large enough for a `T`.
@@ -468,6 +499,12 @@ pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
+/// Whether each buffer comes with the time at which the kernel got it. From the first time on it stamps what comes in
+/// for as long as the socket lives, whether it tells or not.
+pub(super) fn set_timestamps(socket: BorrowedFd<'_>, told: bool) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, told.into())
+}
+
 /// Never fragments, and sends up to the interface's MTU whatever an ICMP message said: QUIC probes for itself.
 pub(super) fn set_mtu_probe(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     if v6 {
@@ -541,6 +578,14 @@ fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_age_is_never_negative_and_never_absurd() {
+        let at = |tv_sec, tv_nsec| libc::timespec { tv_sec, tv_nsec };
+        assert_eq!(age(at(5, 100), at(4, 999_999_900)), Duration::from_nanos(200));
+        assert_eq!(age(at(5, 0), at(5, 1)), Duration::ZERO, "the clock was set back");
+        assert_eq!(age(at(i64::MAX, 0), at(-1, 0)), Duration::from_secs(10), "the clock was set");
+    }
 
     #[test]
     fn a_name_keeps_address_port_and_scope() {

@@ -160,7 +160,7 @@ impl Transmitter {
                 Ok(sent) => {
                     retried = false;
                     for header in (0..sent).map(|index| call.header(index)) {
-                        count_sent(header, means.stats);
+                        means.stats.count_sent(header.0, header.1 as u64);
                         next += settle(&mut messages[next], cargo, header.0, None, outcome);
                     }
                 }
@@ -314,15 +314,6 @@ pub(super) fn abandon<'b, C: Cargo<'b>>(
         let left = cargo.outline(message).segments - cargo.progress(message).done;
         stats.send_failures += u64::from(left);
         settle(message, cargo, left, Some(SendFailure::WouldBlock), outcome);
-    }
-}
-
-fn count_sent((segments, bytes): (u16, usize), stats: &mut UdpStats) {
-    stats.sent_datagrams += u64::from(segments);
-    stats.sent_bytes += bytes as u64;
-    if segments > 1 {
-        stats.gso_messages += 1;
-        stats.gso_segments += u64::from(segments);
     }
 }
 

@@ -7,10 +7,11 @@ use std::{
     cell::{Cell, RefCell},
     io,
     net::SocketAddr,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     rc::Rc,
     sync::Once,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -20,7 +21,7 @@ use super::{
     Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, Message},
     ready::SourceWaker,
-    sys::{self, Scratch},
+    sys::{self, Received, Scratch},
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
 };
 use crate::clock::Clock;
@@ -43,8 +44,47 @@ pub(super) struct KernelUdp {
     local: SocketAddr,
     pub(super) transmitter: Transmitter,
     stats: UdpStats,
+    ages: Ages,
+    /// The greatest age since the counts were last asked for.
+    age_max_nanos: Cell<u64>,
     /// The kernel's drop count, which wraps at 2^32, and ours, which does not.
     drops: Cell<(u32, u64)>,
+}
+
+/// What a socket knows of the ages of its buffers, from asking for timestamps in one call of [`STAMPED_CALLS`].
+#[derive(Default)]
+struct Ages {
+    calls: u32,
+    /// The age of the last buffer that was stamped, while the queue has not been empty since.
+    held: Duration,
+}
+
+/// Telling costs 65 ns per buffer, and switching it on and off 700 ns (measured on loopback, where receiving a buffer
+/// takes 460 to 800 ns). In one call of 16 that adds 6 ns per buffer to calls of 32, and 26 ns to calls of 2.
+const STAMPED_CALLS: u32 = 16;
+
+impl Ages {
+    /// Receives into `batch`; also tells whether its buffers are stamped.
+    fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &mut ReceiveBatch,
+        scratch: &mut Scratch,
+    ) -> io::Result<(Received, bool)> {
+        let stamped = self.calls.is_multiple_of(STAMPED_CALLS) && sys::set_timestamps(socket, true).is_ok();
+        let result = sys::receive(socket, batch, scratch, (!stamped).then_some(self.held));
+        if stamped && let Err(error) = sys::set_timestamps(socket, false) {
+            tracing::debug!(%error, "a socket goes on telling timestamps");
+        }
+        let last = batch.len().checked_sub(1).map(|last| batch.meta(last).age);
+        self.held = match &result {
+            Ok(received) if received.buffers == batch.slots() => last.unwrap_or(self.held),
+            Ok(_) | Err(_) => Duration::ZERO,
+        };
+        let received = result?;
+        self.calls = self.calls.wrapping_add(1);
+        Ok((received, stamped))
+    }
 }
 
 impl KernelUdp {
@@ -80,6 +120,8 @@ impl KernelUdp {
             local,
             transmitter: Transmitter::new(options.connect, gso),
             stats: UdpStats::default(),
+            ages: Ages::default(),
+            age_max_nanos: Cell::new(0),
             drops: Cell::new((0, 0)),
         })
     }
@@ -147,8 +189,8 @@ impl UdpSocket for KernelUdp {
             };
             let mut guard = guard?;
             let scratch = &mut self.shared.scratch.borrow_mut();
-            let result = guard.try_io(|fd| sys::receive(fd.get_ref().as_fd(), batch, scratch));
-            let received = match result {
+            let result = guard.try_io(|fd| self.ages.receive(fd.get_ref().as_fd(), batch, scratch));
+            let (received, stamped) = match result {
                 Ok(result) => result?,
                 Err(_would_block) => continue,
             };
@@ -156,9 +198,10 @@ impl UdpSocket for KernelUdp {
                 // The kernel met the end of its queue, so the next call need not ask again.
                 guard.clear_ready();
             }
-            self.stats.receive_calls += 1;
             self.stats.truncated += received.refused as u64;
-            count_received(batch, &mut self.stats);
+            self.stats.count_received(batch, stamped);
+            let oldest = std::mem::take(&mut self.stats.age_max_nanos);
+            self.age_max_nanos.set(self.age_max_nanos.get().max(oldest));
             if !batch.is_empty() {
                 return Ok(());
             }
@@ -216,7 +259,7 @@ impl UdpSocket for KernelUdp {
     }
 
     fn stats(&self) -> UdpStats {
-        self.stats
+        UdpStats { age_max_nanos: self.age_max_nanos.take(), ..self.stats }
     }
 
     fn kernel_drops(&self) -> u64 {
@@ -240,15 +283,6 @@ fn watch_readable(socket: Socket, connected: bool, waker: &Waker) -> io::Result<
         waker.wake_by_ref();
     }
     Ok(fd)
-}
-
-fn count_received(batch: &ReceiveBatch, stats: &mut UdpStats) {
-    stats.received_buffers += batch.len() as u64;
-    for index in 0..batch.len() {
-        let meta = batch.meta(index);
-        stats.received_datagrams += meta.datagrams() as u64;
-        stats.received_bytes += meta.len as u64;
-    }
 }
 
 /// An unbound socket with the options of its role.
@@ -277,6 +311,10 @@ pub(super) fn configured(options: &UdpOptions) -> io::Result<Socket> {
     }
     if let Err(error) = sys::set_gro(socket.as_fd()) {
         tracing::debug!(%error, "no UDP_GRO: each datagram comes in a buffer of its own");
+    }
+    let stamps = sys::set_timestamps(socket.as_fd(), true);
+    if let Err(error) = stamps.and_then(|()| sys::set_timestamps(socket.as_fd(), false)) {
+        tracing::debug!(%error, "no SO_TIMESTAMPNS: how long datagrams wait in the kernel is not known");
     }
     set_buffers(&socket, options.buffer_bytes)?;
     Ok(socket)

@@ -2,12 +2,12 @@
 //!
 //! A group is bound to the values of its labels once, and its handles are then set without looking anything up.
 //! Kinds: `counter` counts up ([`Published`]); `level` is the sum of what its sources hold ([`Level`]);
-//! `gauge` is set by a single owner. Families at the end, whose last label is an enum of some other module, are bound
+//! `gauge` is set by a single owner; `sizes` and `ages` are histograms ([`PublishedHistogram`]). Families at the end, whose last label is an enum of some other module, are bound
 //! with [`Labelled::bind`](super::Labelled::bind).
 
 use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGaugeVec};
 
-use super::{Level, Metrics, MetricsError, Published, Registrar};
+use super::{HistogramVec, Level, Metrics, MetricsError, Published, PublishedHistogram, Registrar};
 
 macro_rules! family {
     (counter) => {
@@ -21,6 +21,12 @@ macro_rules! family {
     };
     (gauge) => {
         GaugeVec
+    };
+    (sizes) => {
+        HistogramVec
+    };
+    (ages) => {
+        HistogramVec
     };
 }
 
@@ -36,6 +42,12 @@ macro_rules! handle {
     };
     (gauge) => {
         Gauge
+    };
+    (sizes) => {
+        PublishedHistogram
+    };
+    (ages) => {
+        PublishedHistogram
     };
 }
 
@@ -138,6 +150,9 @@ metrics! {
         socket_refusals: counter "culvert_socket_refusals_total", "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.";
         socket_truncated: counter "culvert_socket_truncated_total", "Received buffers that were longer than ours.";
         socket_kernel_drops: counter "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.";
+        socket_receive_batch: sizes "culvert_socket_receive_batch_datagrams", "Datagrams that one system call received.";
+        socket_send_segments: sizes "culvert_socket_send_segments", "Datagrams of one message that was sent; above 1 the kernel cut it.";
+        socket_receive_age: ages "culvert_socket_receive_age_seconds", "How long received buffers (not datagrams) waited in the kernel, sampled in one call of 16.";
     }
 
     /// One direction of all lanes of one worker.

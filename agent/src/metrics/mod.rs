@@ -4,6 +4,7 @@
 //! |---|---|
 //! | which metrics exist, with which labels? | `families.rs`: one line each |
 //! | how does a worker's plain integer become a metric? | [`Published`], [`Level`], [`Counters`] here |
+//! | and its counts by size or age? | `histogram.rs` |
 //! | what about the process itself? | `process.rs` |
 //!
 //! ```text
@@ -14,17 +15,21 @@
 //! `docs/metrics.md` lists every family, and a test compares it with the registry.
 
 mod families;
+mod histogram;
 mod process;
 
 use prometheus::{
     GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::{Collector, MetricVec, MetricVecBuilder},
+    proto::MetricType,
 };
 
 pub use families::{
     ControlMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics, PeerMetrics,
     SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
 };
+use histogram::{AGES, SIZES};
+pub use histogram::{Buckets, Histogram, HistogramVec, PublishedHistogram};
 
 /// Why the registry could not be made: two families of one name, or a name that Prometheus does not allow.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +41,7 @@ pub struct MetricsError(#[from] prometheus::Error);
 pub struct FamilyInfo {
     /// The full name.
     pub name: String,
-    /// `counter` or `gauge`.
+    /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
     /// The label names, in order.
     pub labels: Vec<String>,
@@ -205,6 +210,27 @@ impl Registrar {
     fn gauge(&mut self, name: &str, labels: &[&str], help: &str) -> Result<GaugeVec, MetricsError> {
         let family = GaugeVec::new(Opts::new(name, help), labels)?;
         self.register("gauge", family)
+    }
+
+    fn sizes(&mut self, name: &str, labels: &[&str], help: &str) -> Result<HistogramVec, MetricsError> {
+        self.histogram(SIZES, name, labels, help)
+    }
+
+    fn ages(&mut self, name: &str, labels: &[&str], help: &str) -> Result<HistogramVec, MetricsError> {
+        self.histogram(AGES, name, labels, help)
+    }
+
+    fn histogram(
+        &mut self,
+        buckets: Buckets,
+        name: &str,
+        labels: &[&str],
+        help: &str,
+    ) -> Result<HistogramVec, MetricsError> {
+        let labels = labels.iter().map(ToString::to_string).collect();
+        let opts = Opts::new(name, help).variable_labels(labels);
+        let family = HistogramVec::create(MetricType::HISTOGRAM, buckets, opts)?;
+        self.register("histogram", family)
     }
 
     fn register<C: Collector + Clone + 'static>(

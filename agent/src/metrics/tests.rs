@@ -93,6 +93,36 @@ fn reasons_are_given_by_the_caller() {
 }
 
 #[test]
+fn histograms_of_several_workers_add_up() {
+    let metrics = metrics();
+    let (mut one, mut two) =
+        (SocketMetrics::bind(&metrics, "ingress"), SocketMetrics::bind(&metrics, "ingress"));
+    one.socket_receive_batch.publish(&[1, 0, 2, 0, 0, 0, 1], 45);
+    one.socket_receive_batch.publish(&[2, 0, 2, 0, 0, 0, 1], 46);
+    two.socket_receive_batch.publish(&[1, 1, 0, 0, 0, 0, 0], 3);
+    one.socket_receive_age.publish(&[0, 3, 0, 0, 0, 0, 0, 1], 2_000_500_000);
+    for line in [
+        "_receive_batch_datagrams_bucket{socket=\"ingress\",le=\"1\"} 3",
+        "_receive_batch_datagrams_bucket{socket=\"ingress\",le=\"2\"} 4",
+        "_receive_batch_datagrams_bucket{socket=\"ingress\",le=\"32\"} 6",
+        "_receive_batch_datagrams_bucket{socket=\"ingress\",le=\"+Inf\"} 7",
+        "_receive_batch_datagrams_sum{socket=\"ingress\"} 49",
+        "_receive_batch_datagrams_count{socket=\"ingress\"} 7",
+        "_receive_age_seconds_bucket{socket=\"ingress\",le=\"0.0001\"} 0",
+        "_receive_age_seconds_bucket{socket=\"ingress\",le=\"0.0003\"} 3",
+        "_receive_age_seconds_bucket{socket=\"ingress\",le=\"0.1\"} 3",
+        "_receive_age_seconds_sum{socket=\"ingress\"} 2.0005",
+        "_receive_age_seconds_count{socket=\"ingress\"} 4",
+    ] {
+        let line = format!("culvert_socket{line}");
+        assert!(shows(&metrics, &line), "{line} in {}", metrics.render().unwrap());
+    }
+    // Made anew: one more call.
+    one.socket_receive_batch.publish(&[1, 0, 0, 0, 0, 0, 0], 1);
+    assert!(shows(&metrics, "culvert_socket_receive_batch_datagrams_count{socket=\"ingress\"} 8"));
+}
+
+#[test]
 fn the_version_and_the_process_are_shown() {
     let metrics = metrics();
     assert!(shows(&metrics, "culvert_build_info{version=\"1.2.3\"} 1"));

@@ -1,6 +1,6 @@
 //! Standard mode: the frames of peers without lanes, between the relay and quinn-proto.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 
@@ -78,7 +78,14 @@ impl Worker {
             let mut full = false;
             while !full {
                 let Some(data) = quinn.datagrams().recv() else { break };
-                let meta = Meta { len: data.len(), segment: data.len().max(1), source, local: None, ecn: 0 };
+                let meta = Meta {
+                    len: data.len(),
+                    segment: data.len().max(1),
+                    source,
+                    local: None,
+                    ecn: 0,
+                    age: Duration::ZERO,
+                };
                 // A frame is smaller than a packet, and so than a slot.
                 self.batch.push(meta, &data);
                 full = self.batch.len() == self.batch.slots();

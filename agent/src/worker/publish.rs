@@ -377,6 +377,9 @@ impl Publisher {
             handles.socket_send_failures.publish(stats.send_failures);
             handles.socket_truncated.publish(stats.truncated);
             handles.socket_kernel_drops.publish(*kernel_drops);
+            handles.socket_receive_batch.publish(&stats.receive_sizes, stats.received_datagrams);
+            handles.socket_send_segments.publish(&stats.send_sizes, stats.sent_datagrams);
+            handles.socket_receive_age.publish(&stats.ages, stats.age_sum_nanos);
         }
     }
 }

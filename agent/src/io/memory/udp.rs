@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use super::{Arrival, Datagram, MemoryFabric, Route, WorkerId};
@@ -178,6 +179,7 @@ impl MemoryUdp {
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> SendOutcome {
         let mut progress = Progress::default();
+        let (mut sent, mut bytes) = (0, 0);
         for payload in payloads {
             progress.done += 1;
             let result = match route {
@@ -186,8 +188,8 @@ impl MemoryUdp {
             };
             match result {
                 Ok(()) => {
-                    self.stats.sent_datagrams += 1;
-                    self.stats.sent_bytes += payload.len() as u64;
+                    sent += 1;
+                    bytes += payload.len() as u64;
                 }
                 Err(why) => {
                     self.stats.send_failures += 1;
@@ -196,9 +198,8 @@ impl MemoryUdp {
                 }
             }
         }
-        if progress.done > 1 {
-            self.stats.gso_messages += 1;
-            self.stats.gso_segments += u64::from(progress.done);
+        if sent > 0 {
+            self.stats.count_sent(sent, bytes);
         }
         progress.outcome(progress.done)
     }
@@ -226,12 +227,9 @@ impl UdpSocket for MemoryUdp {
                 source: first.from,
                 local: endpoint.tells_local.then_some(first.to),
                 ecn: if endpoint.tells_ecn { first.ecn } else { 0 },
+                age: Duration::ZERO,
             };
-            if batch.push(meta, &self.joined) {
-                self.stats.received_buffers += 1;
-                self.stats.received_datagrams += meta.datagrams() as u64;
-                self.stats.received_bytes += meta.len as u64;
-            } else {
+            if !batch.push(meta, &self.joined) {
                 self.stats.truncated += 1;
             }
         }
@@ -239,7 +237,7 @@ impl UdpSocket for MemoryUdp {
             endpoint.armed = true;
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.stats.receive_calls += 1;
+        self.stats.count_received(batch, false);
         Ok(())
     }
 

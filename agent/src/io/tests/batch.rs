@@ -13,7 +13,7 @@ fn destination(number: u8) -> SocketAddr {
 }
 
 fn meta() -> Meta {
-    Meta { len: 0, segment: 1, source: destination(0), local: None, ecn: 0 }
+    Meta { len: 0, segment: 1, source: destination(0), local: None, ecn: 0, age: std::time::Duration::ZERO }
 }
 
 /// Sizes in runs, as real traffic has them, with odd ones between.

@@ -72,7 +72,10 @@ async fn a_connected_socket_hears_its_remote_only_and_answers_come_from_the_addr
     let remote = SocketAddr::new(ip(3), server.local_addr().port());
     let mut client = one.udp(&connected(remote), B).unwrap();
     let mut received = ReceiveBatch::default();
-    assert!(received.push(Meta { len: 0, segment: 3, source: remote, local: None, ecn: 0 }, b"one"));
+    assert!(received.push(
+        Meta { len: 0, segment: 3, source: remote, local: None, ecn: 0, age: std::time::Duration::ZERO },
+        b"one"
+    ));
     let mut delivery = Delivery::new();
     delivery.push(None, None, 9, 0, 0..3, 64);
     let mut outcomes = Vec::new();

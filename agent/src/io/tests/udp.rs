@@ -94,8 +94,14 @@ async fn payloads_are_delivered_from_where_they_lie() {
     let mut service = net.udp(&options(V4, UdpRole::Ingress), A).unwrap();
     let mut upstream = net.udp(&connected(service.local_addr()), B).unwrap();
     let mut received = ReceiveBatch::new(4, 2_000);
-    let meta =
-        crate::io::batch::Meta { len: 0, segment: 1_400, source: service.local_addr(), local: None, ecn: 0 };
+    let meta = crate::io::batch::Meta {
+        len: 0,
+        segment: 1_400,
+        source: service.local_addr(),
+        local: None,
+        ecn: 0,
+        age: Duration::ZERO,
+    };
     for number in 0..4 {
         assert!(received.push(meta, &payload(number, 1_400)));
     }
@@ -274,8 +280,14 @@ async fn a_delivery_that_would_block_is_reported_and_dropped() {
     let mut upstream = net.open_udp(&without, B).unwrap();
     upstream.transmitter.raw = three_at_most;
     let mut received = ReceiveBatch::new(1, 2_000);
-    let meta =
-        crate::io::batch::Meta { len: 0, segment: 1, source: service.local_addr(), local: None, ecn: 0 };
+    let meta = crate::io::batch::Meta {
+        len: 0,
+        segment: 1,
+        source: service.local_addr(),
+        local: None,
+        ecn: 0,
+        age: Duration::ZERO,
+    };
     assert!(received.push(meta, &payload(0, 1_000)));
     let mut delivery = Delivery::new();
     for owner in [1, 1, 1, 1, 2, 2] {
@@ -405,4 +417,60 @@ async fn the_kernels_drops_are_seen() {
     }
     assert_eq!(send(&mut *from, &mut batch).len(), 200);
     assert!(to.kernel_drops() > 100, "{} dropped", to.kernel_drops());
+}
+
+#[tokio::test]
+async fn the_kernel_tells_how_long_a_buffer_waited() {
+    for role in [UdpRole::QuicListen, UdpRole::QuicDial, UdpRole::Ingress] {
+        for ip in [V4, V6] {
+            let (mut net, ready, _) = kernel();
+            let mut from = net.udp(&options(ip, UdpRole::QuicDial), A).unwrap();
+            let mut to = net.udp(&options(ip, role), B).unwrap();
+            let mut batch = SendBatch::default();
+            // Every control message at once, a GRO size among them.
+            let way = Path { ecn: 1, ..path(to.local_addr()) };
+            (0..8).for_each(|number| put(&mut batch, &way, &payload(number, 500)));
+            assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+            wait(&ready, B).await;
+            let mut received = ReceiveBatch::default();
+            to.receive(&mut received).unwrap();
+            let stats = to.stats();
+            assert_eq!(stats.truncated, 0, "all control messages fit");
+            let age = received.meta(0).age;
+            assert!(age > Duration::ZERO, "stamped");
+            assert_eq!(stats.ages.iter().sum::<u64>(), stats.received_buffers);
+            assert!(u128::from(stats.age_max_nanos) >= age.as_nanos());
+            assert!(stats.age_sum_nanos >= stats.age_max_nanos);
+            assert_eq!(to.stats().age_max_nanos, 0, "the greatest age is told once");
+            assert_eq!(stats.receive_sizes.iter().sum::<u64>(), 1);
+            assert_eq!(from.stats().send_sizes, [0, 0, 0, 1, 0, 0, 0]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_age_holds_until_the_queue_was_empty() {
+    let (mut net, ready, _) = kernel();
+    let mut from = net.udp(&options(V4, UdpRole::QuicDial), A).unwrap();
+    let mut to = net.udp(&options(V4, UdpRole::Ingress), B).unwrap();
+    let mut batch = SendBatch::default();
+    for number in 0..3 {
+        put(&mut batch, &path(to.local_addr()), &payload(number, 100 + number));
+        assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+    }
+    wait(&ready, B).await;
+    let mut received = ReceiveBatch::new(1, 2_000);
+    let mut next = || {
+        to.receive(&mut received).unwrap();
+        (received.meta(0).age, to.stats().ages.iter().sum::<u64>())
+    };
+    let (stamped, counted) = next();
+    assert!(stamped > Duration::ZERO && counted == 1);
+    assert_eq!([next(), next()], [(stamped, 1); 2], "calls without timestamps keep the last age");
+    assert_eq!(to.receive(&mut received).unwrap_err().kind(), ErrorKind::WouldBlock);
+    put(&mut batch, &path(to.local_addr()), b"later");
+    assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+    wait(&ready, B).await;
+    to.receive(&mut received).unwrap();
+    assert_eq!(received.meta(0).age, Duration::ZERO, "the queue was empty in between");
 }
