@@ -15,13 +15,16 @@ use std::time::Instant;
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
 
-use super::{LaneId, Lanes};
+use super::{Frame, LaneId, LaneSlot, Lanes, Payloads};
 use crate::{
     io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
     peer::PeerId,
     relay::{DropReason, Settlement, Settlements},
     worker::Booked,
 };
+
+/// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).
+const MAX_PREFIX: usize = 33;
 
 /// Marks a message without a peer's payloads: control packets, acknowledgements.
 const NO_OWNER: u32 = u32::MAX;
@@ -42,17 +45,6 @@ pub enum PushError {
     Blocked,
     /// The lane is not up.
     NotUp,
-}
-
-/// What one DATAGRAM frame is to carry.
-#[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
-    /// The encoded context.
-    pub header: &'a [u8],
-    /// The payload; empty for a message about a flow.
-    pub payload: &'a [u8],
-    /// Whether it carries a datagram, which the peer's account settles.
-    pub counted: bool,
 }
 
 /// The packet under construction.
@@ -202,6 +194,43 @@ impl Underlays {
         }
     }
 
+    /// Puts datagrams into packets of `lane`, in order; returns how many, and why the next of them was not.
+    pub fn push_all(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        payloads: &Payloads<'_>,
+        now: Instant,
+    ) -> (usize, Result<(), PushError>) {
+        let all = payloads.count();
+        let mut done = 0;
+        while done < all {
+            let left = payloads.skip(done);
+            if let Err(error) = self.push(lanes, lane, left.first(), now) {
+                return (done, Err(error));
+            }
+            done += 1 + self.push_alike(lanes, lane, &left.skip(1), now);
+        }
+        (done, Ok(()))
+    }
+
+    /// Does with datagrams what [`Underlays::push`] just did with one of the same length, as long as that is simple:
+    /// they fit into the same packet, or each fills one. Returns with how many.
+    fn push_alike(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        payloads: &Payloads<'_>,
+        now: Instant,
+    ) -> usize {
+        let Some(slot) = lanes.get_mut(lane) else { return 0 };
+        let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize) else { return 0 };
+        match underlay.open {
+            Some(open) => underlay.append_alike(open, slot.packet_budget, payloads),
+            None => underlay.seal_alike(slot, payloads, now),
+        }
+    }
+
     /// Seals whatever is under construction, so that only whole packets are left.
     pub fn finish(&mut self, lanes: &mut Lanes, now: Instant) {
         for id in &self.dirty {
@@ -334,6 +363,60 @@ impl Underlay {
         Ok(())
     }
 
+    /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
+    fn append_alike(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
+        let Payloads { header, segment, .. } = *payloads;
+        let data_len = header.len() + segment;
+        let mut prefix = [0; MAX_PREFIX];
+        let Some(at) = datagram::write_header_with_len(&mut prefix, data_len) else { return 0 };
+        let Some(place) = prefix.get_mut(at..at + header.len()) else { return 0 };
+        place.copy_from_slice(header);
+        let prefix = &prefix[..at + header.len()];
+        let room = self
+            .outbox
+            .as_mut()
+            .and_then(|batch| batch.tail(budget))
+            .and_then(|tail| tail.get_mut(open.len..budget.saturating_sub(TAG_LEN)));
+        let Some(room) = room else { return 0 };
+
+        let mut count = 0;
+        for (frame, payload) in room.chunks_exact_mut(prefix.len() + segment).zip(payloads.full()) {
+            let (start, rest) = frame.split_at_mut(prefix.len());
+            start.copy_from_slice(prefix);
+            rest.copy_from_slice(payload);
+            count += 1;
+        }
+        open.len += usize::from(count) * (prefix.len() + segment);
+        open.frames += count;
+        open.payloads += count;
+        self.open = Some(open);
+        usize::from(count)
+    }
+
+    /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
+    fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
+        let Payloads { header, segment, .. } = *payloads;
+        let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path) else { return 0 };
+        let len = HEADER_LEN + datagram::encoded_len_to_end(header.len() + segment) + TAG_LEN;
+        let mut count = 0;
+        for payload in payloads.full() {
+            let Some(packet) = batch.tail(len) else { break };
+            let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(header.len());
+            start.copy_from_slice(header);
+            rest.copy_from_slice(payload);
+            // Whoever pushes the next one finds out why and says so.
+            if datagram::write_header_to_end(&mut packet[HEADER_LEN..]).is_none()
+                || slot.core.seal(packet, true, now).is_err()
+            {
+                break;
+            }
+            batch.commit(&path, slot.peer.0, len, 1);
+            count += 1;
+        }
+        slot.core.count_datagrams_sent(count as u64);
+        count
+    }
+
     /// Seals the packet under construction and commits it to the batch, or drops its payloads for a reason.
     fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
         let Some(open) = self.open.take() else { return };
@@ -369,3 +452,7 @@ fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome
         settlements.message(PeerId(message.owner), payloads, segments, outcome);
     }
 }
+
+#[cfg(test)]
+#[path = "outbox_tests.rs"]
+mod tests;

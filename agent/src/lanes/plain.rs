@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Frame, PushError};
+use super::{Frame, Payloads, PushError};
 
 /// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -63,6 +63,17 @@ impl Plain {
         self.bytes += len;
         self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted });
         Ok(())
+    }
+
+    /// Adds a frame for each of some datagrams, in order; returns how many, and why the next of them was not.
+    pub fn push_all(&mut self, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+        let all = payloads.count();
+        for done in 0..all {
+            if let Err(error) = self.push(payloads.skip(done).first()) {
+                return (done, Err(error));
+            }
+        }
+        (all, Ok(()))
     }
 
     /// Everything that waits.
