@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -133,6 +134,8 @@ class Processes:
         self.children = []
 
     def __enter__(self):
+        # Else a terminated command would leave its children behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
         return self
 
     def __exit__(self, *_):
