@@ -45,6 +45,7 @@ impl Meta {
         source: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
         local: None,
         ecn: 0,
+        age: Duration::ZERO,
     };
 
     /// How many datagrams the buffer holds. An empty buffer is one datagram without payload.
