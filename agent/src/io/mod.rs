@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
+//! | which payloads are delivered where | `delivery.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
@@ -20,6 +21,7 @@ use std::{
 };
 
 pub mod batch;
+mod delivery;
 pub mod kernel;
 pub mod memory;
 pub mod process;

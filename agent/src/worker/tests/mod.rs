@@ -10,6 +10,7 @@ use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod harness;
 mod hostile;
+mod packing;
 
 mod rogue;
 mod siege;
