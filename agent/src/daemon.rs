@@ -1,9 +1,9 @@
-//! The daemon: a thread per worker, one for the admin server, signals.
+//! The daemon: the ports, a thread per worker, one for the admin server, signals.
 
 use std::{
     net::SocketAddr,
     rc::Rc,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -21,9 +21,17 @@ use crate::{
     config::Config,
     control::tls::TlsIdentity,
     identity::Identity,
-    io::{Ready, kernel::KernelNet},
+    io::{
+        Ready,
+        kernel::KernelNet,
+        ports::{self, PortKind, Ports},
+        process,
+    },
     metrics::Metrics,
-    worker::{Addresses, Command, Publisher, Setup, Snapshot, Snapshots, Worker, shell},
+    worker::{
+        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Worker, port_plan,
+        shell,
+    },
 };
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
@@ -31,14 +39,19 @@ pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
 
 /// A running agent.
 pub struct Daemon {
-    inbox: Arc<shell::Inbox>,
-    worker: JoinHandle<()>,
+    workers: Vec<WorkerThread>,
+    /// Says that a worker has ended, whichever.
     worker_ended: Option<oneshot::Receiver<()>>,
     admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
     admin_address: Option<SocketAddr>,
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
+}
+
+struct WorkerThread {
+    inbox: Arc<shell::Inbox>,
+    thread: JoinHandle<()>,
 }
 
 impl Daemon {
@@ -49,34 +62,41 @@ impl Daemon {
     pub fn start(config: Config, identity: &Identity) -> anyhow::Result<Self> {
         raise_descriptor_limit(&config);
         let now = SystemClock.now();
+        let workers = config.worker_count();
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
-        let health = Arc::new(Health::new(1, now));
+        let health = Arc::new(Health::new(usize::from(workers), now));
         let snapshots = Arc::<Snapshots>::default();
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
-        let start = WorkerStart {
-            identity: Arc::new(
-                TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?,
-            ),
-            publisher: Publisher::new(&metrics, &config, 0, Arc::clone(&health), Arc::clone(&snapshots)),
-            config,
-            instance: rand::random(),
-            seed: rand::random(),
-        };
-        let (started, ready) = mpsc::sync_channel(1);
+        let exchange = Exchange::new(workers, config.peers.len(), now);
+        let certificate =
+            Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
+        let instance = rand::random();
         let (ended, worker_ended) = oneshot::channel();
-        let worker = std::thread::Builder::new()
-            .name("culvert-worker-0".to_owned())
-            .spawn(move || {
-                start.run(&started);
-                // Nobody listens any more when the daemon is being stopped.
-                let _told = ended.send(()).is_ok();
-            })
-            .context("cannot start the worker's thread")?;
-        let (inbox, addresses) =
-            ready.recv().map_err(|_| anyhow!("the worker ended before it was ready"))??;
+        let ended = Arc::new(Mutex::new(Some(ended)));
+        let mut threads = Vec::new();
+        let mut addresses = None;
+        for (worker, ports) in (0..workers).zip(open_ports(&config, workers)?) {
+            let place = usize::from(worker);
+            let (health, snapshots) = (Arc::clone(&health), Arc::clone(&snapshots));
+            let start = WorkerStart {
+                identity: Arc::clone(&certificate),
+                publisher: Publisher::new(&metrics, &config, place, health, snapshots),
+                config: Arc::clone(&config),
+                instance,
+                seed: rand::random(),
+                worker,
+                exchange: Arc::clone(&exchange),
+                ports,
+            };
+            let (thread, bound) = start.spawn(Arc::clone(&ended))?;
+            threads.push(thread);
+            addresses.get_or_insert(bound);
+        }
+        let addresses = addresses.ok_or_else(|| anyhow!("an agent has at least one worker"))?;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
+        metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
         let (admin, admin_address) = match admin {
             Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
             None => (None, None),
@@ -86,11 +106,12 @@ impl Daemon {
             udp = ?addresses.udp,
             tcp = ?addresses.tcp,
             metrics = admin_address.map(tracing::field::display),
+            workers,
             key = %identity.public_key(),
             "ready"
         );
         let worker_ended = Some(worker_ended);
-        Ok(Self { inbox, worker, worker_ended, admin, admin_address, addresses, health, snapshots })
+        Ok(Self { workers: threads, worker_ended, admin, admin_address, addresses, health, snapshots })
     }
 
     /// The bound addresses.
@@ -105,7 +126,7 @@ impl Daemon {
         self.admin_address
     }
 
-    /// What the worker last published.
+    /// What the workers last published, all together.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshots.get()
@@ -117,10 +138,14 @@ impl Daemon {
     /// A thread that panicked.
     pub fn stop(self) -> anyhow::Result<Snapshot> {
         self.health.drain();
-        if !self.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
-            tracing::error!("the worker takes no commands");
+        for worker in &self.workers {
+            if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
+                tracing::error!("a worker takes no commands");
+            }
         }
-        self.worker.join().map_err(|_| anyhow!("the worker panicked"))?;
+        for worker in self.workers {
+            worker.thread.join().map_err(|_| anyhow!("a worker panicked"))?;
+        }
         if let Some((stop, thread)) = self.admin {
             stop.send_replace(true);
             thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
@@ -136,11 +161,58 @@ struct WorkerStart {
     config: Arc<Config>,
     instance: [u8; 16],
     seed: [u8; 32],
+    worker: u8,
+    exchange: Arc<Exchange>,
+    ports: Ports,
+}
+
+/// Opens the ports of all workers: a share for each.
+fn open_ports(config: &Config, workers: u8) -> anyhow::Result<Vec<Ports>> {
+    if config.transport.mark != 0 {
+        // An agent that only dials would else learn of it with its first attempt.
+        ports::probe_mark(config.transport.mark).map_err(StartError::Mark)?;
+    }
+    let listens = config.transport.listen.len();
+    ports::open(&port_plan(config), workers).map_err(|failed| {
+        let what = match failed.what {
+            PortKind::Udp(place) if place < listens => "transport.listen",
+            PortKind::Udp(_) => "udp.listen",
+            PortKind::Tcp(_) => "tcp.listen",
+        };
+        StartError::Listen { address: failed.address, what, error: failed.error }.into()
+    })
 }
 
 type Started = anyhow::Result<(Arc<shell::Inbox>, Addresses)>;
 
 impl WorkerStart {
+    /// Starts the thread and waits until it is ready; `ended` is told when it ends.
+    fn spawn(
+        self,
+        ended: Arc<Mutex<Option<oneshot::Sender<()>>>>,
+    ) -> anyhow::Result<(WorkerThread, Addresses)> {
+        let worker = usize::from(self.worker);
+        let (started, ready) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name(format!("culvert-{worker}"))
+            .spawn(move || {
+                if self.config.transport.pin_cpus
+                    && let Err(error) = process::pin_to_cpu(worker)
+                {
+                    tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
+                }
+                self.run(&started);
+                if let Some(ended) = ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    // Nobody listens any more when the daemon is being stopped.
+                    let _told = ended.send(()).is_ok();
+                }
+            })
+            .context("cannot start a worker's thread")?;
+        let (inbox, addresses) =
+            ready.recv().map_err(|_| anyhow!("a worker ended before it was ready"))??;
+        Ok((WorkerThread { inbox, thread }, addresses))
+    }
+
     /// Makes a runtime and a worker on this thread, reports to `started`, and runs it to its end.
     fn run(self, started: &mpsc::SyncSender<Started>) {
         let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
@@ -152,7 +224,7 @@ impl WorkerStart {
         };
         runtime.block_on(async {
             let ready = Ready::new();
-            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock));
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports);
             let setup = Setup {
                 config: self.config,
                 identity: self.identity,
@@ -160,7 +232,8 @@ impl WorkerStart {
                 ready,
                 instance: self.instance,
                 seed: self.seed,
-                place: (0, 1),
+                worker: self.worker,
+                exchange: self.exchange,
                 metrics: self.publisher,
             };
             match Worker::new(setup, SystemClock.now()) {
@@ -199,7 +272,7 @@ pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
         }
     });
     if unexpected {
-        return Err(anyhow!("the worker ended by itself; see the log"));
+        return Err(anyhow!("a worker ended by itself; see the log"));
     }
     daemon.stop()?;
     tracing::info!("stopped");
@@ -243,7 +316,7 @@ fn raise_descriptor_limit(config: &Config) {
     const OTHERS: u64 = 256;
     let tcp = u64::from(config.limits.tcp_streams_per_peer) * config.peers.len() as u64;
     let wanted = config.limits.flows as u64 + tcp + OTHERS;
-    match crate::io::process::raise_descriptor_limit(wanted) {
+    match process::raise_descriptor_limit(wanted) {
         Ok(granted) if granted >= wanted => {}
         Ok(granted) => tracing::warn!(
             granted,

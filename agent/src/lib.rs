@@ -3,6 +3,7 @@
 //! `docs/architecture.md` is the map; the way of a datagram starts in [`datapath`].
 
 pub mod admin;
+pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod config;

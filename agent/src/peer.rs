@@ -13,33 +13,53 @@ use crate::{
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
     io::Token,
-    lanes::{Lanes, Plain, Pool, Underlays},
+    lanes::{Lanes, Openings, Plain, Pool, Underlays},
     relay::DatagramRelay,
+    worker::Outgoing,
 };
 
 /// A peer's place in the configuration's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
-/// The established control connection with a peer.
+/// Names a session among all that this agent has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// The established control connection with a peer, at the worker that owns it.
 #[derive(Debug)]
 pub struct Session {
+    /// Its name, under which the other workers know it.
+    pub id: SessionId,
     /// The connection.
     pub handle: ConnectionHandle,
     /// Whether this end dialled it.
     pub dialled: bool,
-    /// The key that the peer proved.
-    pub key: [u8; 32],
     /// What the peer said of itself.
     pub hello: Hello,
-    /// Its lanes.
-    pub pool: Pool,
-    /// In place of lanes, if one of the ends has none: standard mode.
-    pub plain: Option<Plain>,
+    /// Its lanes, wherever they are kept.
+    pub openings: Openings,
     /// When it was established.
     pub since: Instant,
     /// When the control connection was last pinged because its lanes are in use.
     pub pinged: Instant,
+}
+
+/// A session, as every worker sees it: the way of datagrams.
+#[derive(Debug)]
+pub struct Link {
+    /// Which session.
+    pub session: SessionId,
+    /// Whether this end dialled it.
+    pub dialled: bool,
+    /// Its lanes.
+    pub pool: Pool,
+    /// In place of lanes, at the owner, if one of the ends has none: standard mode.
+    pub plain: Option<Plain>,
+    /// Whether it is in standard mode, so that the owner alone reaches the peer.
+    pub standard: bool,
+    /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
+    pub suspect: bool,
 }
 
 /// A peer: its configuration, its connection, its datagrams.
@@ -51,12 +71,14 @@ pub struct Peer {
     pub name: Arc<str>,
     /// What the operator decided.
     pub config: config::Peer,
-    /// The relay of its datagrams.
+    /// The relay of its datagrams at this worker.
     pub relay: DatagramRelay,
-    /// When and where to dial it.
+    /// When and where to dial it, at the worker that does.
     pub dialler: Dialler,
-    /// The connection with it, once established.
+    /// The connection with it, if this worker owns it.
     pub session: Option<Session>,
+    /// The way to it, once any worker is connected.
+    pub link: Option<Link>,
     /// The process that the peer's flows belong to; survives a reconnect.
     pub instance: Option<[u8; 16]>,
     /// TCP forwards that are open.
@@ -65,8 +87,10 @@ pub struct Peer {
     pub too_large: Option<TooLarge>,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
-    /// Nothing was heard of it while something was outstanding: it is being dialled anew.
-    pub suspect: bool,
+    /// When the worker that dials it was last told that datagrams wait here.
+    pub hurried: Option<Instant>,
+    /// Until when datagrams wait for it at another worker, as far as that has said.
+    pub awaited_until: Option<Instant>,
     /// The token under which its endpoints are looked up.
     pub resolve: Token,
 }
@@ -77,14 +101,27 @@ impl Peer {
         &'a mut self,
         lanes: &'a mut Lanes,
         underlays: &'a mut Underlays,
+        outgoing: &'a mut Outgoing,
         now: Instant,
     ) -> Uplink<'a> {
         // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
-        let (pool, plain) = match self.session.as_mut().filter(|_| !self.suspect) {
-            Some(session) => (Some(&session.pool), session.plain.as_mut()),
-            None => (None, None),
-        };
-        Uplink { relay: &mut self.relay, pool, plain, lanes, underlays, now, too_large: &mut self.too_large }
+        let link = self.link.as_mut().filter(|link| !link.suspect);
+        Uplink {
+            peer: self.id,
+            relay: &mut self.relay,
+            link,
+            lanes,
+            underlays,
+            outgoing,
+            now,
+            too_large: &mut self.too_large,
+        }
+    }
+
+    /// Whether a worker is connected to it and it answers.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.suspect)
     }
 
     /// Whether `key` is one of the keys that this peer may prove.

@@ -47,10 +47,10 @@ impl Demo {
 /// Why a text is not a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write bits per second with a unit, 1k to 1000G, as in 200M")]
-struct NotARate;
+pub(super) struct NotARate;
 
 /// "500k", "200M", "1.5G": decimal units, as network rates have.
-fn bits_per_second(text: &str) -> Result<u64, NotARate> {
+pub(super) fn bits_per_second(text: &str) -> Result<u64, NotARate> {
     let (number, exponent) = match text.split_at_checked(text.len().saturating_sub(1)) {
         Some((number, "k" | "K")) => (number, 3),
         Some((number, "M")) => (number, 6),

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::LoadError;
 
+mod bench;
 mod check;
 mod demo;
 mod keygen;
@@ -32,6 +33,7 @@ enum Command {
     Check(check::Check),
     Run(run::Run),
     Demo(demo::Demo),
+    Bench(Box<bench::Bench>),
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -66,6 +68,7 @@ impl Cli {
             Command::Check(command) => command.execute(),
             Command::Run(command) => command.execute(),
             Command::Demo(command) => command.execute(),
+            Command::Bench(command) => command.execute(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,

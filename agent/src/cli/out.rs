@@ -12,6 +12,6 @@ pub(crate) fn say(line: &dyn Display) -> anyhow::Result<()> {
 
 /// Prints a line to standard error, where nothing can be done about a reader that went away.
 #[expect(clippy::print_stderr, reason = "the terminal is how a subcommand answers")]
-pub(super) fn complain(line: &dyn Display) {
+pub(crate) fn complain(line: &dyn Display) {
     eprintln!("{line}");
 }

@@ -4,9 +4,17 @@ use std::time::Duration;
 
 use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
 
-/// `[transport]`: dials only, uses what the kernel offers.
-pub const TRANSPORT: Transport =
-    Transport { listen: Vec::new(), gso: true, mark: 0, advertise: None, max_packet: MaxPacket::Auto };
+/// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
+/// else runs on a CPU.
+pub const TRANSPORT: Transport = Transport {
+    listen: Vec::new(),
+    workers: 0,
+    pin_cpus: false,
+    gso: true,
+    mark: 0,
+    advertise: None,
+    max_packet: MaxPacket::Auto,
+};
 
 /// `peer.lanes`: one per worker.
 pub const LANES: u8 = 0;

@@ -42,6 +42,8 @@ pub(super) struct Identity {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Transport {
     pub(super) listen: Option<Field<Vec<Field<String>>>>,
+    pub(super) workers: Option<Field<i64>>,
+    pub(super) pin_cpus: Option<Field<bool>>,
     pub(super) gso: Option<Field<String>>,
     pub(super) mark: Option<Field<i64>>,
     pub(super) advertise: Option<Field<String>>,
@@ -113,15 +115,8 @@ pub(super) struct Limits {
 }
 
 /// Keys of later versions, as (table, key): refused like a typo, but with another remedy.
-const NOT_YET: &[(&str, &str)] = &[
-    ("", "access"),
-    ("", "tun"),
-    ("", "control"),
-    ("transport", "workers"),
-    ("transport", "pin_cpus"),
-    ("peer", "dscp"),
-    ("peer", "allowed_ips"),
-];
+const NOT_YET: &[(&str, &str)] =
+    &[("", "access"), ("", "tun"), ("", "control"), ("peer", "dscp"), ("peer", "allowed_ips")];
 
 /// Reads `text`, reporting what is not TOML, keys that do not exist and sections of the wrong shape.
 /// `None` when it is no TOML at all.
@@ -342,6 +337,7 @@ pub(super) enum Raw {
     Text(String),
     Integer(i64),
     Float(f64),
+    Bool(bool),
     List(Vec<Spanned<Self>>),
     Other(&'static str),
 }
@@ -352,6 +348,7 @@ impl Raw {
             Self::Text(_) => "a text",
             Self::Integer(_) => "an integer",
             Self::Float(_) => "a fraction",
+            Self::Bool(_) => "a boolean",
             Self::List(_) => "a list",
             Self::Other(name) => name,
         }
@@ -372,6 +369,13 @@ impl Leaf for i64 {
     }
 }
 
+impl Leaf for bool {
+    const EXPECTED: &'static str = "true or false, without quotes";
+    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
+        if let Raw::Bool(value) = raw { Ok(value) } else { Err(raw.type_name()) }
+    }
+}
+
 impl Leaf for f64 {
     const EXPECTED: &'static str = "a number such as 0.5, without quotes";
     #[expect(clippy::cast_precision_loss, reason = "shares are small")]
@@ -379,7 +383,7 @@ impl Leaf for f64 {
         match raw {
             Raw::Float(number) => Ok(number),
             Raw::Integer(number) => Ok(number as Self),
-            Raw::Text(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
+            Raw::Text(_) | Raw::Bool(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
         }
     }
 }
@@ -390,7 +394,7 @@ impl Leaf for Amount {
         match raw {
             Raw::Integer(number) => Ok(Self::Number(number)),
             Raw::Text(text) => Ok(Self::Text(text)),
-            Raw::Float(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
+            Raw::Float(_) | Raw::Bool(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
         }
     }
 }
@@ -410,7 +414,7 @@ impl Leaf for OneOrMany {
         match raw {
             Raw::Text(text) => Ok(Self::One(text)),
             Raw::List(_) => Vec::from_raw(raw).map(Self::Many),
-            Raw::Integer(_) | Raw::Float(_) | Raw::Other(_) => Err(raw.type_name()),
+            Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_) | Raw::Other(_) => Err(raw.type_name()),
         }
     }
 }
@@ -425,8 +429,8 @@ impl<'de> Deserialize<'de> for Raw {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
-            fn visit_bool<E>(self, _: bool) -> Result<Raw, E> {
-                Ok(Raw::Other("a boolean"))
+            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+                Ok(Raw::Bool(value))
             }
             fn visit_i64<E>(self, number: i64) -> Result<Raw, E> {
                 Ok(Raw::Integer(number))

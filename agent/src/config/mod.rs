@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use crate::identity::{Endpoint, Identity, PublicKey};
+use crate::{
+    identity::{Endpoint, Identity, PublicKey},
+    io::process,
+};
 
 mod checks;
 pub mod defaults;
@@ -29,6 +32,9 @@ mod value;
 
 pub use problem::{ConfigProblem, ConfigProblems, LoadError};
 use resolve::Draft;
+
+/// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
+pub const MAX_WORKERS: u8 = 64;
 
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +64,10 @@ pub struct Config {
 pub struct Transport {
     /// Where peers can reach us; empty: this agent only dials.
     pub listen: Vec<SocketAddr>,
+    /// Threads that move packets, at most [`MAX_WORKERS`]; 0: see [`Config::worker_count`].
+    pub workers: u8,
+    /// Whether each worker stays on a CPU of its own.
+    pub pin_cpus: bool,
     /// Whether UDP segmentation offload may be used (it is probed, and repaired when it fails).
     pub gso: bool,
     /// `SO_MARK` of the underlay sockets; 0: none.
@@ -228,5 +238,14 @@ impl Config {
     /// Every problem of the text, in the order of its lines.
     pub fn parse(text: &str, base: &Path) -> Result<Self, ConfigProblems> {
         Draft::read(text, base).finish(None)
+    }
+
+    /// How many workers to start: `transport.workers`, or if that is 0 one per CPU that this process may use.
+    #[must_use]
+    pub fn worker_count(&self) -> u8 {
+        match self.transport.workers {
+            0 => u8::try_from(process::available_cpus()).unwrap_or(MAX_WORKERS).min(MAX_WORKERS),
+            chosen => chosen,
+        }
     }
 }

@@ -14,8 +14,8 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MaxPacket, Peer, Profile, Queue, Service,
-    Transport,
+    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, Profile,
+    Queue, Service, Transport,
     checks::{At, Checks, Listener, MISSING, PinnedKey},
     defaults,
     file::{self, Amount, Field, OneOrMany},
@@ -112,8 +112,13 @@ impl Checks<'_> {
         }
         let gso = [("auto", true), ("off", false)];
         let mark = 0..=i64::from(u32::MAX);
+        let workers = 0..=i64::from(MAX_WORKERS);
         Transport {
             listen,
+            workers: self.number("transport.workers", file.workers, workers, default.workers),
+            pin_cpus: self
+                .take("transport.pin_cpus", file.pin_cpus)
+                .map_or(default.pin_cpus, |pin| pin.value),
             gso: self.choice("transport.gso", file.gso, &gso).unwrap_or(default.gso),
             mark: self.number("transport.mark", file.mark, mark, default.mark),
             advertise: self.take("transport.advertise", file.advertise).and_then(|text| {

@@ -54,6 +54,7 @@ fn expect(more: &str, line: usize, key_path: &str, words: &str) {
 #[test]
 fn defaults_stand_for_what_is_left_out() {
     let config = parse(BASE).unwrap();
+    assert!(config.transport.workers == 0 && (1..=64).contains(&config.worker_count()));
     assert_eq!(config.identity_key_file, Path::new("/etc/culvert/id.key"));
     assert_eq!(config.transport.listen, ["127.0.0.1:4433".parse().unwrap()]);
     assert_eq!((config.log, config.limits, config.metrics), (defaults::LOG, defaults::LIMITS, None));
@@ -89,6 +90,8 @@ fn every_value_arrives() {
 key_file = "/keys/id"
 [transport]
 listen = ["[::]:1", "0.0.0.0:1"]
+workers = 64
+pin_cpus = true
 gso = "off"
 mark = 7
 advertise = "[2001:db8::1]:4433"
@@ -138,7 +141,8 @@ receive_buffer = 65536
     let config = parse(&text).unwrap();
     assert_eq!(config.identity_key_file, Path::new("/keys/id"));
     assert_eq!(config.transport.listen.len(), 2);
-    assert!(!config.transport.gso);
+    assert!(!config.transport.gso && config.transport.pin_cpus);
+    assert_eq!((config.transport.workers, config.worker_count()), (64, 64));
     assert_eq!(config.transport.mark, 7);
     assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
@@ -215,6 +219,11 @@ fn transport_and_services_are_checked() {
     assert!(transport(&format!("{keep} gso = \"on\" }}")).starts_with("transport.gso: "));
     assert!(transport(&format!("{keep} mark = -1 }}")).starts_with("transport.mark: "));
     assert!(transport(&format!("{keep} advertise = \"gw\" }}")).starts_with("transport.advertise: the port"));
+    for workers in ["65", "-1", "\"auto\""] {
+        let text = transport(&format!("{keep} workers = {workers} }}"));
+        assert!(text.starts_with("transport.workers: "), "{text}");
+    }
+    assert!(transport(&format!("{keep} pin_cpus = 1 }}")).contains("write true or false"));
     for size in ["1199", "9001", "\"big\"", "-5"] {
         assert!(transport(&format!("{keep} max_packet = {size} }}")).starts_with("transport.max_packet: "));
     }
@@ -260,12 +269,6 @@ fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
         ("[control]\nsocket = \"x\"\n", 9, "control"),
     ] {
         expect(more, line, key_path, "not available in this version");
-    }
-    for key in ["workers", "pin_cpus"] {
-        let text = BASE.replace("transport.listen", &format!("transport.{key} = 0\ntransport.listen"));
-        let problem = only_problem(&text);
-        assert_eq!((problem.line, problem.key_path), (Some(2), format!("transport.{key}")));
-        assert_eq!(problem.remedy, "not available in this version: remove it");
     }
 }
 
@@ -459,6 +462,8 @@ fn the_documented_defaults_are_the_real_ones() {
         ("peer.quota", defaults::QUOTA.to_string()),
         ("service.idle", format!("\"{}s\"", defaults::IDLE.as_secs())),
         ("service.burst", defaults::BURST.to_string()),
+        ("transport.workers", defaults::TRANSPORT.workers.to_string()),
+        ("transport.pin_cpus", defaults::TRANSPORT.pin_cpus.to_string()),
         ("transport.mark", defaults::TRANSPORT.mark.to_string()),
         ("limits.flows_per_peer", limits.flows_per_peer.to_string()),
         ("limits.flows", limits.flows.to_string()),

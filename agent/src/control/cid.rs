@@ -6,10 +6,14 @@ use quic_core::ConnectionId;
 use quinn_proto::{ConnectionId as QuinnConnectionId, ConnectionIdGenerator};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 
+use crate::peer::PeerId;
+
 /// Makes connection IDs for one worker: control connections and lanes draw from the same source.
 #[derive(Clone, Debug)]
 pub struct ConnectionIds {
     rng: Arc<Mutex<StdRng>>,
+    /// From which the first byte of Initial packets' destination is derived.
+    seed: u64,
     worker: u8,
     workers: u8,
 }
@@ -18,7 +22,29 @@ impl ConnectionIds {
     /// A source for worker `worker` of `workers` (at least 1).
     #[must_use]
     pub fn new(seed: [u8; 32], worker: u8, workers: u8) -> Self {
-        Self { rng: Arc::new(Mutex::new(StdRng::from_seed(seed))), worker, workers: workers.max(1) }
+        let mut rng = StdRng::from_seed(seed);
+        let seed = rng.next_u64();
+        Self { rng: Arc::new(Mutex::new(rng)), seed, worker, workers: workers.max(1) }
+    }
+
+    /// The next one for another worker of this agent.
+    #[must_use]
+    pub fn next_for(&self, worker: u8) -> ConnectionId {
+        Self { worker, ..self.clone() }.next_id()
+    }
+
+    /// Makes the destinations of our Initial packets to `peer`: random, but for the first byte, which is the same for as
+    /// long as this process lives. A listener steers by it, so a reconnect comes to the worker that has the peer's flows.
+    #[must_use]
+    pub fn initial(&self, peer: PeerId) -> Arc<dyn Fn() -> QuinnConnectionId + Send + Sync> {
+        let first = StdRng::seed_from_u64(self.seed ^ u64::from(peer.0)).random();
+        let rng = Arc::clone(&self.rng);
+        Arc::new(move || {
+            let mut bytes = [0; 8];
+            rng.lock().unwrap_or_else(PoisonError::into_inner).fill_bytes(&mut bytes);
+            bytes[0] = first;
+            QuinnConnectionId::new(&bytes)
+        })
     }
 
     /// The next one: its first byte is `worker` modulo `workers`.

@@ -14,13 +14,13 @@ use crate::{
     config::Config,
     control::driver::Control,
     forward::{LocalId, Locals},
-    io::{Path, ReceiveBatch},
+    io::{Path, ReceiveBatch, batch::Meta, steering},
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{
         Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
     },
-    worker::Doors,
+    worker::{Doors, Outgoing},
 };
 
 /// What the downlink of a worker needs.
@@ -41,6 +41,10 @@ pub struct Downlink<'a> {
     pub config: &'a Config,
     /// What to do when the batch is done, and scratch space.
     pub notes: &'a mut Notes,
+    /// What belongs to other workers.
+    pub outgoing: &'a mut Outgoing,
+    /// Which worker this is, and of how many.
+    pub place: (u8, u8),
     /// Time of this turn.
     pub now: Instant,
 }
@@ -54,8 +58,6 @@ pub struct Notes {
     pub lanes_up: Vec<LaneId>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
-    /// Flows of all peers together.
-    pub flows_in_total: usize,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
@@ -93,12 +95,21 @@ struct Origins {
     slot: usize,
 }
 
+/// Where a batch of the underlay was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// The socket.
+    pub underlay: UnderlayId,
+    /// Its place in `transport.listen`, if other workers listen on that port too.
+    pub port: Option<usize>,
+}
+
 impl Downlink<'_> {
     /// Takes a whole received batch of one underlay socket. Payloads are listed for delivery, not yet delivered.
-    pub fn batch(&mut self, batch: &mut ReceiveBatch, underlay: UnderlayId) {
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
         self.notes.recent = None;
         for slot in 0..batch.len() {
-            self.buffer(batch, underlay, slot);
+            self.buffer(batch, received, slot);
         }
         self.confirm();
     }
@@ -110,18 +121,20 @@ impl Downlink<'_> {
         }
     }
 
-    /// Takes payloads that came as plain frames of the control connection, one in each slot of `batch`.
-    pub fn plain(&mut self, batch: &mut ReceiveBatch, peer: PeerId) {
+    /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection (then `lane` is
+    /// 0), or another worker received them on lane `lane`.
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
         self.notes.recent = None;
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
-            self.frame(batch, slot, range, (peer, 0));
+            self.frame(batch, slot, range, (peer, lane));
         }
         self.confirm();
     }
 
     /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
-    fn buffer(&mut self, batch: &mut ReceiveBatch, underlay: UnderlayId, slot: usize) {
+    fn buffer(&mut self, batch: &mut ReceiveBatch, received: Received, slot: usize) {
+        let Received { underlay, port } = received;
         let meta = *batch.meta(slot);
         let (ecn, source, local) = (meta.ecn, meta.source, meta.local);
         let origins = Origins { underlay, path: Path { destination: source, source: local, ecn: 0 }, slot };
@@ -138,7 +151,13 @@ impl Downlink<'_> {
             });
             match lane {
                 Some(lane) => self.packet(batch, &origins, lane, place),
-                None => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
+                None => match (steering::owner(datagram, self.place.1), port) {
+                    (owner, Some(port)) if owner != self.place.0 => {
+                        let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
+                        self.outgoing.packet(owner, port, meta, datagram);
+                    }
+                    _ => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
+                },
             }
         }
     }
@@ -193,13 +212,12 @@ impl Downlink<'_> {
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        let account = &mut state.relay.downlink;
         let context = Context::decode(data);
         if let Some(Context::Flow { number, payload_at }) = context
             && let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is(peer, lane, number))
         {
             let mut payload = range.start + payload_at..range.end;
-            account.receive(1, payload.len() as u64);
+            state.relay.downlink.receive(1, payload.len() as u64);
             state.relay.stats.downlink_bytes += payload.len() as u64;
             if recent.slot == slot {
                 // Nothing of use lies between it and the one before: end to end, they are one piece for the kernel.
@@ -211,11 +229,21 @@ impl Downlink<'_> {
             return;
         }
         self.notes.recent = None;
+        let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
+        if known.is_none()
+            && let Some(context) = &context
+            && let Some(worker) = keeper(&state.relay, context, self.place)
+        {
+            let counted = context.carries_datagram();
+            self.outgoing.frame(worker, (peer, lane), counted, *batch.meta(slot), data);
+            return;
+        }
+        let account = &mut state.relay.downlink;
         match context {
             Some(Context::Flow { number, payload_at }) => {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
-                match state.relay.flows.of_number(number) {
+                match known {
                     Some(flow) => {
                         let end = payload.end;
                         let way = self.deliver((peer, lane), flow, slot, payload);
@@ -319,7 +347,15 @@ impl Downlink<'_> {
         }
         let result = match state.relay.flows.of_number(number) {
             Some(flow) => Ok(flow),
-            None => self.accept(peer, lane, number, service),
+            None => {
+                let accepted = self.accept(peer, lane, number, service);
+                if accepted.is_err()
+                    && let Some(state) = self.peers.get(peer.0 as usize)
+                {
+                    state.relay.flows.registry().unclaim(number);
+                }
+                accepted
+            }
         };
         match result {
             Ok(flow) => {
@@ -351,9 +387,7 @@ impl Downlink<'_> {
         if !state.config.services.contains(&place) {
             return Err((Refusal::NotAllowed, DropReason::NotAllowed));
         }
-        if state.relay.flows.len() >= state.relay.max_flows
-            || self.notes.flows_in_total + self.notes.new_flows.len() >= self.config.limits.flows
-        {
+        if state.relay.is_full(self.config.limits.flows) {
             return Err((Refusal::Limit, DropReason::FlowLimit));
         }
         let socket = self
@@ -443,7 +477,7 @@ impl Downlink<'_> {
     /// The way back to a peer.
     fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
         let state = self.peers.get_mut(peer.0 as usize)?;
-        Some(state.uplink(self.lanes, self.underlays, self.now))
+        Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
     }
 
     /// Answers a PATH_CHALLENGE in a packet of `len` bytes to where it came from (RFC 9000 §8.2.2).
@@ -465,6 +499,18 @@ impl Recent {
 
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
 const INGRESS_BURST: u16 = 64;
+
+/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
+fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {
+    if workers == 1 {
+        return None;
+    }
+    let number = context.flow()?;
+    if context.opens() && !relay.flows.is_ours(number) {
+        return Some(relay.flows.registry().claim(number, own)).filter(|keeper| *keeper != own);
+    }
+    relay.flows.elsewhere(number)
+}
 
 /// The flow with this number, if it was opened at this end.
 fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {

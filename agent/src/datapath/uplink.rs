@@ -7,22 +7,28 @@ use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
     io::ReceiveBatch,
-    lanes::{Frame, LaneId, Lanes, Payloads, Plain, Pool, PushError, Underlays},
-    relay::{Client, Context, DatagramRelay, DropReason, FlowId, Origin, ServiceNumber, Standing},
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    peer::{Link, PeerId},
+    relay::{
+        Client, Context, DatagramRelay, DropReason, FlowId, Header, NO_LANE, Origin, ServiceNumber, Standing,
+    },
+    worker::Outgoing,
 };
 
 /// What the uplink of one peer needs.
 pub struct Uplink<'a> {
+    /// Which peer.
+    pub peer: PeerId,
     /// The peer's relay.
     pub relay: &'a mut DatagramRelay,
-    /// The peer's lanes; `None` while it is not connected.
-    pub pool: Option<&'a Pool>,
-    /// The control connection's frames, if the peer has no lanes.
-    pub plain: Option<&'a mut Plain>,
+    /// The way to the peer; `None` while it is not connected.
+    pub link: Option<&'a mut Link>,
     /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
     /// Their sockets.
     pub underlays: &'a mut Underlays,
+    /// What goes to other workers: a flow's own lane is down, or this worker has none.
+    pub outgoing: &'a mut Outgoing,
     /// Time of this turn.
     pub now: Instant,
     /// Notes the largest payload that fits when one did not.
@@ -44,6 +50,8 @@ enum Way {
     Lane(LaneId),
     /// The control connection: standard mode.
     Plain,
+    /// The worker that keeps a lane, and the lane's index; in standard mode, the owner of the control connection.
+    Worker(u8, u8),
 }
 
 /// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
@@ -59,7 +67,6 @@ impl Uplink<'_> {
         batch: &ReceiveBatch,
         (socket, ingress): (LocalId, IngressId),
         limits: &Limits,
-        flows_in_total: usize,
         new_flows: &mut NewFlows,
     ) {
         for slot in 0..batch.len() {
@@ -69,8 +76,7 @@ impl Uplink<'_> {
             let flow = match known {
                 Some(flow) => flow,
                 None => {
-                    let full = self.relay.flows.len() >= self.relay.max_flows
-                        || flows_in_total + new_flows.len() >= limits.flows;
+                    let full = self.relay.is_full(limits.flows);
                     match self.open(client, ingress, full) {
                         Ok(flow) => {
                             new_flows.push(flow);
@@ -140,7 +146,13 @@ impl Uplink<'_> {
     pub fn say(&mut self, index: u8, message: Context) -> bool {
         let Some(way) = self.way(index) else { return false };
         let header = message.encode();
-        let sent = self.send_message(way, header.as_slice()).is_ok();
+        let sent = match way {
+            Way::Worker(worker, lane) => {
+                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), &[], 1);
+                true
+            }
+            Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
+        };
         if sent {
             self.relay.stats.count_sent(&message);
         }
@@ -172,12 +184,17 @@ impl Uplink<'_> {
         self.note_move(id, way);
         let Some(flow) = self.relay.flows.get(id) else { return datagrams };
         let (header, short) = (flow.header(service), flow.confirmed_header());
+        if let Way::Worker(worker, lane) = way {
+            let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
+            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), data, segment);
+            self.relay.uplink.handed_over += u64::from(counted);
+            return datagrams;
+        }
         let mut place = 0;
         while place < datagrams {
             let rest = data.get(place * segment..).unwrap_or_default();
             let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
-            self.relay.in_outbox += sent as u64;
-            self.relay.stats.uplink_bytes += (sent * segment).min(rest.len()) as u64;
+            self.note_sent(sent, (sent * segment).min(rest.len()));
             place += sent;
             match result {
                 Ok(()) => {}
@@ -201,31 +218,80 @@ impl Uplink<'_> {
         datagrams
     }
 
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps. `counted` of the datagrams are
+    /// in an account.
+    pub fn take_over(&mut self, index: u8, (header, counted): (Header, u32), data: &[u8], segment: usize) {
+        self.relay.uplink.taken_over += u64::from(counted);
+        let way = self.way(index).filter(|way| match way {
+            Way::Lane(_) | Way::Plain => true,
+            // It has gone round once: the lane went down meanwhile.
+            Way::Worker(..) => false,
+        });
+        let Some(way) = way else {
+            self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
+            return;
+        };
+        if counted == 0 {
+            // What finds no room is said again when the peer repeats itself.
+            let _said = self.send_message(way, header.as_slice()).is_ok();
+            return;
+        }
+        let (mut place, datagrams) = (0, count(data, segment));
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            self.note_sent(sent, (sent * segment).min(rest.len()));
+            place += sent;
+            let left = (datagrams - place) as u64;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { most }) => {
+                    let size = data.len().saturating_sub(place * segment).min(segment);
+                    self.relay.uplink.drop(DropReason::TooLarge, 1);
+                    *self.too_large = Some(TooLarge { size, most });
+                    place += 1;
+                }
+                Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
+                Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
+            }
+        }
+    }
+
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
     #[inline]
     fn way(&self, index: u8) -> Option<Way> {
-        if self.plain.is_some() {
-            return Some(Way::Plain);
+        let link = self.link.as_deref()?;
+        if link.standard {
+            return Some(if link.plain.is_some() { Way::Plain } else { Way::Worker(link.pool.owner(), 0) });
         }
-        self.pool?.pick(self.lanes, index).map(Way::Lane)
+        Some(match link.pool.pick(self.lanes, index)? {
+            Place::Here(lane) => Way::Lane(lane),
+            Place::There(worker, lane) => Way::Worker(worker, lane),
+        })
     }
 
     /// Puts datagrams into packets; returns how many, and why the next of them was not.
     fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
-        match (way, self.plain.as_deref_mut()) {
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
             (Way::Plain, Some(plain)) => plain.push_all(payloads),
-            (Way::Plain, None) => (0, Err(PushError::NotUp)),
+            (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
         }
+    }
+
+    /// Counts datagrams that were put into packets.
+    fn note_sent(&mut self, datagrams: usize, bytes: usize) {
+        self.relay.in_outbox += datagrams as u64;
+        self.relay.stats.uplink_bytes += bytes as u64;
     }
 
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
         let frame = Frame { header, payload: &[], counted: false };
-        match (way, self.plain.as_deref_mut()) {
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
             (Way::Plain, Some(plain)) => plain.push(frame),
-            (Way::Plain, None) => Err(PushError::NotUp),
+            (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
         }
     }
 
@@ -239,11 +305,18 @@ impl Uplink<'_> {
 
     /// Notes it when a flow takes another lane than before.
     fn note_move(&mut self, id: FlowId, way: Way) {
-        let Way::Lane(lane) = way else { return };
-        let (Some(slot), Some(flow)) = (self.lanes.get(lane), self.relay.flows.get_mut(id)) else { return };
-        if slot.index != flow.on {
-            flow.on = slot.index;
-            self.relay.stats.flows_moved += 1;
+        let index = match way {
+            Way::Lane(lane) => match self.lanes.get(lane) {
+                Some(slot) => slot.index,
+                None => return,
+            },
+            Way::Worker(_, index) => index,
+            Way::Plain => return,
+        };
+        let Some(flow) = self.relay.flows.get_mut(id) else { return };
+        if index != flow.on {
+            self.relay.stats.flows_moved += u64::from(flow.on != NO_LANE);
+            flow.on = index;
         }
     }
 
@@ -269,15 +342,15 @@ impl Uplink<'_> {
         if full {
             return Err(DropReason::FlowLimit);
         }
-        let idle = match (self.relay.service(ingress), self.pool) {
+        let idle = match (self.relay.service(ingress), &self.link) {
             (Some(service), _) => service.idle,
             (None, Some(_)) => return Err(DropReason::UnknownService),
             // Not connected yet: the peer has not said for how long its flows live.
             (None, None) => DEFAULT_IDLE,
         };
-        let lanes = self.pool.map_or(1, Pool::breadth);
+        let lane = |turn| self.link.as_ref().map_or(NO_LANE, |link| link.pool.lane_for(turn));
         self.relay.stats.flows_opened += 1;
-        Ok(self.relay.flows.open((client, ingress), lanes, idle, self.now))
+        Ok(self.relay.flows.open((client, ingress), lane, idle, self.now))
     }
 }
 

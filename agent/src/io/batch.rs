@@ -7,7 +7,7 @@
 //! | [`Delivery`] | payloads that stay where they were decrypted, grouped into GSO messages | the worker | `UdpSocket::deliver` |
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
 };
 
@@ -36,6 +36,15 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// Of a buffer that no socket received.
+    pub const EMPTY: Self = Self {
+        len: 0,
+        segment: 1,
+        source: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        local: None,
+        ecn: 0,
+    };
+
     /// How many datagrams the buffer holds. An empty buffer is one datagram without payload.
     #[must_use]
     pub fn datagrams(&self) -> usize {

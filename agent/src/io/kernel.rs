@@ -16,6 +16,7 @@ use tokio::io::Interest;
 
 use super::{
     Net, Ready, TcpListener, TcpStream, Token, UdpOptions, UdpSocket,
+    ports::Ports,
     ready::SourceWaker,
     sys::Scratch,
     udp::{KernelUdp, Shared},
@@ -28,20 +29,25 @@ const LISTEN_BACKLOG: i32 = 1_024;
 /// The kernel's network, for one worker. Its methods must be called within the worker's tokio runtime.
 pub struct KernelNet {
     shared: Shared,
+    ports: Ports,
     lookups: Arc<Mutex<Lookups>>,
 }
 
 impl KernelNet {
-    /// A network whose sources report to `ready`.
+    /// A network whose sources report to `ready`. A listening socket is taken from `ports` if it is there, and else
+    /// opened for this worker alone.
     #[must_use]
-    pub fn new(ready: Ready, clock: Rc<dyn Clock>) -> Self {
+    pub fn new(ready: Ready, clock: Rc<dyn Clock>, ports: Ports) -> Self {
         let scratch = Rc::new(RefCell::new(Scratch::default()));
-        Self { shared: Shared { ready, clock, scratch }, lookups: Arc::default() }
+        Self { shared: Shared { ready, clock, scratch }, ports, lookups: Arc::default() }
     }
 
     /// Opens a UDP socket as [`Net::udp`] does, not yet boxed.
-    pub(super) fn open_udp(&self, options: &UdpOptions, token: Token) -> io::Result<KernelUdp> {
-        KernelUdp::open(options, token, &self.shared)
+    pub(super) fn open_udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<KernelUdp> {
+        match self.ports.take_udp(options.role, options.bind) {
+            Some(bound) => KernelUdp::adopt(bound, options, token, &self.shared),
+            None => KernelUdp::open(options, token, &self.shared),
+        }
     }
 }
 
@@ -51,11 +57,10 @@ impl Net for KernelNet {
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
-        let socket = tcp_socket(address)?;
-        // Lets a restarted daemon bind while connections of the old one are in TIME_WAIT; not beside a live listener.
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(LISTEN_BACKLOG)?;
+        let socket = match self.ports.take_tcp(address) {
+            Some(listening) => listening,
+            None => tcp_listening(address)?,
+        };
         let listener = tokio::net::TcpListener::from_std(socket.into())?;
         let local = listener.local_addr()?;
         let ready = self.shared.ready.clone();
@@ -160,6 +165,16 @@ fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    Ok(socket)
+}
+
+/// A socket that listens at `address`.
+pub(super) fn tcp_listening(address: SocketAddr) -> io::Result<Socket> {
+    let socket = tcp_socket(address)?;
+    // Lets a restarted daemon bind while connections of the old one are in TIME_WAIT; not beside a live listener.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
     Ok(socket)
 }
 

@@ -7,9 +7,12 @@
 //! | which payloads are delivered where | `delivery.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
+//! | the listening sockets of several workers, bound once | `ports.rs` |
+//! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
-//! | the limits of this process | `process.rs` |
+//! | the limits and CPUs of this process | `process.rs` |
+//! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
@@ -20,12 +23,15 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+pub mod alarm;
 pub mod batch;
 mod delivery;
 pub mod kernel;
 pub mod memory;
+pub mod ports;
 pub mod process;
 pub mod ready;
+pub mod steering;
 mod sys;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,12 @@
-//! This process and its sockets, as the kernel knows them.
+//! This process, its threads and its sockets, as the kernel knows them.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{io, num::NonZeroUsize, os::fd::BorrowedFd, thread, time::Duration};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+    unistd::Pid,
+};
 
 /// Raises the limit on open files to `wanted`, or as far as the hard limit allows; returns the limit that holds.
 ///
@@ -22,15 +26,66 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     Ok(raised)
 }
 
+/// CPUs that this process may use, by its affinity and its CPU quota; 1 when the kernel does not say.
+#[must_use]
+pub fn available_cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
+///
+/// # Errors
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
+pub fn pin_to_cpu(place: usize) -> io::Result<()> {
+    let current = Pid::from_raw(0);
+    let allowed = sched_getaffinity(current)?;
+    let cpus: Vec<usize> =
+        (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).is_ok_and(|set| set)).collect();
+    let cpu = place.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
+    let mut only = CpuSet::new();
+    only.set(*cpu.ok_or(io::ErrorKind::Unsupported)?)?;
+    sched_setaffinity(current, &only)?;
+    Ok(())
+}
+
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
     super::sys::drops(socket).map_or(0, u64::from)
 }
 
+/// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    [usage.user_time(), usage.system_time()]
+        .map(|time| {
+            let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
+            Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
+        })
+        .iter()
+        .sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_pinned_to_the_cpus_in_turn() {
+        let cpus = |set: &CpuSet| -> Vec<_> {
+            (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap()).collect()
+        };
+        let allowed = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
+        assert!(available_cpus() <= allowed.len());
+        for place in 0..=allowed.len() {
+            let pinned = thread::spawn(move || {
+                pin_to_cpu(place).unwrap();
+                sched_getaffinity(Pid::from_raw(0)).unwrap()
+            });
+            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[place % allowed.len()]]);
+        }
+    }
 
     #[test]
     fn the_limit_is_raised_and_never_lowered() {

@@ -10,7 +10,7 @@ use std::{
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ops::Range,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
 };
 
@@ -434,9 +434,33 @@ pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<So
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
 }
 
+/// Registers a timer with the current runtime.
+pub(super) fn watch_timer(timer: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the registration owns the descriptor, which is closed only when it is dropped, and nothing replaces it.
+    unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.map_err(Into::into)
+}
+
 /// Whether the kernel knows `UDP_SEGMENT`; leaves the socket as it was.
 pub(super) fn probe_gso(socket: BorrowedFd<'_>) -> bool {
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+/// Lets `program` choose the socket of the group that `socket` is in; the kernel's hash chooses when it cannot.
+pub(super) fn attach_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the kernel reads a `sock_fprog` of the given size, and from it `len` instructions of `program`, which
+    // outlives the call; it writes to neither.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Asks for datagrams joined by `UDP_GRO`.

@@ -50,13 +50,23 @@ pub(super) struct KernelUdp {
 impl KernelUdp {
     /// Opens a socket and reports its first readiness under `token`.
     ///
-    /// No socket sets `SO_REUSEPORT` or `SO_REUSEADDR`, so the bind is also the probe that finds a second daemon.
+    /// It sets neither `SO_REUSEPORT` nor `SO_REUSEADDR`, so the bind is also the probe that finds a second daemon.
     pub(super) fn open(options: &UdpOptions, token: Token, shared: &Shared) -> io::Result<Self> {
         let socket = configured(options)?;
         socket.bind(&options.bind.into())?;
         if let Some(remote) = options.connect {
             socket.connect(&remote.into())?;
         }
+        Self::adopt(socket, options, token, shared)
+    }
+
+    /// Takes a socket that `configured` made and that is bound, and reports its first readiness under `token`.
+    pub(super) fn adopt(
+        socket: Socket,
+        options: &UdpOptions,
+        token: Token,
+        shared: &Shared,
+    ) -> io::Result<Self> {
         let local =
             socket.local_addr()?.as_socket().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
         let gso = options.gso && sys::probe_gso(socket.as_fd());
@@ -242,7 +252,7 @@ fn count_received(batch: &ReceiveBatch, stats: &mut UdpStats) {
 }
 
 /// An unbound socket with the options of its role.
-fn configured(options: &UdpOptions) -> io::Result<Socket> {
+pub(super) fn configured(options: &UdpOptions) -> io::Result<Socket> {
     let v6 = options.bind.is_ipv6();
     let socket = Socket::new(Domain::for_address(options.bind), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;

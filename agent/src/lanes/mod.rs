@@ -6,7 +6,8 @@
 //! | what is put into packets | `frame.rs` |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
-//! | which lanes a peer has, and how they are opened and opened again | `pool.rs` |
+//! | which lanes a peer has, and where each is kept | `pool.rs` |
+//! | how they are opened, and opened again | `openings.rs` |
 //!
 //! ```text
 //!   dialler                                   listener
@@ -20,21 +21,25 @@
 use std::time::{Duration, Instant};
 
 use quic_core::{ConnectionId, Lane, PATH_PACKET_MIN, TRANSMIT_CAPACITY};
-use quinn_proto::ConnectionHandle;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use crate::{io::Path, peer::PeerId};
+use crate::{
+    io::Path,
+    peer::{PeerId, SessionId},
+};
 
 pub mod frame;
+pub mod openings;
 pub mod outbox;
 pub mod plain;
 pub mod pool;
 
 pub use frame::{Frame, Payloads};
+pub use openings::{Opening, Openings};
 pub use outbox::{PushError, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
-pub use pool::Pool;
+pub use pool::{Place, Pool};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
@@ -101,8 +106,8 @@ pub struct LaneSlot {
     pub core: Lane,
     /// Whose lane it is.
     pub peer: PeerId,
-    /// The control connection that it was opened on.
-    pub connection: ConnectionHandle,
+    /// The session that it was opened in.
+    pub session: SessionId,
     /// Its index within the peer's pool.
     pub index: u8,
     /// Which opening of that index this is.
@@ -130,7 +135,7 @@ impl LaneSlot {
     #[must_use]
     pub fn new(
         core: Lane,
-        owner: (PeerId, ConnectionHandle),
+        owner: (PeerId, SessionId),
         (index, epoch): (u8, u64),
         local_cid: ConnectionId,
         (underlay, packet_budget): (UnderlayId, usize),
@@ -139,7 +144,7 @@ impl LaneSlot {
         Self {
             core,
             peer: owner.0,
-            connection: owner.1,
+            session: owner.1,
             index,
             epoch,
             local_cid,

@@ -4,13 +4,13 @@ use std::{cell::RefCell, io, net::SocketAddr, rc::Rc};
 
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
-use quinn_proto::ConnectionHandle;
 
 use super::*;
 use crate::{
     clock::{Clock, ManualClock},
     io::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage},
     lanes::LaneState,
+    peer::SessionId,
 };
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
@@ -70,7 +70,7 @@ fn fixture(now: Instant) -> (Underlays, Lanes, LaneId, Sent) {
         initial_rtt: None,
     })
     .unwrap();
-    let owner = (PeerId(3), ConnectionHandle(0));
+    let owner = (PeerId(3), SessionId(1));
     let mut slot = LaneSlot::new(core, owner, (0, 1), ConnectionId([2; 8]), (underlay, 1_452), now);
     slot.state = LaneState::Up;
     slot.path = Some(Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, ecn: 0 });

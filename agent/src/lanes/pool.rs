@@ -1,11 +1,12 @@
-//! The lanes of one peer: which are open, which are being opened.
+//! The lanes of one peer, as each worker sees them: those that it keeps, and which others are up.
+//!
+//! ```text
+//!   control connection at worker c of W          lane i lives at worker (c + i) mod W
+//! ```
 
-use std::time::Instant;
+use quinn_proto::crypto::Session;
 
-use quic_core::ConnectionId;
-use quinn_proto::{ConnectionHandle, crypto::Session};
-
-use super::{LaneId, Lanes, UnderlayId, VALIDATION_TIMEOUT};
+use super::{LaneId, LaneSlot, Lanes};
 
 pub use crate::control::messages::MAX_LANES;
 
@@ -43,136 +44,130 @@ pub fn derive_secret(
     session.export_keying_material(secret, EXPORTER_LABEL, &context).is_ok()
 }
 
-/// A lane that was asked for and not answered yet.
-#[derive(Clone, Copy, Debug)]
-pub struct Opening {
-    /// Its index.
-    pub index: u8,
-    /// Which opening of that index this is.
-    pub epoch: u64,
-    /// What its packets to us will carry.
-    pub local_cid: ConnectionId,
-    /// The socket that it will use.
-    pub underlay: UnderlayId,
-    /// When it was asked for.
-    since: Instant,
+/// Where a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this worker.
+    Here(LaneId),
+    /// At this other worker, under this index.
+    There(u8, u8),
 }
 
-impl Opening {
-    /// When it is given up.
-    #[must_use]
-    pub fn deadline(&self) -> Instant {
-        self.since + VALIDATION_TIMEOUT
-    }
-}
-
-/// The lanes of one peer on one control connection.
+/// The lanes of one session, seen from one worker.
 #[derive(Debug)]
 pub struct Pool {
-    /// The control connection that they were opened on.
-    pub connection: ConnectionHandle,
-    /// How many are wanted; at the listener, as many as the dialler opened.
+    /// How many there are to be; at the listener, as many as the dialler opened.
     pub wanted: u8,
-    active: Vec<Option<LaneId>>,
-    openings: Vec<Opening>,
-    /// The dialler's next epoch.
-    next_epoch: u64,
-    /// The newest epoch seen of each index: an older one would repeat nonces.
-    seen: Vec<u64>,
+    /// The lanes that are up at this end, at whichever worker: bit `i` is lane `i`.
+    pub up: u64,
+    /// The worker of the control connection, this one, and how many there are.
+    owner: u8,
+    own: u8,
+    workers: u8,
+    /// The lanes that this worker keeps, by index.
+    kept: Vec<Option<LaneId>>,
 }
 
 impl Pool {
-    /// A pool without lanes.
+    /// A pool without lanes at worker `place.0` of `place.1`; the control connection is at worker `owner`.
     #[must_use]
-    pub fn new(connection: ConnectionHandle, wanted: u8) -> Self {
-        let (active, seen) = (vec![None; usize::from(MAX_LANES)], vec![0; usize::from(MAX_LANES)]);
-        Self { connection, wanted, active, openings: Vec::new(), next_epoch: 1, seen }
+    pub fn new(owner: u8, place: (u8, u8), wanted: u8) -> Self {
+        let (own, workers) = (place.0, place.1.max(1));
+        Self { wanted, up: 0, owner, own, workers, kept: vec![None; usize::from(MAX_LANES)] }
     }
 
-    /// The dialler asks for lane `index`: its epoch is one that was never used on this connection. An earlier opening of
-    /// this index must have been taken out.
-    pub fn ask(&mut self, index: u8, local_cid: ConnectionId, underlay: UnderlayId, now: Instant) -> Opening {
-        let opening = Opening { index, epoch: self.next_epoch, local_cid, underlay, since: now };
-        self.next_epoch += 1;
-        self.openings.push(opening);
-        opening
-    }
-
-    /// The answer to [`Pool::ask`] came: takes the opening, if it is still wanted.
-    pub fn answered(&mut self, index: u8, epoch: u64) -> Option<Opening> {
-        let place =
-            self.openings.iter().position(|opening| opening.index == index && opening.epoch == epoch)?;
-        Some(self.openings.swap_remove(place))
-    }
-
-    /// The openings that were not answered in time, taken out.
-    pub fn overdue(&mut self, now: Instant) -> Vec<Opening> {
-        self.openings.extract_if(.., |opening| opening.deadline() <= now).collect()
-    }
-
-    /// The openings that were not answered yet.
-    pub fn openings(&self) -> impl Iterator<Item = &Opening> {
-        self.openings.iter()
-    }
-
-    /// The indices that have neither a lane nor an opening, of those that are wanted.
+    /// The worker of the control connection.
     #[must_use]
-    pub fn missing(&self) -> Vec<u8> {
-        let opening = |index: u8| self.openings.iter().any(|opening| opening.index == index);
-        (0..self.wanted).filter(|index| self.get(*index).is_none() && !opening(*index)).collect()
+    pub fn owner(&self) -> u8 {
+        self.owner
     }
 
-    /// When an opening is next given up.
+    /// The worker that keeps lane `index`.
+    #[inline]
     #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
-        self.openings.iter().map(Opening::deadline).min()
-    }
-
-    /// The listener is asked for a lane: whether this (lane, epoch) is new on this connection.
-    pub fn admit(&mut self, index: u8, epoch: u64) -> bool {
-        match self.seen.get_mut(usize::from(index)) {
-            Some(seen) if *seen < epoch => {
-                *seen = epoch;
-                true
-            }
-            Some(_) | None => false,
-        }
+    pub fn keeper(&self, index: u8) -> u8 {
+        keeper(self.owner, index, self.workers)
     }
 
     /// Makes `lane` the one with this index; returns the one that it replaces.
     pub fn set(&mut self, index: u8, lane: Option<LaneId>) -> Option<LaneId> {
-        let place = self.active.get_mut(usize::from(index))?;
+        let place = self.kept.get_mut(usize::from(index))?;
         std::mem::replace(place, lane)
     }
 
-    /// The lane with this index.
+    /// The lane with this index, if this worker keeps it.
     #[inline]
     #[must_use]
     pub fn get(&self, index: u8) -> Option<LaneId> {
-        self.active.get(usize::from(index)).copied().flatten()
+        self.kept.get(usize::from(index)).copied().flatten()
     }
 
-    /// All lanes.
+    /// The lanes that this worker keeps.
     pub fn lanes(&self) -> impl Iterator<Item = LaneId> {
-        self.active.iter().flatten().copied()
+        self.kept.iter().flatten().copied()
     }
 
-    /// How many lanes flows may be spread over.
+    /// Whether flows that begin here belong on lane `index`: it is wanted, and this worker's if any is.
     #[must_use]
-    pub fn breadth(&self) -> u8 {
-        self.wanted.max(1)
+    pub fn suits(&self, index: u8) -> bool {
+        index < self.wanted && (self.keeper(index) == self.own || self.own_lanes() == 0)
     }
 
-    /// The lane for a flow that prefers lane `index`: that one if it is up, else lane 0, else any that is.
+    /// The lane for the `turn`-th flow that begins at this worker: its own lanes in turn, or all if it keeps none.
+    #[must_use]
+    pub fn lane_for(&self, turn: u64) -> u8 {
+        let (own, workers) = (self.own_lanes(), u64::from(self.workers));
+        let lane = if own == 0 {
+            turn % u64::from(self.wanted.max(1))
+        } else {
+            self.first_own() + turn % own * workers
+        };
+        u8::try_from(lane).unwrap_or(0)
+    }
+
+    /// The lowest index that this worker keeps.
+    fn first_own(&self) -> u64 {
+        (u64::from(self.own) + u64::from(self.workers) - u64::from(self.owner)) % u64::from(self.workers)
+    }
+
+    /// How many of the wanted lanes this worker keeps.
+    fn own_lanes(&self) -> u64 {
+        u64::from(self.wanted).saturating_sub(self.first_own()).div_ceil(u64::from(self.workers))
+    }
+
+    /// The lane for a flow that prefers lane `index`: that one if it is up, else lane 0, else any that is, this worker's
+    /// first.
     #[inline]
     #[must_use]
-    pub fn pick(&self, lanes: &Lanes, index: u8) -> Option<LaneId> {
-        let up = |id: LaneId| lanes.get(id).is_some_and(super::LaneSlot::is_up).then_some(id);
-        self.get(index)
-            .and_then(up)
-            .or_else(|| self.get(0).and_then(up))
-            .or_else(|| self.lanes().find_map(up))
+    pub fn pick(&self, lanes: &Lanes, index: u8) -> Option<Place> {
+        self.place_if_up(lanes, index)
+            .or_else(|| self.place_if_up(lanes, 0))
+            .or_else(|| self.lanes().find(|id| is_up(lanes, *id)).map(Place::Here))
+            .or_else(|| (0..self.wanted).find_map(|index| self.place_if_up(lanes, index)))
     }
+
+    #[inline]
+    fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
+        if let Some(id) = self.get(index) {
+            return is_up(lanes, id).then_some(Place::Here(id));
+        }
+        let there = self.keeper(index);
+        let up = index < MAX_LANES && self.up & 1 << index != 0;
+        (up && there != self.own).then_some(Place::There(there, index))
+    }
+}
+
+#[inline]
+fn is_up(lanes: &Lanes, id: LaneId) -> bool {
+    lanes.get(id).is_some_and(LaneSlot::is_up)
+}
+
+/// The worker that keeps lane `index` if the control connection is at worker `owner`.
+#[inline]
+#[must_use]
+pub fn keeper(owner: u8, index: u8, workers: u8) -> u8 {
+    let keeper = (u16::from(owner) + u16::from(index)) % u16::from(workers.max(1));
+    u8::try_from(keeper).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -189,14 +184,40 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_epoch_is_refused() {
-        let mut pool = Pool::new(ConnectionHandle(0), 1);
-        assert!(pool.admit(0, 1));
-        assert!(!pool.admit(0, 1));
-        assert!(pool.admit(1, 1), "the other lane has keys of its own");
-        assert!(pool.admit(0, 5));
-        assert!(!pool.admit(0, 4));
-        assert!(!pool.admit(MAX_LANES, 9));
-        assert!(!pool.admit(2, 0));
+    fn flows_take_the_lanes_of_their_worker_in_turn() {
+        for workers in 1..=5u8 {
+            for owner in 0..workers {
+                for lanes in 1..=9u8 {
+                    for own in 0..workers {
+                        let pool = Pool::new(owner, (own, workers), lanes);
+                        let kept: Vec<u8> =
+                            (0..lanes).filter(|index| keeper(owner, *index, workers) == own).collect();
+                        assert_eq!(pool.own_lanes(), kept.len() as u64);
+                        let expected = if kept.is_empty() { (0..lanes).collect() } else { kept };
+                        let given: Vec<u8> =
+                            (0..expected.len() as u64 * 2).map(|turn| pool.lane_for(turn)).collect();
+                        assert_eq!(
+                            given,
+                            expected.repeat(2),
+                            "{own} of {workers}, owner {owner}, {lanes} lanes"
+                        );
+                        assert!(given.iter().all(|lane| pool.suits(*lane)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_lane_that_is_down_is_replaced_by_lane_0_wherever_that_is() {
+        let lanes = Lanes::default();
+        let mut pool = Pool::new(1, (0, 2), 3);
+        assert_eq!(pool.pick(&lanes, 1), None, "none is up");
+        pool.up = 0b101;
+        assert_eq!(pool.pick(&lanes, 1), Some(Place::There(1, 0)));
+        assert_eq!(pool.pick(&lanes, 2), Some(Place::There(1, 2)));
+        pool.up = 0b100;
+        assert_eq!(pool.pick(&lanes, 0), Some(Place::There(1, 2)), "any that is up");
+        assert_eq!(pool.pick(&lanes, crate::relay::NO_LANE), Some(Place::There(1, 2)));
     }
 }

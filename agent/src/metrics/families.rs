@@ -147,6 +147,13 @@ metrics! {
         lane_datagram_frames: counter "culvert_lane_datagram_frames_total", "DATAGRAM frames on lanes, sent (uplink) or received (downlink).";
     }
 
+    /// The lanes of one index, of all peers, of one worker.
+    group LaneIndexMetrics(lane) {
+        lane_flows: level "culvert_lane_flows", "Flows by the index of the lane that they belong on, of all peers: how evenly they are striped.";
+        lane_sent_bytes: counter "culvert_lane_sent_bytes_total", "Bytes of UDP payload sent on the lanes of this index, of all peers.";
+        lane_received_bytes: counter "culvert_lane_received_bytes_total", "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.";
+    }
+
     /// The control stream's messages in one direction.
     group ControlMetrics(direction) {
         control_messages: counter "culvert_control_messages_total", "Control messages, sent (uplink) or received (downlink).";
@@ -168,6 +175,7 @@ metrics! {
     families {
         build_info: level "culvert_build_info" [version], "Always 1; the label is the program's version.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains.";
+        workers: level "culvert_workers" [], "Threads that move packets.";
         datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers.";
         flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
@@ -177,6 +185,9 @@ metrics! {
         handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
         refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";
         control_message_errors: counter "culvert_control_message_errors_total" [reason], "Control messages that could not be used, by reason.";
+        handed_over: counter "culvert_handed_over_datagrams_total" [kind], "Datagrams handed to another worker, because their connection, lane or flow lives there.";
+        taken_over: counter "culvert_taken_over_datagrams_total" [kind], "Datagrams taken from another worker.";
+        hand_over_dropped: counter "culvert_hand_over_dropped_datagrams_total" [kind], "Datagrams dropped because another worker did not take what waits for it.";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

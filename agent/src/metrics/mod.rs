@@ -22,8 +22,8 @@ use prometheus::{
 };
 
 pub use families::{
-    ControlMetrics, Families, LaneDirectionMetrics, PeerDirectionMetrics, PeerMetrics, SocketMetrics,
-    TcpDirectionMetrics, WorkerMetrics,
+    ControlMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics, PeerMetrics,
+    SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
 };
 
 /// Why the registry could not be made: two families of one name, or a name that Prometheus does not allow.

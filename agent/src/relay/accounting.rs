@@ -78,6 +78,8 @@ pub enum DropReason {
     LaneClosed,
     /// The agent stopped, or the flow was closed, while it waited.
     Shutdown,
+    /// It was at another worker than its flow or its lane, and the hand-over between them was full.
+    HandOverFull,
 }
 
 impl DropReason {
@@ -85,7 +87,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::FlowQuota,
@@ -108,6 +110,7 @@ impl DropReason {
         Self::SendOther,
         Self::LaneClosed,
         Self::Shutdown,
+        Self::HandOverFull,
     ];
 
     /// The value of the metric label `reason`.
@@ -136,6 +139,7 @@ impl DropReason {
             Self::SendOther => "send_other",
             Self::LaneClosed => "lane_closed",
             Self::Shutdown => "shutdown",
+            Self::HandOverFull => "hand_over_full",
         }
     }
 }
@@ -165,6 +169,10 @@ pub struct Account {
     pub delivered: u64,
     /// Datagrams dropped, by reason.
     pub dropped: [u64; DropReason::COUNT],
+    /// Datagrams handed to another worker of this agent, whose account they enter then.
+    pub handed_over: u64,
+    /// Datagrams taken over from another worker.
+    pub taken_over: u64,
 }
 
 impl Account {
@@ -190,13 +198,27 @@ impl Account {
     /// What the invariant says must still be in the queue.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
-        self.received.saturating_sub(self.delivered + self.dropped_total())
+        (self.received + self.taken_over)
+            .saturating_sub(self.delivered + self.dropped_total() + self.handed_over)
     }
 
-    /// The invariant: everything received was delivered, dropped for a reason, or is one of `queued`.
+    /// The invariant: everything received was delivered, dropped for a reason, or is one of `queued`. What is between two
+    /// workers is queued too, in the sum of their accounts.
     #[must_use]
     pub fn balances(&self, queued: u64) -> bool {
-        self.received == self.delivered + queued + self.dropped_total()
+        self.received + self.taken_over == self.delivered + queued + self.dropped_total() + self.handed_over
+    }
+
+    /// Adds another worker's account of the same peer and direction.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.delivered += other.delivered;
+        self.handed_over += other.handed_over;
+        self.taken_over += other.taken_over;
+        for (sum, count) in self.dropped.iter_mut().zip(other.dropped) {
+            *sum += count;
+        }
     }
 }
 

@@ -124,6 +124,42 @@ impl Context {
     /// The kinds of messages about flows: the metric label `kind`.
     pub const MESSAGE_LABELS: [&'static str; 5] = ["open", "confirmed", "refused", "unknown", "closed"];
 
+    /// The flow that it is about; `None` of a context that this version does not know.
+    #[inline]
+    #[must_use]
+    pub const fn flow(&self) -> Option<FlowNumber> {
+        match *self {
+            Self::Flow { number, .. }
+            | Self::Open { number, .. }
+            | Self::OpenEmpty { number, .. }
+            | Self::Confirmed(number)
+            | Self::Refused(number, _)
+            | Self::Unknown(number)
+            | Self::Closed(number) => Some(number),
+            Self::Unsupported(_) => None,
+        }
+    }
+
+    /// Whether it makes a flow where none is.
+    #[must_use]
+    pub const fn opens(&self) -> bool {
+        match self {
+            Self::Open { .. } | Self::OpenEmpty { .. } => true,
+            Self::Flow { .. }
+            | Self::Confirmed(_)
+            | Self::Refused(..)
+            | Self::Unknown(_)
+            | Self::Closed(_)
+            | Self::Unsupported(_) => false,
+        }
+    }
+
+    /// Whether a datagram follows it.
+    #[must_use]
+    pub const fn carries_datagram(&self) -> bool {
+        self.message_kind().is_none()
+    }
+
     /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
     #[must_use]
     pub const fn message_kind(&self) -> Option<usize> {

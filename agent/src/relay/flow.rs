@@ -6,17 +6,19 @@
 //! ```
 
 use std::{
-    cell::Cell,
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::context::{Context, FlowNumber, Header, ServiceNumber};
+use super::{
+    context::{Context, FlowNumber, Header, ServiceNumber},
+    registry::FlowRegistry,
+};
 use crate::forward::{IngressId, LocalId};
 
 /// A flow's place in its peer's table. It is used again after the flow has ended.
@@ -64,6 +66,9 @@ pub enum Standing {
     Refused,
 }
 
+/// The lane of a flow that was opened before its peer had any.
+pub const NO_LANE: u8 = u8::MAX;
+
 /// One flow.
 #[derive(Debug)]
 pub struct Flow {
@@ -73,7 +78,7 @@ pub struct Flow {
     pub origin: Origin,
     /// What the far end knows.
     pub standing: Standing,
-    /// The index of the lane that its datagrams take.
+    /// The index of the lane that its datagrams take; [`NO_LANE`] until the peer is connected.
     pub lane: u8,
     /// The index of the lane that they took last: another one while its own is down.
     pub on: u8,
@@ -102,30 +107,62 @@ impl Flow {
     }
 }
 
-/// All flows of one peer, found by client or by number.
+/// The flows of one peer at one worker, found by client or by number.
 #[derive(Debug)]
 pub struct Flows {
     flows: Slab<Flow>,
     by_number: FxHashMap<FlowNumber, FlowId>,
     /// Keyed by what strangers choose (addresses), so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
-    /// The number of the next flow opened here; the low bit says that.
+    /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
     next: u64,
-    /// Flows of all tables of the worker.
-    total: Rc<Cell<usize>>,
+    /// Which worker this is, and of how many.
+    place: (u8, u8),
+    /// What the workers share.
+    registry: Arc<FlowRegistry>,
 }
 
 impl Flows {
-    /// An empty table; `parity` is the low bit of the numbers of flows opened here, `total` counts the flows of all tables.
+    /// An empty table of worker `place.0` of `place.1`; `parity` is the low bit of the numbers of flows opened here.
     #[must_use]
-    pub fn new(parity: u64, total: Rc<Cell<usize>>) -> Self {
+    pub fn new(parity: u64, place: (u8, u8), registry: Arc<FlowRegistry>) -> Self {
+        let place = (place.0, place.1.max(1));
         Self {
-            total,
             flows: Slab::new(),
             by_number: FxHashMap::default(),
             by_client: HashMap::new(),
-            next: parity & 1,
+            next: u64::from(place.0) << 1 | parity & 1,
+            place,
+            registry,
         }
+    }
+
+    /// What the workers share.
+    #[must_use]
+    pub fn registry(&self) -> &FlowRegistry {
+        &self.registry
+    }
+
+    /// The other worker that keeps the flow with this number, if one does.
+    #[must_use]
+    pub fn elsewhere(&self, number: FlowNumber) -> Option<u8> {
+        let (own, workers) = self.place;
+        if workers == 1 {
+            return None;
+        }
+        let keeper = if self.is_ours(number) {
+            u8::try_from((number.0 >> 1) % u64::from(workers)).ok()
+        } else {
+            self.registry.keeper(number)
+        };
+        keeper.filter(|keeper| *keeper != own)
+    }
+
+    /// The next number of a flow opened here.
+    fn take_number(&mut self) -> FlowNumber {
+        let number = FlowNumber(self.next);
+        self.next += 2 * u64::from(self.place.1);
+        number
     }
 
     /// How many flows there are.
@@ -172,17 +209,22 @@ impl Flows {
         number.0 & 1 == self.next & 1
     }
 
-    /// Opens a flow for a client on one of `lanes` lanes, in turn.
+    /// How many flows were opened here before the one with this number: lanes are given out by it, in turn.
+    #[must_use]
+    pub fn turn_of(&self, number: FlowNumber) -> u64 {
+        (number.0 >> 1) / u64::from(self.place.1)
+    }
+
+    /// Opens a flow for a client; `lane` chooses its lane by how many were opened before.
     pub fn open(
         &mut self,
         (client, ingress): (Client, IngressId),
-        lanes: u8,
+        lane: impl FnOnce(u64) -> u8,
         idle: Duration,
         now: Instant,
     ) -> FlowId {
-        let number = FlowNumber(self.next);
-        self.next += 2;
-        let lane = u8::try_from((number.0 >> 1) % u64::from(lanes.max(1))).unwrap_or(0);
+        let number = self.take_number();
+        let lane = lane(self.turn_of(number));
         let origin = Origin::Ingress { client, ingress };
         let flow = Flow {
             number,
@@ -224,10 +266,13 @@ impl Flows {
     /// Ends a flow.
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
         let flow = self.flows.try_remove(id.0 as usize)?;
-        self.total.set(self.total.get() - 1);
         self.by_number.remove(&flow.number);
-        if let Origin::Ingress { client, .. } = flow.origin {
-            self.by_client.remove(&client);
+        match flow.origin {
+            Origin::Ingress { client, .. } => {
+                self.by_client.remove(&client);
+                self.registry.leave(None);
+            }
+            Origin::Upstream { .. } => self.registry.leave(Some(flow.number)),
         }
         Some(flow)
     }
@@ -246,12 +291,30 @@ impl Flows {
                     if renumber && let Some(place) = self.by_number.remove(&flow.number) {
                         debug_assert_eq!(place.0 as usize, id);
                         flow.number = FlowNumber(self.next);
-                        self.next += 2;
+                        self.next += 2 * u64::from(self.place.1);
                         self.by_number.insert(flow.number, place);
                     }
                 }
                 Origin::Upstream { .. } => {}
             }
+        }
+    }
+
+    /// All flows, each with how many were opened here before it.
+    pub fn iter(&self) -> impl Iterator<Item = (FlowId, u64, &Flow)> {
+        let flows = self.flows.iter();
+        flows
+            .filter_map(|(id, flow)| Some((FlowId(u32::try_from(id).ok()?), self.turn_of(flow.number), flow)))
+    }
+
+    /// Adds to each sum the flows that belong on the lane of its index.
+    pub fn count_lanes(&self, sums: &mut Vec<u64>) {
+        for (_, flow) in self.flows.iter().filter(|(_, flow)| flow.lane != NO_LANE) {
+            let lane = usize::from(flow.lane);
+            if sums.len() <= lane {
+                sums.resize(lane + 1, 0);
+            }
+            sums[lane] += 1;
         }
     }
 
@@ -280,7 +343,7 @@ impl Flows {
 
     fn insert(&mut self, flow: Flow) -> FlowId {
         let number = flow.number;
-        self.total.set(self.total.get() + 1);
+        self.registry.enter();
         // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_number.insert(number, id);
@@ -298,13 +361,14 @@ mod tests {
     }
 
     fn open(flows: &mut Flows, port: u16, lanes: u8, now: Instant) -> FlowId {
-        flows.open((client(port), IngressId(0)), lanes, Duration::from_secs(60), now)
+        let lane = |turn| u8::try_from(turn % u64::from(lanes)).unwrap();
+        flows.open((client(port), IngressId(0)), lane, Duration::from_secs(60), now)
     }
 
     #[test]
     fn numbers_keep_their_parity_and_are_never_reused() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(1, Rc::default());
+        let mut flows = Flows::new(1, (0, 1), Arc::default());
         let first = open(&mut flows, 1, 4, now);
         let number = flows.get(first).map(|flow| flow.number);
         assert_eq!(number, Some(FlowNumber(1)));
@@ -318,7 +382,7 @@ mod tests {
     #[test]
     fn flows_spread_evenly_over_the_lanes() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0, Rc::default());
+        let mut flows = Flows::new(0, (0, 1), Arc::default());
         let mut per_lane = [0; 3];
         for port in 0..300 {
             let id = open(&mut flows, port, 3, now);
@@ -330,7 +394,7 @@ mod tests {
     #[test]
     fn a_peer_that_proves_another_key_gets_new_numbers() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0, Rc::default());
+        let mut flows = Flows::new(0, (0, 1), Arc::default());
         let id = open(&mut flows, 1, 1, now);
         flows.reopen_all(0);
         assert_eq!(flows.of_number(FlowNumber(0)), Some(id), "the same half: the number stays");
@@ -341,9 +405,32 @@ mod tests {
     }
 
     #[test]
+    fn workers_share_the_numbers_and_know_whose_is_which() {
+        let now = ManualClock::default().now();
+        let registry = Arc::<FlowRegistry>::default();
+        let mut tables = [0, 1, 2].map(|worker| Flows::new(1, (worker, 3), Arc::clone(&registry)));
+        let mut numbers = std::collections::BTreeSet::new();
+        for round in 0..4 {
+            for (worker, flows) in tables.iter_mut().enumerate() {
+                let id = open(flows, round, 1, now);
+                let number = flows.get(id).unwrap().number;
+                assert!(numbers.insert(number), "{number:?} was given twice");
+                assert_eq!(flows.elsewhere(number), None);
+                assert_eq!(flows.turn_of(number), u64::from(round));
+                assert_eq!(registry.keeper(number), None, "the number itself says it: worker {worker}");
+            }
+        }
+        for number in numbers {
+            let keepers: Vec<_> = tables.iter().filter_map(|flows| flows.elsewhere(number)).collect();
+            assert_eq!(keepers.len(), 2, "{number:?} lives at one of three");
+            assert_eq!(keepers[0], keepers[1]);
+        }
+    }
+
+    #[test]
     fn a_removed_flow_is_found_neither_by_client_nor_by_number() {
         let now = ManualClock::default().now();
-        let mut flows = Flows::new(0, Rc::default());
+        let mut flows = Flows::new(0, (0, 1), Arc::default());
         let id = open(&mut flows, 9, 1, now);
         let flow = flows.remove(id).unwrap();
         assert_eq!(flows.of_client(&client(9)), None);

@@ -5,12 +5,11 @@
 //! | what is counted, and the reasons for drops | `accounting.rs` |
 //! | what a DATAGRAM frame says | `context.rs` |
 //! | which flow does a datagram belong to | `flow.rs` |
+//! | which worker keeps a flow, how many there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
 //! | the peer's services; what is outstanding | this one |
 
 use std::{
-    cell::Cell,
-    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,11 +20,13 @@ pub mod accounting;
 pub mod context;
 pub mod flow;
 pub mod queue;
+pub mod registry;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
-pub use context::{Context, FlowNumber, Refusal, ServiceNumber};
-pub use flow::{Client, Flow, FlowId, Flows, Origin, Standing};
+pub use context::{Context, FlowNumber, Header, Refusal, ServiceNumber};
+pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
 pub use queue::{Queue, Run};
+pub use registry::FlowRegistry;
 
 use crate::forward::IngressId;
 
@@ -96,21 +97,21 @@ pub struct DatagramRelay {
     pub in_outbox: u64,
     /// Other counts.
     pub stats: RelayStats,
-    /// The ceiling on flows.
+    /// The ceiling on flows at all workers.
     pub max_flows: usize,
     /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
     services: Vec<(Arc<str>, Option<RemoteService>)>,
 }
 
 impl DatagramRelay {
-    /// A relay without flows. `parity` is the low bit of the numbers of the flows that this end opens, `total` counts the
-    /// flows of all relays; `ingresses`
-    /// are the services' names of all ingresses of this agent, in their order.
+    /// A relay without flows, of worker `place.0` of `place.1`. `parity` is the low bit of the numbers of the flows that
+    /// this end opens; `ingresses` are the services' names of all ingresses of this agent, in their order.
     #[must_use]
     pub fn new(
         peer: &config::Peer,
         limits: &config::Limits,
-        (parity, total): (u64, Rc<Cell<usize>>),
+        (parity, place): (u64, (u8, u8)),
+        registry: Arc<FlowRegistry>,
         ingresses: &[Arc<str>],
     ) -> Self {
         let per_flow = share(peer.queue.packets, peer.quota);
@@ -129,7 +130,7 @@ impl DatagramRelay {
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
-            flows: Flows::new(parity, total),
+            flows: Flows::new(parity, place, registry),
             queue: Queue::new(queue),
             awaiting: Queue::new(awaiting),
             in_outbox: 0,
@@ -154,6 +155,13 @@ impl DatagramRelay {
     #[must_use]
     pub fn service(&self, ingress: IngressId) -> Option<RemoteService> {
         self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
+    }
+
+    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached.
+    #[must_use]
+    pub fn is_full(&self, in_total: usize) -> bool {
+        let registry = self.flows.registry();
+        registry.count() >= self.max_flows || registry.total() >= in_total
     }
 
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is

@@ -7,7 +7,7 @@ use std::{
 
 use quic_core::LaneStats;
 
-use super::streams::TcpRefusal;
+use super::{handover::Kind, streams::TcpRefusal};
 use crate::{
     control::messages::MessageError,
     forward::Local,
@@ -54,21 +54,35 @@ impl MessageErrors {
     }
 }
 
-/// What lanes that have ended counted, by peer.
+/// What lanes that have ended counted.
 #[derive(Debug, Default)]
-pub(super) struct RetiredLanes(Vec<LaneStats>);
+pub(super) struct RetiredLanes {
+    by_peer: Vec<LaneStats>,
+    /// Bytes sent and received.
+    by_index: Vec<(u64, u64)>,
+}
 
 impl RetiredLanes {
-    pub(super) fn add(&mut self, peer: PeerId, stats: &LaneStats) {
-        let place = peer.0 as usize;
-        if self.0.len() <= place {
-            self.0.resize_with(place + 1, LaneStats::default);
+    pub(super) fn add(&mut self, (peer, index): (PeerId, u8), stats: &LaneStats) {
+        let (place, index) = (peer.0 as usize, usize::from(index));
+        if self.by_peer.len() <= place {
+            self.by_peer.resize_with(place + 1, LaneStats::default);
         }
-        add_lane(&mut self.0[place], stats);
+        add_lane(&mut self.by_peer[place], stats);
+        if self.by_index.len() <= index {
+            self.by_index.resize(index + 1, (0, 0));
+        }
+        self.by_index[index].0 += stats.sealed_bytes;
+        self.by_index[index].1 += stats.opened_bytes;
     }
 
     pub(super) fn of(&self, peer: PeerId) -> LaneStats {
-        self.0.get(peer.0 as usize).copied().unwrap_or_default()
+        self.by_peer.get(peer.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Bytes sent and received, by the lanes' index.
+    pub(super) fn by_index(&self) -> &[(u64, u64)] {
+        &self.by_index
     }
 }
 
@@ -84,6 +98,12 @@ pub(super) struct Totals {
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,
+    /// Flows by the index of their lane, when last looked at.
+    pub(super) lane_flows: Vec<u64>,
+    /// Datagrams handed to other workers, taken from them, and dropped because their rings were full; by kind.
+    pub(super) handed_out: [u64; Kind::LABELS.len()],
+    pub(super) handed_in: [u64; Kind::LABELS.len()],
+    pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
     pub(super) tcp: TcpTotals,
 }
 
@@ -172,6 +192,8 @@ pub struct PeerSnapshot {
     pub lanes_up: usize,
     /// The smoothed round-trip time of its first lane.
     pub rtt: Option<Duration>,
+    /// Age of the oldest datagram that waits.
+    pub queue_age: Duration,
     /// Flows of both openers.
     pub flows: usize,
     /// Lane packets that were declared lost.
@@ -191,19 +213,64 @@ pub struct Snapshot {
     pub kernel_drops: u64,
 }
 
-/// The newest snapshot of a worker.
+/// The newest snapshot of each worker.
 #[derive(Debug, Default)]
-pub struct Snapshots(Mutex<Snapshot>);
+pub struct Snapshots(Mutex<Vec<Snapshot>>);
 
 impl Snapshots {
-    /// A copy of it.
+    /// The agent: the sum over its workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = Snapshot::default();
+        for worker in workers.iter() {
+            sum.add(worker);
+        }
+        for peer in &mut sum.peers {
+            for direction in [&mut peer.uplink, &mut peer.downlink] {
+                let Account { handed_over, taken_over, .. } = direction.account;
+                // What is between two workers waits in the agent.
+                direction.queued += handed_over.saturating_sub(taken_over);
+                (direction.account.handed_over, direction.account.taken_over) = (0, 0);
+            }
+        }
+        sum
     }
 
-    pub(super) fn set(&self, snapshot: Snapshot) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    /// Replaces the snapshot of one worker. Calls `oldest` for each peer with the age of what has waited longest at any.
+    pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
+        let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if workers.len() <= worker {
+            workers.resize_with(worker + 1, Snapshot::default);
+        }
+        workers[worker] = snapshot;
+        for place in 0..workers[worker].peers.len() {
+            let ages = workers.iter().filter_map(|worker| Some(worker.peers.get(place)?.queue_age));
+            oldest(place, ages.max().unwrap_or_default());
+        }
+    }
+}
+
+impl Snapshot {
+    fn add(&mut self, worker: &Self) {
+        self.kernel_drops += worker.kernel_drops;
+        for (place, peer) in worker.peers.iter().enumerate() {
+            match self.peers.get_mut(place) {
+                Some(sum) => {
+                    sum.connected |= peer.connected;
+                    sum.lanes_up += peer.lanes_up;
+                    sum.rtt = sum.rtt.or(peer.rtt);
+                    sum.queue_age = sum.queue_age.max(peer.queue_age);
+                    sum.flows += peer.flows;
+                    sum.packets_lost += peer.packets_lost;
+                    for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
+                        sum.account.add(&one.account);
+                        sum.queued += one.queued;
+                    }
+                }
+                None => self.peers.push(peer.clone()),
+            }
+        }
     }
 }
 

@@ -15,12 +15,11 @@ use crate::{
 impl Worker {
     /// It is time to dial a peer, or soon will be.
     pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        let healthy = self.session_of(id).is_some() && !self.is_suspect(id, now);
-        if self.stopping || healthy {
+        if self.stopping || !self.needs_dialling(id, now) {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let waiting = peer.relay.oldest().is_some();
+        let waiting = peer.relay.oldest().is_some() || peer.awaited_until.is_some_and(|until| until > now);
         if let Some(endpoint) = peer.dialler.due(waiting, now, self.doors.rng()) {
             tracing::debug!(peer = &*peer.name, %endpoint, "looking up");
             self.doors.resolve(&endpoint.host, endpoint.port, peer.resolve);
@@ -28,6 +27,12 @@ impl Worker {
         if let Some(at) = peer.dialler.deadline() {
             self.timers.arm(Timer::Dial(id), at);
         }
+    }
+
+    /// Whether no worker has a session with a peer, or it fell silent.
+    fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
+        let linked = self.peers.get(id.0 as usize).is_some_and(|peer| peer.link.is_some());
+        !linked || self.is_suspect(id, now)
     }
 
     /// A peer's endpoint was looked up: dials it.
@@ -41,7 +46,7 @@ impl Worker {
 
     fn dial_resolved(&mut self, id: PeerId, answer: io::Result<Vec<SocketAddr>>, now: Instant) {
         // Meanwhile the peer may have come to us, or another attempt may have succeeded.
-        let needed = !self.stopping && (self.session_of(id).is_none() || self.is_suspect(id, now));
+        let needed = !self.stopping && self.needs_dialling(id, now);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if !needed {
             peer.dialler.failed();
@@ -77,6 +82,7 @@ impl Worker {
         let transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
         let mut client = quinn_proto::ClientConfig::new(crypto);
         client.transport_config(Arc::new(transport));
+        client.initial_dst_cid_provider(self.ids.initial(id));
         let underlay = match self.doors.dial(&mut self.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {

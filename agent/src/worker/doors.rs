@@ -9,7 +9,7 @@ use slab::Slab;
 use crate::{
     config::Config,
     forward::{Local, LocalId, Locals, tcp::TcpId},
-    io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, wildcard_for},
+    io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, ports::PortPlan, wildcard_for},
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
     relay::FlowId,
@@ -52,15 +52,43 @@ struct UdpDefaults {
     gso: bool,
 }
 
+impl UdpDefaults {
+    fn new(config: &Config) -> Self {
+        Self {
+            buffer_bytes: config.limits.receive_buffer,
+            mark: config.transport.mark,
+            gso: config.transport.gso,
+        }
+    }
+
+    fn options(&self, bind: SocketAddr, connect: Option<SocketAddr>, role: UdpRole) -> UdpOptions {
+        let Self { buffer_bytes, gso, mark } = *self;
+        let mark = match role {
+            UdpRole::QuicListen | UdpRole::QuicDial => mark,
+            UdpRole::Ingress | UdpRole::Upstream => 0,
+        };
+        UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
+    }
+}
+
+/// The ports of a configuration, that all workers open together: `transport.listen`, then `[[udp]]`; `[[tcp]]`.
+#[must_use]
+pub fn port_plan(config: &Config) -> PortPlan {
+    let defaults = UdpDefaults::new(config);
+    let options = |role| move |bind: SocketAddr| defaults.options(bind, None, role);
+    let listen = config.transport.listen.iter().copied().map(options(UdpRole::QuicListen));
+    let ingress = config.udp.iter().map(|forward| forward.listen).map(options(UdpRole::Ingress));
+    PortPlan {
+        udp: listen.chain(ingress).collect(),
+        tcp: config.tcp.iter().map(|forward| forward.listen).collect(),
+    }
+}
+
 impl Doors {
     /// Doors to `net`, as the operator wants sockets to be.
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
-        let udp = UdpDefaults {
-            buffer_bytes: config.limits.receive_buffer,
-            mark: config.transport.mark,
-            gso: config.transport.gso,
-        };
+        let udp = UdpDefaults::new(config);
         Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new(), books: SocketBooks::default() }
     }
 
@@ -103,7 +131,7 @@ impl Doors {
     /// # Errors
     /// The kernel's.
     pub fn listen(&mut self, underlays: &mut Underlays, address: SocketAddr) -> io::Result<UnderlayId> {
-        let options = self.options(address, None, UdpRole::QuicListen);
+        let options = self.udp.options(address, None, UdpRole::QuicListen);
         self.underlay(underlays, &options)
     }
 
@@ -112,7 +140,7 @@ impl Doors {
     /// # Errors
     /// The kernel's.
     pub fn dial(&mut self, underlays: &mut Underlays, remote: SocketAddr) -> io::Result<UnderlayId> {
-        let options = self.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
         self.underlay(underlays, &options)
     }
 
@@ -129,7 +157,7 @@ impl Doors {
     /// # Errors
     /// The kernel's.
     pub fn ingress(&mut self, locals: &mut Locals, address: SocketAddr, local: Local) -> io::Result<LocalId> {
-        let options = self.options(address, None, UdpRole::Ingress);
+        let options = self.udp.options(address, None, UdpRole::Ingress);
         self.local(locals, &options, local)
     }
 
@@ -143,7 +171,7 @@ impl Doors {
         peer: PeerId,
         upstream: SocketAddr,
     ) -> io::Result<LocalId> {
-        let options = self.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
+        let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
         self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
     }
 
@@ -204,15 +232,6 @@ impl Doors {
     /// The answer to [`Doors::resolve`].
     pub fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.net.resolved(token)
-    }
-
-    fn options(&self, bind: SocketAddr, connect: Option<SocketAddr>, role: UdpRole) -> UdpOptions {
-        let UdpDefaults { buffer_bytes, gso, mark } = self.udp;
-        let mark = match role {
-            UdpRole::QuicListen | UdpRole::QuicDial => mark,
-            UdpRole::Ingress | UdpRole::Upstream => 0,
-        };
-        UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
     }
 
     fn underlay(&mut self, underlays: &mut Underlays, options: &UdpOptions) -> io::Result<UnderlayId> {

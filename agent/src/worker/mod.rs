@@ -6,7 +6,10 @@
 //! | what it is made of, and how it begins | `start.rs` |
 //! | dialling, and what an operator is told when it fails | `dial.rs` |
 //! | what control messages and lost connections lead to | `session.rs` |
-//! | the lanes of a session: opened, found silent, opened again | `lanes.rs` |
+//! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
+//! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
+//! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
+//! | what came to the wrong worker | `handover.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
@@ -18,14 +21,12 @@
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
 //!
 //! ```text
-//!   turn:  commands → timers → ready sources, one batch each → control connections → lanes' own packets → send → count
+//!   turn:  commands, orders → hand-over → timers → ready sources, one batch each → control connections → lanes' own packets → send → count
 //! ```
 
 use std::{
-    cell::Cell,
     collections::VecDeque,
     io,
-    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -42,14 +43,14 @@ use crate::{
         tls::TlsIdentity,
     },
     datapath::{
-        downlink::{Downlink, Notes},
+        downlink::{Downlink, Notes, Received},
         uplink::Uplink,
     },
     forward::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
     },
-    io::{Ready, ReceiveBatch, TcpListener, Token},
+    io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
@@ -60,7 +61,11 @@ use crate::{
 mod books;
 mod dial;
 mod doors;
+mod exchange;
+mod handover;
+mod keeper;
 mod lanes;
+mod orders;
 mod plain;
 mod publish;
 mod session;
@@ -71,7 +76,10 @@ mod streams;
 mod tests;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
-pub use doors::{Doors, Source, StreamKey};
+pub use doors::{Doors, Source, StreamKey, port_plan};
+pub use exchange::Exchange;
+use exchange::LaneLoss;
+pub use handover::Outgoing;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError};
@@ -128,8 +136,13 @@ pub struct Worker {
     config: Arc<Config>,
     identity: Arc<TlsIdentity>,
     instance: [u8; 16],
-    /// How many workers this agent has.
-    workers: u8,
+    /// Which worker this is, and of how many.
+    place: (u8, u8),
+    exchange: Arc<Exchange>,
+    /// What goes to other workers at the end of the turn.
+    outgoing: Outgoing,
+    /// The listening sockets, in the order of `transport.listen`.
+    ports: Vec<UnderlayId>,
     ready: Ready,
     doors: Doors,
     ids: ConnectionIds,
@@ -140,8 +153,6 @@ pub struct Worker {
     locals: Locals,
     /// In the configuration's order.
     listeners: Vec<(Box<dyn TcpListener>, Token)>,
-    /// Flows of all peers together.
-    flows_in_total: Rc<Cell<usize>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
     tcp_by_stream: FxHashMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
@@ -188,6 +199,8 @@ impl Worker {
     /// One turn: everything that is due and ready at `now`, at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
         self.commands(now);
+        self.read_orders(now);
+        self.take_parcels(now);
         // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
         while let Some(timer) = self.timers.pop(now) {
             self.due.push(timer);
@@ -208,6 +221,7 @@ impl Worker {
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
         self.settle();
+        self.hand_over();
         if self.unpublished {
             self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
         }
@@ -251,13 +265,17 @@ impl Worker {
                 return true;
             }
         }
-        self.downlink(now, |downlink, batch| downlink.batch(batch, id));
+        let port = match underlay.role {
+            UdpRole::QuicListen if self.place.1 > 1 => self.ports.iter().position(|port| *port == id),
+            UdpRole::QuicListen | UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream => None,
+        };
+        let received = Received { underlay: id, port };
+        self.downlink(now, |downlink, batch| downlink.batch(batch, received));
         true
     }
 
     /// Lets `pass` take the received batch, then delivers what it listed and does what it noted.
     fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut Downlink<'_>, &mut ReceiveBatch)) {
-        self.notes.flows_in_total = self.flows_in_total.get();
         let mut downlink = Downlink {
             peers: &mut self.peers,
             control: &mut self.control,
@@ -267,6 +285,8 @@ impl Worker {
             doors: &mut self.doors,
             config: &self.config,
             notes: &mut self.notes,
+            outgoing: &mut self.outgoing,
+            place: self.place,
             now,
         };
         pass(&mut downlink, &mut self.batch);
@@ -291,20 +311,13 @@ impl Worker {
             return true;
         }
         self.locals.touch(id);
-        let flows_in_total = self.flows_in_total.get();
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
-        let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, now);
+        let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, &mut self.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
-                uplink.ingress(
-                    &self.batch,
-                    (id, ingress),
-                    &self.config.limits,
-                    flows_in_total,
-                    &mut new_flows,
-                );
+                uplink.ingress(&self.batch, (id, ingress), &self.config.limits, &mut new_flows);
                 for flow in new_flows {
                     self.watch_flow(peer, flow, now);
                 }
@@ -325,7 +338,7 @@ impl Worker {
             self.lane_up(lane, now);
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
-            self.replace_lane(lane, &error, now);
+            self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
         }
     }
 
@@ -370,7 +383,7 @@ impl Worker {
                 self.lanes.touch(id);
                 self.check_silence(id, now);
             }
-            Due::Reopen => self.reopen_lane(id, now),
+            Due::Reopen => self.end_lane(id, LaneLoss::Unvalidated, now),
             Due::Remove => self.remove_lane(id),
         }
     }
@@ -379,15 +392,11 @@ impl Worker {
     fn see_to_lanes(&mut self, now: Instant) {
         self.underlays.finish(&mut self.lanes, now);
         while let Some(id) = self.lanes.next_touched() {
-            if let Some(peer) = self.lanes.get(id).map(|slot| slot.peer)
-                && self.peers.get(peer.0 as usize).is_some_and(|state| state.suspect)
-            {
-                self.is_suspect(peer, now);
-            }
+            self.note_heard(id, now);
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
             if slot.exhausted {
-                self.replace_lane(id, &"its keys are used up", now);
+                self.end_lane(id, LaneLoss::Ended(None), now);
                 continue;
             }
             if let Some((data, path, most)) = slot.due_challenge(now) {
@@ -423,7 +432,7 @@ impl Worker {
     /// The way of datagrams to a peer.
     fn uplink(&mut self, peer: PeerId, now: Instant) -> Option<Uplink<'_>> {
         let state = self.peers.get_mut(peer.0 as usize)?;
-        Some(state.uplink(&mut self.lanes, &mut self.underlays, now))
+        Some(state.uplink(&mut self.lanes, &mut self.underlays, &mut self.outgoing, now))
     }
 
     /// Books what became of payloads in outboxes and deliveries.
@@ -456,12 +465,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(oldest) = peer.relay.oldest() else { return };
         self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
-        if (peer.session.is_none() || peer.suspect) && !self.stopping {
-            peer.dialler.hurry(now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
-        }
+        self.hurry(id, now);
     }
 
     fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
@@ -482,7 +486,7 @@ impl Worker {
         let lane = flow.lane;
         if let Some(flow) = state.relay.remove_flow(id) {
             state.relay.stats.flows_idle += 1;
-            let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, now);
+            let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, &mut self.outgoing, now);
             uplink.say(lane, Context::Closed(flow.number));
             self.close_flow_socket(flow.origin);
         }

@@ -16,7 +16,7 @@ impl Worker {
     pub(super) fn send_plain(&mut self, now: Instant) {
         for place in 0..self.peers.len() {
             let id = PeerId(super::number(place));
-            let waits = self.peers[place].session.as_ref().and_then(|session| session.plain.as_ref());
+            let waits = self.peers[place].link.as_ref().and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
                 self.send_plain_to(id, now);
             }
@@ -26,14 +26,10 @@ impl Worker {
     fn send_plain_to(&mut self, id: PeerId, now: Instant) {
         let mut blocked = false;
         loop {
-            let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.as_mut())
-            else {
-                return;
-            };
-            let (Some(plain), Some(quinn)) = (session.plain.as_mut(), self.control.quinn(session.handle))
-            else {
-                return;
-            };
+            let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+            let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
+            let quinn = peer.session.as_ref().and_then(|session| self.control.quinn(session.handle));
+            let (Some(plain), Some(quinn)) = (plain, quinn) else { return };
             plain.set_most(quinn.datagrams().max_size());
             let Some(mut frame) = plain.pop() else { break };
             let dropped = match quinn.datagrams().send(frame.data, false) {
@@ -90,7 +86,7 @@ impl Worker {
             if self.batch.is_empty() {
                 return;
             }
-            self.downlink(now, |downlink, batch| downlink.plain(batch, peer));
+            self.downlink(now, |downlink, batch| downlink.frames(batch, peer, 0));
         }
     }
 }

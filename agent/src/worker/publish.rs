@@ -16,6 +16,7 @@ use super::{
         Booked, DirectionSnapshot, Handshakes, PeerSnapshot, Snapshot, Snapshots, SocketBooks, Totals,
         add_lane, role,
     },
+    handover::Kind,
     streams::TcpRefusal,
 };
 use crate::{
@@ -24,8 +25,8 @@ use crate::{
     control::messages::MessageError,
     lanes::LaneState,
     metrics::{
-        ControlMetrics, Counters, LaneDirectionMetrics, Levels, Metrics, PeerDirectionMetrics, PeerMetrics,
-        SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
+        ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Levels, Metrics,
+        PeerDirectionMetrics, PeerMetrics, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
     peer::Peer,
     relay::{Context, Direction, DropReason},
@@ -68,6 +69,10 @@ pub struct Publisher {
     message_errors: Counters,
     tcp: [TcpDirectionMetrics; 2],
     tcp_refused: Counters,
+    hand_over: [Counters; 3],
+    /// By index, for as many as there have been.
+    lane_indices: Vec<LaneIndexMetrics>,
+    metrics: Arc<Metrics>,
     own: WorkerMetrics,
 }
 
@@ -80,7 +85,7 @@ impl Publisher {
     /// Binds every handle once.
     #[must_use]
     pub fn new(
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
         config: &Config,
         worker: usize,
         health: Arc<Health>,
@@ -120,6 +125,10 @@ impl Publisher {
             ),
             tcp: [uplink, downlink].map(|label| TcpDirectionMetrics::bind(metrics, label)),
             tcp_refused: Counters::bind(&families.tcp_refused, &[], &TcpRefusal::ALL.map(TcpRefusal::label)),
+            hand_over: [&families.handed_over, &families.taken_over, &families.hand_over_dropped]
+                .map(|family| Counters::bind(family, &[], &Kind::LABELS)),
+            lane_indices: Vec::new(),
+            metrics: Arc::clone(metrics),
             own: WorkerMetrics::bind(metrics),
         }
     }
@@ -137,8 +146,14 @@ impl Publisher {
 }
 
 impl Worker {
-    /// Asks the kernel what it dropped at the sockets that many share, and at those that had traffic.
-    pub(super) fn poll_kernel_drops(&mut self, now: Instant) {
+    /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
+    /// sockets that many share and at those that had traffic.
+    pub(super) fn take_stock(&mut self, now: Instant) {
+        let mut lane_flows = Vec::new();
+        for peer in &self.peers {
+            peer.relay.flows.count_lanes(&mut lane_flows);
+        }
+        self.totals.lane_flows = lane_flows;
         let before = self.doors.books().kernel_drops();
         self.book_sockets(true);
         let dropped = self.doors.books().kernel_drops() - before;
@@ -166,7 +181,7 @@ impl Worker {
 
     /// Publishes everything, with what the kernel dropped until now.
     pub fn publish_last(&mut self, now: Instant) {
-        self.poll_kernel_drops(now);
+        self.take_stock(now);
         self.publish(now);
     }
 
@@ -213,12 +228,27 @@ impl Worker {
             }
             moved += relay.stats.flows_moved;
             let rtt = rtt(peer, &self.lanes);
-            handles.publish(peer, stats, rtt, now);
-            handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
-            snapshots.push(snapshot(peer, stats, *up, rtt));
+            handles.publish(peer, stats);
+            // What only one worker knows is published by it.
+            let knows = match &peer.link {
+                Some(_) => peer.session.is_some(),
+                None => super::start::dials(peer.id, self.place),
+            };
+            if knows {
+                handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
+                handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
+            }
+            snapshots.push(snapshot(peer, stats, (*up, rtt), now));
         }
         let kernel_drops = self.doors.books().kernel_drops();
-        self.metrics.snapshots.set(Snapshot { peers: snapshots, kernel_drops });
+        let place = usize::from(self.place.0);
+        let lane_indices = self.lane_indices();
+        let handles = &self.metrics.peers;
+        self.metrics.snapshots.set(place, Snapshot { peers: snapshots, kernel_drops }, |peer, age| {
+            if let Some(handles) = handles.get(peer) {
+                handles.totals.queue_age.set(age.as_secs_f64());
+            }
+        });
         let metrics = &mut self.metrics;
         metrics.lanes.set(&lanes);
         for (counters, totals) in metrics.dropped.iter_mut().zip(&dropped) {
@@ -230,9 +260,33 @@ impl Worker {
         metrics.flows_ended.publish(&ended);
         metrics.own.flows_moved.publish(moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
+        metrics.publish_lane_indices(&lane_indices);
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
         self.publish_control();
         self.metrics.beat(now);
+    }
+
+    /// By the lanes' index: flows, bytes sent, bytes received.
+    fn lane_indices(&self) -> Vec<(u64, u64, u64)> {
+        let retired = self.totals.retired.by_index();
+        let mut indices: Vec<_> = retired.iter().map(|(sent, received)| (0, *sent, *received)).collect();
+        let mut at = |index: u8, (flows, sent, received): (u64, u64, u64)| {
+            let index = usize::from(index);
+            if indices.len() <= index {
+                indices.resize(index + 1, (0, 0, 0));
+            }
+            indices[index].0 += flows;
+            indices[index].1 += sent;
+            indices[index].2 += received;
+        };
+        for (_, slot) in self.lanes.iter() {
+            let stats = slot.core.stats();
+            at(slot.index, (0, stats.sealed_bytes, stats.opened_bytes));
+        }
+        for (lane, flows) in (0..).zip(&self.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
+            at(lane, (*flows, 0, 0));
+        }
+        indices
     }
 
     fn publish_control(&mut self) {
@@ -285,6 +339,23 @@ impl Publisher {
             lanes.violations,
         ]);
         self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
+        let hand_over = [&totals.handed_out, &totals.handed_in, &totals.hand_over_drops];
+        for (counters, totals) in self.hand_over.iter_mut().zip(hand_over) {
+            counters.publish(totals);
+        }
+    }
+
+    fn publish_lane_indices(&mut self, indices: &[(u64, u64, u64)]) {
+        while self.lane_indices.len() < indices.len() {
+            let index = self.lane_indices.len().to_string();
+            self.lane_indices.push(LaneIndexMetrics::bind(&self.metrics, &index));
+        }
+        for (place, handles) in self.lane_indices.iter_mut().enumerate() {
+            let (flows, sent, received) = indices.get(place).copied().unwrap_or_default();
+            handles.lane_flows.set(flows);
+            handles.lane_sent_bytes.publish(sent);
+            handles.lane_received_bytes.publish(received);
+        }
     }
 
     fn publish_sockets(&mut self, books: &SocketBooks, refusals: &[u64]) {
@@ -311,11 +382,10 @@ impl Publisher {
 }
 
 impl PeerHandles {
-    fn publish(&mut self, peer: &Peer, lanes: &LaneStats, rtt: Option<Duration>, now: Instant) {
+    fn publish(&mut self, peer: &Peer, lanes: &LaneStats) {
         let relay = &peer.relay;
         let totals = &mut self.totals;
-        totals.peer_connected.set(u64::from(peer.session.is_some() && !peer.suspect));
-        totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
+        totals.peer_connected.set(u64::from(peer.session.is_some() && peer.is_reachable()));
         totals.flows.set(relay.flows.len() as u64);
         totals.flows_opened.publish(relay.stats.flows_opened + relay.stats.flows_accepted);
         totals.lane_packets_sent.publish(lanes.sealed_packets);
@@ -325,8 +395,6 @@ impl PeerHandles {
         totals.lane_packets_spuriously_lost.publish(lanes.spuriously_lost_packets);
         totals.queue_packets.set((relay.queue.datagrams() + relay.awaiting.datagrams()) as u64);
         totals.queue_bytes.set((relay.queue.bytes() + relay.awaiting.bytes()) as u64);
-        let age = relay.oldest().map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest));
-        totals.queue_age.set(age.as_secs_f64());
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
         for ((direction, handles), bytes) in
             Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes)
@@ -342,16 +410,23 @@ impl PeerHandles {
     }
 }
 
-fn snapshot(peer: &Peer, lanes: &LaneStats, lanes_up: usize, rtt: Option<Duration>) -> PeerSnapshot {
+fn snapshot(
+    peer: &Peer,
+    lanes: &LaneStats,
+    (lanes_up, rtt): (usize, Option<Duration>),
+    now: Instant,
+) -> PeerSnapshot {
+    let oldest = peer.relay.oldest();
     let direction = |direction| DirectionSnapshot {
         account: *peer.relay.account(direction),
         queued: peer.relay.queued(direction),
     };
     PeerSnapshot {
         name: Arc::clone(&peer.name),
-        connected: peer.session.is_some() && !peer.suspect,
+        connected: peer.session.is_some() && peer.is_reachable(),
         lanes_up,
         rtt,
+        queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),
         packets_lost: lanes.lost_packets,
         uplink: direction(Direction::Uplink),
@@ -361,14 +436,14 @@ fn snapshot(peer: &Peer, lanes: &LaneStats, lanes_up: usize, rtt: Option<Duratio
 
 /// The largest packet of a peer's lanes, 0 without lanes.
 fn packet_bytes(peer: &Peer, lanes: &crate::lanes::Lanes) -> f64 {
-    let lanes = peer.session.iter().flat_map(|session| session.pool.lanes()).filter_map(|id| lanes.get(id));
+    let lanes = peer.link.iter().flat_map(|link| link.pool.lanes()).filter_map(|id| lanes.get(id));
     // At most 65,527, which is exact.
     lanes.map(|slot| slot.packet_budget).min().map_or(0.0, |bytes| bytes as f64)
 }
 
 /// The smoothed round-trip time of a peer's first lane, once it has a sample.
 fn rtt(peer: &Peer, lanes: &crate::lanes::Lanes) -> Option<Duration> {
-    let lane = peer.session.as_ref()?.pool.lanes().next()?;
+    let lane = peer.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
     rtt.latest().map(|_| rtt.smoothed())
 }

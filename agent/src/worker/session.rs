@@ -8,7 +8,7 @@
 //!   LaneOpen 0 … n ─────────────────────────────► slots (see lanes/)
 //! ```
 //!
-//! One session per peer. If both ends dialled, the connection dialled by the end with the smaller key stays; of two
+//! One session per peer, at whichever worker its connection is; the others are told (`orders.rs`). If both ends dialled, the connection dialled by the end with the smaller key stays; of two
 //! dialled by the same end, the newer. A session whose process has been replaced (another instance) never stays.
 
 use std::{
@@ -22,7 +22,11 @@ use std::{
 use quinn_proto::{ConnectionHandle, Side};
 use ring::{hkdf, hmac};
 
-use super::{StartError, Timer, Worker, number, publish};
+use super::{
+    StartError, Timer, Worker,
+    exchange::{Connected, Order, Record},
+    number, publish,
+};
 use crate::{
     clock::{Clock, SystemClock},
     config::{Config, MaxPacket},
@@ -33,10 +37,10 @@ use crate::{
         tls,
     },
     identity::PublicKey,
-    lanes::{LaneId, Plain, Pool, pool},
+    lanes::{Openings, pool},
     log::RateLimit,
     peer::{PeerId, Session},
-    relay::{Context, DropReason, Origin},
+    relay::{Context, Origin},
 };
 
 /// The keys that may connect, and how often another one tried.
@@ -129,7 +133,7 @@ impl Worker {
             Event::Opened(stream) => self.stream_opened(handle, stream, now),
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
-            Event::Mtu(mtu) => self.mtu_changed(handle, mtu),
+            Event::Mtu(mtu) => self.mtu_changed(handle, mtu, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);
@@ -158,7 +162,8 @@ impl Worker {
             self.close(handle, CloseReason::KeyRemoved, now);
             return;
         };
-        if side == Side::Client && self.session_of(peer).is_some() && !self.is_suspect(peer, now) {
+        let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
+        if side == Side::Client && linked && !self.is_suspect(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
             self.close(handle, CloseReason::Replaced, now);
             return;
@@ -184,7 +189,7 @@ impl Worker {
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
-            workers: u16::from(self.workers),
+            workers: u16::from(self.place.1),
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
             services: services.collect(),
@@ -221,12 +226,11 @@ impl Worker {
             }
             Message::LaneClose(end) => self.lane_closed(peer, &end, now),
             Message::ServicesChanged(services) => {
-                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
-                    state.relay.set_services(&services);
-                    if let Some(session) = state.session.as_mut() {
-                        session.hello.services = services;
-                    }
-                }
+                let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+                let Some(session) = state.session.as_mut() else { return };
+                session.hello.services.clone_from(&services);
+                let session = session.id;
+                self.tell_all(|| Order::Services { peer, session, services: services.clone() }, now);
             }
         }
     }
@@ -274,28 +278,31 @@ impl Worker {
             return;
         }
         let dialled = side == Side::Client;
-        if self.old_session_stays(id, dialled, &hello) {
-            tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
-            self.close(handle, CloseReason::Replaced, now);
-            return;
-        }
-        self.end_session(id, Some(CloseReason::Replaced), now);
-        self.control.established(handle);
-        self.stop_dialling(id, now);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.suspect = false;
-        peer.relay.set_services(&hello.services);
-        let same_process = peer.instance == Some(hello.instance);
-        peer.instance = Some(hello.instance);
         let wanted = if dialled {
-            let workers = (u32::from(self.workers), u32::from(hello.workers));
-            pool::wanted(peer.config.lanes, workers, u32::from(hello.max_lanes))
+            let workers = (u32::from(self.place.1), u32::from(hello.workers));
+            let configured = self.peers.get(id.0 as usize).map_or(0, |peer| peer.config.lanes);
+            pool::wanted(configured, workers, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
             u8::from(hello.max_lanes > 0)
         };
-        let most = self.control.quinn(handle).and_then(|quinn| quinn.datagrams().max_size());
-        let plain = (wanted == 0).then(|| Plain::new(most));
+        let session = self.exchange.name_session();
+        let connected =
+            Arc::new(Connected { peer: id, session, owner: self.place.0, dialled, key, hello, wanted });
+        let suspect = self.is_suspect(id, now);
+        let Ok(replaced) =
+            self.exchange.establish(&connected, |old| !suspect && self.old_session_stays(&connected, old))
+        else {
+            tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
+            self.close(handle, CloseReason::Replaced, now);
+            return;
+        };
+        if replaced.is_some_and(|old| old.owner == self.place.0) {
+            self.end_session(id, Some(CloseReason::Replaced), now);
+        }
+        self.control.established(handle);
+        let hello = connected.hello.clone();
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
         let remote = self.control.get(handle).map(|connection| connection.path().destination);
         tracing::info!(
@@ -307,27 +314,17 @@ impl Worker {
             lanes = wanted,
             "connected"
         );
-        peer.session = Some(Session {
-            handle,
-            dialled,
-            key,
-            hello,
-            pool: Pool::new(handle, wanted),
-            plain,
-            since: now,
-            pinged: now,
-        });
+        let openings = Openings::new(wanted);
+        peer.session =
+            Some(Session { id: session, handle, dialled, hello, openings, since: now, pinged: now });
         self.totals.handshakes.established += 1;
-        if !same_process {
-            self.orphan_flows(id, key);
-        }
+        self.link_up(&connected, now);
         if dialled {
             for index in 0..wanted {
                 self.ask_for_lane(id, index, now);
             }
         }
         self.warn_of_missing_services(id);
-        self.drain_queue(id, now);
         // A client without lanes may have sent datagrams that overtook its hello.
         self.plain_datagrams(handle, now);
     }
@@ -344,18 +341,14 @@ impl Worker {
     }
 
     /// Whether a peer's existing session is kept and the new connection is not.
-    fn old_session_stays(&self, id: PeerId, dialled: bool, hello: &Hello) -> bool {
-        let Some(peer) = self.peers.get(id.0 as usize) else { return false };
-        let Some(old) = peer.session.as_ref() else { return false };
+    fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
         let we_are_smaller = *self.identity.public_key() < old.key;
-        old.hello.instance == hello.instance
-            && old.dialled != dialled
-            && !peer.suspect
-            && old.dialled == we_are_smaller
+        old.instance == new.hello.instance && old.dialled != new.dialled && old.dialled == we_are_smaller
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
+    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
+        let parity = self.parity_towards(&key);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
@@ -367,7 +360,7 @@ impl Worker {
             }
         }
         // Then: a number that the peer's flows have left may be given again.
-        peer.relay.flows.reopen_all(parity(self.identity.public_key(), &key));
+        peer.relay.flows.reopen_all(parity);
         self.doors.close_now(&mut self.locals);
     }
 
@@ -421,12 +414,6 @@ impl Worker {
         } else {
             tracing::warn!(peer = &*peer.name, reason = words, "connection lost");
         }
-        if !self.stopping {
-            peer.dialler.restart(false, now, self.doors.rng());
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
-        }
     }
 
     fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
@@ -435,22 +422,14 @@ impl Worker {
         }
     }
 
-    /// Ends a peer's session: its lanes drain, its TCP forwards are reset; its UDP flows stay.
-    fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
+    /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
+    pub(super) fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
         let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else {
             return;
         };
         self.abort_streams(session.handle);
-        for lane in session.pool.lanes() {
-            self.drain_lane(lane, now);
-        }
-        for opening in session.pool.openings() {
-            self.release_underlay(opening.underlay);
-        }
-        for frame in session.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
-            drop(frame);
-            self.settle_plain(id, Some(DropReason::LaneClosed));
-        }
+        self.exchange.end(id, session.id, self.place.0);
+        self.link_down(id, session.id, now);
         if let Some(reason) = close {
             self.control.close(session.handle, reason, now);
         }
@@ -465,11 +444,6 @@ impl Worker {
     /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
     fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
         self.lose(handle, "it is gone", now);
-        let gone: Vec<LaneId> =
-            self.lanes.iter().filter(|(_, slot)| slot.connection == handle).map(|(id, _)| id).collect();
-        for lane in gone {
-            self.remove_lane(lane);
-        }
         if let Some(underlay) = self.control.remove(handle) {
             self.release_underlay(underlay);
         }
@@ -495,8 +469,8 @@ impl Worker {
             }
         }
         self.underlays.finish(&mut self.lanes, now);
-        for place in 0..self.peers.len() {
-            self.end_session(PeerId(number(place)), Some(CloseReason::Shutdown), now);
+        for id in self.peer_ids() {
+            self.end_session(id, Some(CloseReason::Shutdown), now);
         }
         for handle in self.control.handles() {
             self.control.close(handle, CloseReason::Shutdown, now);

@@ -1,14 +1,14 @@
 //! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
 
-use std::{cell::Cell, collections::VecDeque, io, net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::{
-    Doors, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Publisher, Source, Timer, Worker, books, number, session,
-    shell,
+    Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Timer, Worker, books,
+    number, session, shell,
 };
 use crate::{
     config::Config,
@@ -37,8 +37,10 @@ pub struct Setup {
     pub instance: [u8; 16],
     /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
     pub seed: [u8; 32],
-    /// Which worker this is, and of how many.
-    pub place: (u8, u8),
+    /// Which worker this is.
+    pub worker: u8,
+    /// What it shares with the others.
+    pub exchange: Arc<Exchange>,
     /// Where its counts go.
     pub metrics: Publisher,
 }
@@ -93,39 +95,50 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, net, ready, instance, seed, place, metrics } = setup;
+        let Setup { config, identity, net, ready, instance, seed, worker, exchange, metrics } = setup;
+        let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(rng.random(), place.0, place.1);
         let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
         let mut doors = Doors::new(net, &config, rng);
-        let inbox = shell::Inbox::new(ready.clone(), doors.token(Source::Inbox));
+        let inbox_token = doors.token(Source::Inbox);
+        let inbox = shell::Inbox::new(ready.clone(), inbox_token);
+        exchange.join(worker, ready.clone(), inbox_token);
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        let flows_in_total = Rc::<Cell<usize>>::default();
         let own_key = *identity.public_key();
-        let peers = config.peers.iter().enumerate().map(|(place, peer)| {
-            let id = PeerId(u32::try_from(place).unwrap_or(u32::MAX));
+        let peers = config.peers.iter().enumerate().map(|(at, peer)| {
+            let id = PeerId(number(at));
             // Of several keys the one that the peer proves counts; until then no number leaves this agent.
             let parity = peer.public_keys.first().map_or(0, |key| session::parity(&own_key, &key.0));
             Peer {
                 id,
                 name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, (parity, Rc::clone(&flows_in_total)), &names),
-                dialler: Dialler::new(peer.endpoints.clone(), now),
+                relay: DatagramRelay::new(peer, &config.limits, (parity, place), exchange.flows(id), &names),
+                // One worker dials.
+                dialler: Dialler::new(
+                    if dials(id, place) { peer.endpoints.clone() } else { Vec::new() },
+                    now,
+                ),
                 config: peer.clone(),
                 session: None,
+                link: None,
+                hurried: None,
+                awaited_until: None,
                 instance: None,
                 tcp_streams: 0,
                 too_large: None,
-                suspect: false,
                 known_services: None,
                 resolve: doors.token(Source::Resolve(id)),
             }
         });
         let peers = peers.collect();
-        let mut worker = Self {
+        let mut made = Self {
             identity,
             instance,
-            workers: place.1,
+            place,
+            exchange,
+            outgoing: Outgoing::default(),
+            ports: Vec::new(),
             ready,
             doors,
             ids,
@@ -139,7 +152,6 @@ impl Worker {
             tcp_by_stream: FxHashMap::default(),
             timers: Timers::default(),
             due: Vec::new(),
-            flows_in_total,
             run_queue: VecDeque::new(),
             fresh: Vec::new(),
             batch: Box::default(),
@@ -162,28 +174,26 @@ impl Worker {
             piece: vec![0; tcp::PIECE],
             config,
         };
-        worker.open_ports()?;
-        for peer in &worker.peers {
+        made.open_ports()?;
+        for peer in &made.peers {
             if let Some(at) = peer.dialler.deadline() {
-                worker.timers.arm(Timer::Dial(peer.id), at);
+                made.timers.arm(Timer::Dial(peer.id), at);
             }
         }
-        worker.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-        worker.timers.arm(Timer::Publish, now);
-        Ok(worker)
+        made.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+        made.timers.arm(Timer::Publish, now);
+        Ok(made)
     }
 
     fn open_ports(&mut self) -> Result<(), StartError> {
         let config = Arc::clone(&self.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
-        if config.transport.mark != 0 {
-            // An agent that only dials would else learn of it with its first attempt.
-            let discard = SocketAddr::from(([127, 0, 0, 1], 9));
-            let trial = self.doors.dial(&mut self.underlays, discard).map_err(StartError::Mark)?;
-            self.doors.close_underlay(&mut self.underlays, trial);
-        }
         for address in &config.transport.listen {
-            self.doors.listen(&mut self.underlays, *address).map_err(failed(*address, "transport.listen"))?;
+            let port = self
+                .doors
+                .listen(&mut self.underlays, *address)
+                .map_err(failed(*address, "transport.listen"))?;
+            self.ports.push(port);
         }
         for (place, forward) in config.udp.iter().enumerate() {
             let local =
@@ -213,4 +223,9 @@ impl Worker {
             tcp: self.listeners.iter().map(|(listener, _)| listener.local_addr()).collect(),
         }
     }
+}
+
+/// Whether worker `place.0` of `place.1` dials this peer.
+pub(super) fn dials(peer: PeerId, place: (u8, u8)) -> bool {
+    peer.0 % u32::from(place.1) == u32::from(place.0)
 }

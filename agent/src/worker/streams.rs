@@ -26,6 +26,9 @@ const ACCEPTS_PER_TURN: usize = 16;
 impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
     pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
+        if !self.may_accept(place) {
+            return false;
+        }
         for _ in 0..ACCEPTS_PER_TURN {
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
@@ -65,11 +68,24 @@ impl Worker {
         true
     }
 
+    /// Whether connections to this port are for this worker: all of them listen, the one with the session accepts. Without a
+    /// session the worker that dials the peer refuses them.
+    fn may_accept(&self, place: usize) -> bool {
+        let Some(peer) = self.config.tcp.get(place).and_then(|forward| self.peers.get(forward.peer)) else {
+            return true;
+        };
+        match &peer.link {
+            Some(link) => link.pool.owner() == self.place.0,
+            None => self.dialler_of(peer.id) == self.place.0,
+        }
+    }
+
     /// A stream to the service of a `[[tcp]]` forward.
     fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let peer = self.peers.get_mut(forward.peer).ok_or(TcpRefusal::NotConnected)?;
-        let session = peer.session.as_ref().filter(|_| !peer.suspect).ok_or(TcpRefusal::NotConnected)?;
+        let reachable = peer.is_reachable();
+        let session = peer.session.as_ref().filter(|_| reachable).ok_or(TcpRefusal::NotConnected)?;
         let mut offered = session.hello.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)

@@ -5,6 +5,7 @@
 //! | hosts, addresses, names, who hears a datagram, the hook that loses it | this one |
 //! | a socket's queue, GRO, refusals | `udp.rs` |
 //! | connections: pipes with bounded buffers | `tcp.rs` |
+//! | several workers on one host: which of their sockets hears a datagram | `group.rs` (pure) |
 //!
 //! A [`MemoryFabric`] connects hosts; [`MemoryFabric::host`] gives a [`MemoryNet`] for each. Datagrams arrive at once
 //! and in order. A simulator that wants delay or reordering takes them in its hook ([`Verdict::Drop`]) and hands them
@@ -22,11 +23,13 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use self::{
+    group::{GivenPorts, Kind},
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
 use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, UdpOptions, UdpSocket};
 
+mod group;
 mod tcp;
 mod udp;
 
@@ -75,10 +78,41 @@ impl MemoryFabric {
     /// Adds a host with these addresses, and 127.0.0.0/8 and ::1 to itself. Its sources report to `ready`.
     #[must_use]
     pub fn host(&self, addresses: &[IpAddr], ready: Ready) -> MemoryNet {
+        let id = self.add_host(addresses, 1);
+        self.net(id, 0, ready)
+    }
+
+    /// Adds one host with several workers, whose sources report to one of `readies` each, in the workers' order.
+    ///
+    /// Their sockets of the roles `QuicListen` and `Ingress` that are bound to one address form a group, at most one
+    /// socket of each worker: a datagram goes to the worker that its connection ID names, or to one that a hash of
+    /// source and destination chooses. Listeners for TCP at one address share what waits to be accepted.
+    /// The n-th bind of each worker to port 0 of one address and role gets the same port.
+    #[must_use]
+    pub fn worker_hosts(&self, addresses: &[IpAddr], readies: &[Ready]) -> Vec<MemoryNet> {
+        let id = self.add_host(addresses, u8::try_from(readies.len()).unwrap_or(u8::MAX));
+        (0..u8::MAX).zip(readies).map(|(place, ready)| self.net(id, place, ready.clone())).collect()
+    }
+
+    fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
         let mut state = self.state.borrow_mut();
-        state.hosts.push(Host { addresses: addresses.to_vec(), next_port: FIRST_DYNAMIC_PORT });
-        let host = HostId(state.hosts.len() - 1);
-        MemoryNet { fabric: self.clone(), host, ready, answers: FxHashMap::default() }
+        state.hosts.push(Host {
+            addresses: addresses.to_vec(),
+            next_port: FIRST_DYNAMIC_PORT,
+            workers,
+            given: GivenPorts::default(),
+        });
+        HostId(state.hosts.len() - 1)
+    }
+
+    fn net(&self, host: HostId, place: u8, ready: Ready) -> MemoryNet {
+        MemoryNet {
+            fabric: self.clone(),
+            worker: WorkerId { host, place },
+            ready,
+            answers: FxHashMap::default(),
+            binds: FxHashMap::default(),
+        }
     }
 
     /// Lets every host resolve `name`.
@@ -141,55 +175,99 @@ impl fmt::Debug for MemoryFabric {
     }
 }
 
-/// One host's network.
+/// The network of a host, or of one of its workers.
 #[derive(Debug)]
 pub struct MemoryNet {
     fabric: MemoryFabric,
-    host: HostId,
+    worker: WorkerId,
     ready: Ready,
     answers: FxHashMap<Token, io::Result<Vec<SocketAddr>>>,
+    /// How often port 0 of an address was asked for.
+    binds: FxHashMap<(Kind, IpAddr), usize>,
+}
+
+impl MemoryNet {
+    /// `address`, or with port 0 the one of its ports that the other workers got for the same bind.
+    fn wanted(&self, kind: Kind, address: SocketAddr) -> SocketAddr {
+        if address.port() != 0 || !kind.is_shared() {
+            return address;
+        }
+        let nth = self.binds.get(&(kind, address.ip())).copied().unwrap_or(0);
+        let state = self.fabric.state.borrow();
+        let port = state.hosts[self.worker.host.0].given.get(kind, address.ip(), nth);
+        SocketAddr::new(address.ip(), port.unwrap_or(0))
+    }
+
+    /// Notes that `asked` was bound as `local`.
+    fn bound(&mut self, kind: Kind, asked: SocketAddr, wanted: SocketAddr, local: SocketAddr) {
+        if asked.port() != 0 || !kind.is_shared() {
+            return;
+        }
+        *self.binds.entry((kind, asked.ip())).or_default() += 1;
+        if wanted.port() == 0 {
+            let mut state = self.fabric.state.borrow_mut();
+            state.hosts[self.worker.host.0].given.push(kind, asked.ip(), local.port());
+        }
+    }
 }
 
 impl Net for MemoryNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
+        let kind = Kind::Udp(options.role);
+        let wanted = self.wanted(kind, options.bind);
+        let WorkerId { host, place } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
-        let mut local = state.bindable(self.host, options.bind, |state, host, local| {
+        let mut local = state.bindable(host, wanted, |state, local| {
             state.ports.get(&(host, local.port())).is_some_and(|sockets| {
-                sockets.iter().any(|id| overlap(state.udp[*id].local.ip(), local.ip()))
+                sockets.iter().map(|id| &state.udp[*id]).any(|other| {
+                    let beside = kind.is_shared()
+                        && (other.role, other.local) == (options.role, local)
+                        && other.worker.place != place;
+                    !beside && overlap(other.local.ip(), local.ip())
+                })
             })
         })?;
         if let Some(remote) = options.connect {
-            state.route(self.host, remote.ip()).ok_or(io::ErrorKind::NetworkUnreachable)?;
+            state.route(host, remote.ip()).ok_or(io::ErrorKind::NetworkUnreachable)?;
             if local.ip().is_unspecified() {
-                let source = state.source_for(self.host, remote.ip());
+                let source = state.source_for(host, remote.ip());
                 local.set_ip(source.ok_or(io::ErrorKind::NetworkUnreachable)?);
             }
         }
-        let id = state.udp.insert(Endpoint::new(self.host, local, options, self.ready.clone(), token));
-        state.ports.entry((self.host, local.port())).or_default().push(id);
+        let id = state.udp.insert(Endpoint::new(self.worker, local, options, self.ready.clone(), token));
+        state.ports.entry((host, local.port())).or_default().push(id);
         drop(state);
+        self.bound(kind, options.bind, wanted, local);
         Ok(Box::new(MemoryUdp::new(self.fabric.clone(), id, local, options.connect)))
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
+        let wanted = self.wanted(Kind::Tcp, address);
+        let WorkerId { host, place } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
-        let local = state.bindable(self.host, address, |state, host, local| {
-            state.listeners.keys().any(|(other_host, other)| {
-                *other_host == host && other.port() == local.port() && overlap(other.ip(), local.ip())
+        let local = state.bindable(host, wanted, |state, local| {
+            state.listeners.iter().any(|((other_host, other), backlog)| {
+                let beside = *other == local && !backlog.borrow().has_listener(place);
+                *other_host == host
+                    && other.port() == local.port()
+                    && !beside
+                    && overlap(other.ip(), local.ip())
             })
         })?;
-        let backlog = Backlog::shared(&self.ready, token);
-        state.listeners.insert((self.host, local), Rc::clone(&backlog));
+        let backlog = Rc::clone(state.listeners.entry((host, local)).or_default());
         drop(state);
-        Ok(Box::new(Listener::new(self.fabric.clone(), self.host, local, backlog, self.ready.clone())))
+        self.bound(Kind::Tcp, address, wanted, local);
+        let fabric = self.fabric.clone();
+        Ok(Box::new(Listener::new(fabric, self.worker, local, backlog, &self.ready, token)))
     }
 
     fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>> {
         let mut state = self.fabric.state.borrow_mut();
         let unreachable = io::ErrorKind::NetworkUnreachable;
-        let remote_host = state.route(self.host, address.ip()).ok_or(unreachable)?;
-        let source = state.source_for(self.host, address.ip()).ok_or(unreachable)?;
-        let port = state.hosts[self.host.0].take_port();
+        let host = self.worker.host;
+        let remote_host = state.route(host, address.ip()).ok_or(unreachable)?;
+        let source = state.source_for(host, address.ip()).ok_or(unreachable)?;
+        let port = state.hosts[host.0].take_port();
         let wildcard = super::wildcard_for(address).ip();
         let backlog = [address.ip(), wildcard]
             .into_iter()
@@ -230,9 +308,18 @@ impl Net for MemoryNet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct HostId(usize);
 
+/// A worker of a host, by its place among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WorkerId {
+    host: HostId,
+    place: u8,
+}
+
 struct Host {
     addresses: Vec<IpAddr>,
     next_port: u16,
+    workers: u8,
+    given: GivenPorts,
 }
 
 impl Host {
@@ -299,26 +386,33 @@ impl State {
     /// The host that hears a datagram of socket `id`, and the address that it comes from.
     fn source(&self, id: usize, route: &Route) -> Result<(HostId, SocketAddr), SendFailure> {
         let socket = &self.udp[id];
-        let host = self.route(socket.host, route.to.ip()).ok_or(SendFailure::Unreachable)?;
+        let from = socket.worker.host;
+        let host = self.route(from, route.to.ip()).ok_or(SendFailure::Unreachable)?;
         let source = match route.source {
-            Some(source) if self.hosts[socket.host.0].owns(source) => Some(source),
+            Some(source) if self.hosts[from.0].owns(source) => Some(source),
             Some(_) => None,
-            None if socket.local.ip().is_unspecified() => self.source_for(socket.host, route.to.ip()),
+            None if socket.local.ip().is_unspecified() => self.source_for(from, route.to.ip()),
             None => Some(socket.local.ip()),
         };
         let source = source.ok_or(SendFailure::Unreachable)?;
         Ok((host, SocketAddr::new(source, socket.local.port())))
     }
 
-    /// Queues a datagram at the socket of `host` that hears it: a connected one before a bound one before a wildcard.
+    /// Queues a datagram at the socket of `host` that hears it: a connected one before a bound one before a wildcard,
+    /// and within a group the chosen worker's, or while that has none any other's.
     fn arrive(&mut self, host: HostId, datagram: &Datagram<'_>) -> Arrival {
+        let workers = self.hosts[host.0].workers;
         let best = self.ports.get(&(host, datagram.to.port())).and_then(|sockets| {
-            let scored =
-                sockets.iter().filter_map(|id| self.udp[*id].hears(datagram).map(|score| (score, *id)));
+            let scored = sockets.iter().filter_map(|id| {
+                let socket = &self.udp[*id];
+                let score = socket.hears(datagram)?;
+                let chosen = group::place_for(socket.role, datagram, workers) == socket.worker.place;
+                Some((score, chosen, *id))
+            });
             scored.max()
         });
         match best {
-            Some((_, id)) => self.udp[id].enqueue(datagram),
+            Some((.., id)) => self.udp[id].enqueue(datagram),
             None => Arrival::NobodyListens,
         }
     }
@@ -328,21 +422,17 @@ impl State {
         &mut self,
         host: HostId,
         address: SocketAddr,
-        taken: impl Fn(&Self, HostId, SocketAddr) -> bool,
+        taken: impl Fn(&Self, SocketAddr) -> bool,
     ) -> io::Result<SocketAddr> {
         if !address.ip().is_unspecified() && !self.hosts[host.0].owns(address.ip()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
         if address.port() != 0 {
-            return if taken(self, host, address) {
-                Err(io::ErrorKind::AddrInUse.into())
-            } else {
-                Ok(address)
-            };
+            return if taken(self, address) { Err(io::ErrorKind::AddrInUse.into()) } else { Ok(address) };
         }
         for _ in FIRST_DYNAMIC_PORT..=u16::MAX {
             let candidate = SocketAddr::new(address.ip(), self.hosts[host.0].take_port());
-            if !taken(self, host, candidate) {
+            if !taken(self, candidate) {
                 return Ok(candidate);
             }
         }

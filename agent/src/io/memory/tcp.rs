@@ -2,13 +2,13 @@
 
 use std::{
     cell::RefCell,
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     io::{self, Read, Write},
     net::SocketAddr,
     rc::Rc,
 };
 
-use super::{HostId, MemoryFabric};
+use super::{MemoryFabric, WorkerId};
 use crate::io::{Ready, TcpListener, TcpStream, Token};
 
 /// Bytes that one direction of a connection holds: small, so that tests meet a full one.
@@ -60,22 +60,24 @@ impl Pipe {
     }
 }
 
-/// What a listener's connections wait in.
+/// What the connections of an address wait in, for one of its listeners.
+#[derive(Default)]
 pub(super) struct Backlog {
     waiting: VecDeque<(Stream, SocketAddr)>,
-    waiter: Waiter,
+    /// The listeners, by their workers' places.
+    waiters: BTreeMap<u8, Waiter>,
 }
 
 impl Backlog {
-    pub(super) fn shared(ready: &Ready, token: Token) -> Rc<RefCell<Self>> {
-        let waiter = Waiter::new(ready, token);
-        Rc::new(RefCell::new(Self { waiting: VecDeque::new(), waiter }))
+    /// Whether the worker in this place listens.
+    pub(super) fn has_listener(&self, place: u8) -> bool {
+        self.waiters.contains_key(&place)
     }
 }
 
 pub(super) struct Listener {
     fabric: MemoryFabric,
-    host: HostId,
+    worker: WorkerId,
     local: SocketAddr,
     backlog: Rc<RefCell<Backlog>>,
     ready: Ready,
@@ -84,12 +86,18 @@ pub(super) struct Listener {
 impl Listener {
     pub(super) fn new(
         fabric: MemoryFabric,
-        host: HostId,
+        worker: WorkerId,
         local: SocketAddr,
         backlog: Rc<RefCell<Backlog>>,
-        ready: Ready,
+        ready: &Ready,
+        token: Token,
     ) -> Self {
-        Self { fabric, host, local, backlog, ready }
+        let mut waiter = Waiter::new(ready, token);
+        if !backlog.borrow().waiting.is_empty() {
+            waiter.wake();
+        }
+        backlog.borrow_mut().waiters.insert(worker.place, waiter);
+        Self { fabric, worker, local, backlog, ready: ready.clone() }
     }
 }
 
@@ -101,7 +109,9 @@ impl TcpListener for Listener {
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)> {
         let mut backlog = self.backlog.borrow_mut();
         let Some((stream, remote)) = backlog.waiting.pop_front() else {
-            backlog.waiter.armed = true;
+            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.place) {
+                waiter.armed = true;
+            }
             return Err(io::ErrorKind::WouldBlock.into());
         };
         stream.own(&self.ready, token);
@@ -111,8 +121,13 @@ impl TcpListener for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.fabric.state.borrow_mut().listeners.remove(&(self.host, self.local));
-        for (mut stream, _) in self.backlog.borrow_mut().waiting.drain(..) {
+        let mut backlog = self.backlog.borrow_mut();
+        backlog.waiters.remove(&self.worker.place);
+        if !backlog.waiters.is_empty() {
+            return;
+        }
+        self.fabric.state.borrow_mut().listeners.remove(&(self.worker.host, self.local));
+        for (mut stream, _) in backlog.waiting.drain(..) {
             stream.abort();
         }
     }
@@ -145,7 +160,7 @@ impl Stream {
         let (up, down) = (Rc::<RefCell<Pipe>>::default(), Rc::<RefCell<Pipe>>::default());
         let far = Pipes { incoming: Rc::clone(&up), outgoing: Rc::clone(&down) };
         backlog.waiting.push_back((Self { pipes: Some(far), refused: false }, from));
-        backlog.waiter.wake();
+        backlog.waiters.values_mut().for_each(Waiter::wake);
         let near = Self { pipes: Some(Pipes { incoming: down, outgoing: up }), refused: false };
         near.own(ready, token);
         Some(near)

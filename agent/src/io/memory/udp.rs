@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Arrival, Datagram, HostId, MemoryFabric, Route};
+use super::{Arrival, Datagram, MemoryFabric, Route, WorkerId};
 use crate::io::{
     Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, Message, Meta, Progress},
@@ -20,7 +20,8 @@ const MAX_JOINED_BYTES: usize = 65_535;
 
 /// The fabric's side of a socket.
 pub(super) struct Endpoint {
-    pub(super) host: HostId,
+    pub(super) worker: WorkerId,
+    pub(super) role: UdpRole,
     pub(super) local: SocketAddr,
     connected: Option<SocketAddr>,
     tells_local: bool,
@@ -45,7 +46,7 @@ struct Queued {
 
 impl Endpoint {
     pub(super) fn new(
-        host: HostId,
+        worker: WorkerId,
         local: SocketAddr,
         options: &UdpOptions,
         ready: Ready,
@@ -58,7 +59,8 @@ impl Endpoint {
             UdpRole::Upstream => (false, false),
         };
         Self {
-            host,
+            worker,
+            role: options.role,
             local,
             connected: options.connect,
             tells_local,
@@ -281,7 +283,7 @@ impl Drop for MemoryUdp {
     fn drop(&mut self) {
         let mut state = self.fabric.state.borrow_mut();
         let endpoint = state.udp.remove(self.id);
-        let key = (endpoint.host, endpoint.local.port());
+        let key = (endpoint.worker.host, endpoint.local.port());
         if let Some(sockets) = state.ports.get_mut(&key) {
             sockets.retain(|id| *id != self.id);
             if sockets.is_empty() {

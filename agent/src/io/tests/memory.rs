@@ -6,6 +6,7 @@ use crate::io::{
     UdpRole, UdpSocket,
     batch::Meta,
     memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
+    steering::owner,
 };
 
 const A: Token = Token(1);
@@ -168,4 +169,126 @@ fn binding_follows_the_kernels_rules() {
     assert!(bind(&mut one, "10.0.0.1:53").is_ok());
     let first = bind(&mut one, "0.0.0.0:0").unwrap().local_addr();
     assert_ne!(first.port(), bind(&mut one, "0.0.0.0:0").unwrap().local_addr().port());
+}
+
+/// One host, 10.0.0.9, of three workers, and another, 10.0.0.1, that sends to it.
+fn three_workers() -> (Vec<MemoryNet>, Vec<Ready>, MemoryNet) {
+    let fabric = MemoryFabric::new();
+    let readies = vec![Ready::new(), Ready::new(), Ready::new()];
+    let workers = fabric.worker_hosts(&[ip(9)], &readies);
+    (workers, readies, fabric.host(&[ip(1)], Ready::new()))
+}
+
+/// What a socket has received.
+fn drain(socket: &mut dyn UdpSocket) -> Vec<super::Got> {
+    let mut batch = ReceiveBatch::default();
+    let mut got = Vec::new();
+    while socket.receive(&mut batch).is_ok() {
+        got.extend(super::datagrams(&batch));
+    }
+    got
+}
+
+#[tokio::test]
+async fn workers_hear_the_connection_ids_that_are_theirs() {
+    let (mut workers, readies, mut far) = three_workers();
+    let asked = options(ip(9), UdpRole::QuicListen);
+    let mut group: Vec<_> = workers.iter_mut().map(|net| net.udp(&asked, B).unwrap()).collect();
+    let address = group[0].local_addr();
+    assert!(group.iter().all(|socket| socket.local_addr() == address), "port 0 is one port for all");
+    let mut from = far.udp(&options(ip(1), UdpRole::QuicDial), A).unwrap();
+    for byte in 0..=u8::MAX {
+        for datagram in [[0x40, byte, 1, 1, 1, 1, 1], [0x80, 1, 1, 1, 1, 1, byte]] {
+            let mut batch = SendBatch::default();
+            put(&mut batch, &path(address), &datagram);
+            assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+        }
+    }
+    for (place, (socket, ready)) in (0..).zip(group.iter_mut().zip(&readies)) {
+        wait(ready, B).await;
+        let got = drain(&mut **socket);
+        assert_eq!(got.len(), 2 * (0..=u8::MAX).filter(|byte| byte % 3 == place).count());
+        assert!(got.iter().all(|datagram| owner(&datagram.bytes, 3) == place));
+    }
+
+    drop(group.remove(1));
+    let mut batch = SendBatch::default();
+    put(&mut batch, &path(address), &[0x40, 1]);
+    assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+    let got: usize = group.iter_mut().map(|socket| drain(&mut **socket).len()).sum();
+    assert_eq!(got, 1, "the others hear what is for a worker without a socket");
+}
+
+#[test]
+fn an_ingress_group_keeps_a_client_on_one_worker_in_memory() {
+    let (mut workers, _readies, mut far) = three_workers();
+    let asked = options([0, 0, 0, 0].into(), UdpRole::Ingress);
+    let mut group: Vec<_> = workers.iter_mut().map(|net| net.udp(&asked, B).unwrap()).collect();
+    let to = SocketAddr::new(ip(9), group[0].local_addr().port());
+    let mut clients = [0; 3];
+    for _ in 0..300 {
+        let mut client = far.udp(&connected(to), A).unwrap();
+        assert_eq!(burst(&mut *client, &path(to), 4, 9), [SendOutcome::Sent]);
+        let counts: Vec<_> = group.iter_mut().map(|socket| drain(&mut **socket).len()).collect();
+        let place = counts.iter().position(|count| *count == 4).expect("all four go to one worker");
+        clients[place] += 1;
+    }
+    assert!(clients.iter().all(|count| *count > 50), "{clients:?} of 300");
+}
+
+#[test]
+fn workers_share_ports_and_no_more() {
+    let (mut workers, _readies, _far) = three_workers();
+    let at = |role, address: &str| UdpOptions { bind: address.parse().unwrap(), ..options(V4, role) };
+    let kind = |result: std::io::Result<Box<dyn UdpSocket>>| result.err().map(|error| error.kind());
+    let listen = at(UdpRole::QuicListen, "10.0.0.9:53");
+    let _one = workers[0].udp(&listen, A).unwrap();
+    let _two = workers[1].udp(&listen, A).unwrap();
+    assert_eq!(kind(workers[0].udp(&listen, B)), Some(ErrorKind::AddrInUse), "one socket of each worker");
+    let ingress = at(UdpRole::Ingress, "10.0.0.9:53");
+    assert_eq!(kind(workers[2].udp(&ingress, B)), Some(ErrorKind::AddrInUse), "one role to a group");
+    let wildcard = at(UdpRole::QuicListen, "0.0.0.0:53");
+    assert_eq!(kind(workers[2].udp(&wildcard, B)), Some(ErrorKind::AddrInUse), "one address to a group");
+
+    let dynamic = at(UdpRole::Ingress, "10.0.0.9:0");
+    let mut ports = Vec::new();
+    for net in &mut workers {
+        let sockets: Vec<_> = (0..3).map(|_| net.udp(&dynamic, A).unwrap()).collect();
+        ports.push(sockets.iter().map(|socket| socket.local_addr().port()).collect::<Vec<_>>());
+    }
+    assert!(ports.windows(2).all(|pair| pair[0] == pair[1]), "{ports:?}");
+    let dial = at(UdpRole::QuicDial, "10.0.0.9:0");
+    let lanes: Vec<_> = workers.iter_mut().map(|net| net.udp(&dial, A).unwrap()).collect();
+    assert_ne!(lanes[0].local_addr(), lanes[1].local_addr(), "what is dialled from is nobody else's");
+}
+
+#[test]
+fn workers_share_what_waits_to_be_accepted() {
+    let (mut workers, readies, mut far) = three_workers();
+    let asked = SocketAddr::new(ip(9), 0);
+    let mut listeners: Vec<_> = workers.iter_mut().map(|net| net.tcp_listen(asked, A).unwrap()).collect();
+    let address = listeners[0].local_addr();
+    let again = workers[1].tcp_listen(address, A).err().map(|error| error.kind());
+    assert_eq!(again, Some(ErrorKind::AddrInUse));
+    let mut kept = Vec::new();
+    for (round, first) in [1, 2, 0].into_iter().enumerate() {
+        for listener in &mut listeners {
+            assert!(listener.accept(B).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+        }
+        kept.push(far.tcp_connect(address, A).unwrap());
+        for ready in &readies {
+            let mut tokens = Vec::new();
+            ready.drain(&mut tokens);
+            assert_eq!(tokens, [A], "every listener is told, round {round}");
+        }
+        kept.push(listeners[first].accept(B).unwrap().0);
+    }
+    listeners.pop();
+    listeners.remove(0);
+    let mut stream = far.tcp_connect(address, A).unwrap();
+    assert!(stream.connected().is_ok(), "one listener is enough");
+    listeners.clear();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let mut refused = far.tcp_connect(address, A).unwrap();
+    assert_eq!(refused.connected().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

@@ -11,12 +11,13 @@ use std::{
 
 use super::{
     Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
-    kernel::KernelNet,
+    kernel::KernelNet, ports::Ports,
 };
 use crate::clock::ManualClock;
 
 mod batch;
 mod memory;
+mod ports;
 mod tcp;
 mod udp;
 
@@ -27,9 +28,13 @@ const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn kernel() -> (KernelNet, Ready, ManualClock) {
+    kernel_with(Ports::default())
+}
+
+fn kernel_with(ports: Ports) -> (KernelNet, Ready, ManualClock) {
     let ready = Ready::new();
     let clock = ManualClock::new(Duration::ZERO);
-    (KernelNet::new(ready.clone(), Rc::new(clock.clone())), ready, clock)
+    (KernelNet::new(ready.clone(), Rc::new(clock.clone()), ports), ready, clock)
 }
 
 fn options(ip: IpAddr, role: UdpRole) -> UdpOptions {

@@ -23,7 +23,7 @@ fn lanes_that_are_opened_and_closed_are_bounded() {
         siege.rogue.say(&Message::LaneClose(end));
         if epoch % 20 == 0 {
             siege.run(1);
-            most = most.max(siege.pair.world.agent(siege.pair.exit).worker.lanes.iter().count());
+            most = most.max(siege.pair.world.agent(siege.pair.exit).lanes());
         }
     }
     assert!(most <= 1 + 2 * 64, "{most} lanes at once");
@@ -38,7 +38,7 @@ fn lanes_that_are_replaced_as_soon_as_allowed_are_bounded() {
             siege.rogue.ask_for_lane(lane, 2 + round);
         }
         siege.run(260);
-        most = most.max(siege.pair.world.agent(siege.pair.exit).worker.lanes.iter().count());
+        most = most.max(siege.pair.world.agent(siege.pair.exit).lanes());
     }
     assert!(most <= 1 + 2 * 64, "{most} lanes at once");
 }
@@ -53,7 +53,7 @@ fn answers_that_the_peer_does_not_read_are_bounded() {
         siege.rogue.write(&refused.repeat(1000));
         siege.run(20);
         let exit = siege.pair.exit;
-        let sent = siege.pair.world.agent(exit).worker.control.stats.messages_sent;
+        let sent = siege.pair.world.agent(exit).workers[0].control.stats.messages_sent;
         waiting = sent - 1 - siege.rogue.messages.len() as u64;
     }
     assert_eq!(siege.rogue.closed(), Some(CloseReason::LimitReached));

@@ -25,7 +25,7 @@ use crate::{
         memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     },
     metrics::Metrics,
-    worker::{Command, PeerSnapshot, Publisher, Setup, Snapshots, Worker},
+    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, Worker},
 };
 
 /// What the network between hosts does to datagrams.
@@ -57,15 +57,33 @@ pub(super) struct World {
     transit: Rc<RefCell<BinaryHeap<Reverse<InTransit>>>>,
     agent_addresses: Rc<RefCell<Vec<IpAddr>>>,
     agents: Vec<Option<Agent>>,
+    /// How many workers the next agent gets.
+    workers: u8,
 }
 
 /// One agent of a world.
 pub(super) struct Agent {
-    pub(super) worker: Worker,
+    pub(super) workers: Vec<Worker>,
     pub(super) metrics: Arc<Metrics>,
     snapshots: Arc<Snapshots>,
-    deadline: Option<Instant>,
-    ended: bool,
+    /// Of each worker, when it wants its next turn; `None` once it has ended.
+    deadlines: Vec<Option<Option<Instant>>>,
+}
+
+impl Agent {
+    /// Lanes of all workers.
+    pub(super) fn lanes(&self) -> usize {
+        self.workers.iter().map(|worker| worker.lanes.iter().count()).sum()
+    }
+
+    /// Local sockets of all workers, ports for clients included.
+    pub(super) fn local_sockets(&self) -> usize {
+        self.workers.iter().map(|worker| worker.locals.iter().count()).sum()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.deadlines.iter().all(Option::is_none)
+    }
 }
 
 impl World {
@@ -106,7 +124,20 @@ impl World {
             }));
             Verdict::Drop
         });
-        Self { clock, weather, fabric, transit, agent_addresses, agents: Vec::new() }
+        Self {
+            clock,
+            weather,
+            fabric,
+            transit,
+            agent_addresses,
+            agents: Vec::new(),
+            workers: std::env::var("CW").map_or(1, |w| w.parse().unwrap()),
+        }
+    }
+
+    /// How many workers the agents have that are started from now on.
+    pub(super) fn set_workers(&mut self, workers: u8) {
+        self.workers = workers;
     }
 
     /// Starts an agent on a host of its own with these addresses; returns its place.
@@ -129,22 +160,36 @@ impl World {
     ) {
         self.agents[place] = None;
         let config = Arc::new(Config::parse(toml, Path::new(".")).unwrap());
-        let (metrics, ready) = (Arc::new(Metrics::new("test").unwrap()), Ready::new());
-        let health = Arc::new(Health::new(1, self.clock.now()));
+        let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
+        let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
-        let metrics_handles = Publisher::new(&metrics, &config, 0, health, Arc::clone(&snapshots));
-        let setup = Setup {
-            config,
-            identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
-            net: Box::new(self.fabric.host(addresses, ready.clone())),
-            ready,
-            instance: [seed; 16],
-            seed: [seed; 32],
-            place: (0, 1),
-            metrics: metrics_handles,
-        };
-        let worker = Worker::new(setup, self.clock.now()).unwrap();
-        self.agents[place] = Some(Agent { worker, metrics, snapshots, deadline: None, ended: false });
+        let exchange = Exchange::new(self.workers, config.peers.len(), now);
+        let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
+        let nets = self.fabric.worker_hosts(addresses, &readies);
+        let workers = (0..self.workers).zip(nets).zip(readies).map(|((worker, net), ready)| {
+            let place = usize::from(worker);
+            let setup = Setup {
+                identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
+                net: Box::new(net),
+                ready,
+                instance: [seed; 16],
+                seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
+                worker,
+                exchange: Arc::clone(&exchange),
+                metrics: Publisher::new(
+                    &metrics,
+                    &config,
+                    place,
+                    Arc::clone(&health),
+                    Arc::clone(&snapshots),
+                ),
+                config: Arc::clone(&config),
+            };
+            Worker::new(setup, now).unwrap()
+        });
+        let workers: Vec<Worker> = workers.collect();
+        let deadlines = workers.iter().map(|_| Some(None)).collect();
+        self.agents[place] = Some(Agent { workers, metrics, snapshots, deadlines });
     }
 
     /// Ends an agent without a word, as `kill -9` does.
@@ -154,11 +199,13 @@ impl World {
 
     /// Asks an agent to stop.
     pub(super) fn stop(&mut self, place: usize) {
-        assert!(self.agent(place).worker.inbox().put(Command::Shutdown { within: Duration::from_secs(3) }));
+        for worker in &self.agent(place).workers {
+            assert!(worker.inbox().put(Command::Shutdown { within: Duration::from_secs(3) }));
+        }
     }
 
     pub(super) fn has_ended(&self, place: usize) -> bool {
-        self.agents[place].as_ref().is_none_or(|agent| agent.ended)
+        self.agents[place].as_ref().is_none_or(Agent::has_ended)
     }
 
     pub(super) fn agent(&mut self, place: usize) -> &mut Agent {
@@ -174,7 +221,9 @@ impl World {
     pub(super) fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
         let now = self.clock.now();
         let agent = self.agent(place);
-        agent.worker.publish_last(now);
+        for worker in &mut agent.workers {
+            worker.publish_last(now);
+        }
         agent.snapshots.get().peers
     }
 
@@ -182,7 +231,9 @@ impl World {
     pub(super) fn metric(&mut self, place: usize, series: &str) -> u64 {
         let now = self.clock.now();
         let agent = self.agent(place);
-        agent.worker.publish_last(now);
+        for worker in &mut agent.workers {
+            worker.publish_last(now);
+        }
         let text = agent.metrics.render().unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(series));
         line.unwrap_or_else(|| panic!("no series {series}")).trim().parse().unwrap()
@@ -211,8 +262,8 @@ impl World {
                 return false;
             }
             let arrival = self.transit.borrow().peek().map(|Reverse(datagram)| datagram.arrives);
-            let deadlines =
-                self.agents.iter().flatten().filter(|agent| !agent.ended).filter_map(|agent| agent.deadline);
+            let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
+            let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
             let next = deadlines.chain(arrival).min().unwrap_or(until).clamp(now, until);
             // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
             let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
@@ -225,11 +276,20 @@ impl World {
     fn turns(&mut self) {
         for _ in 0..10_000 {
             let mut busy = false;
-            for agent in self.agents.iter_mut().flatten().filter(|agent| !agent.ended) {
-                let turn = agent.worker.turn(self.clock.now());
-                agent.deadline = turn.deadline;
-                agent.ended = turn.ended;
-                busy |= turn.busy && !turn.ended;
+            for agent in self.agents.iter_mut().flatten() {
+                for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
+                    if deadline.is_none() {
+                        continue;
+                    }
+                    let turn = worker.turn(self.clock.now());
+                    *deadline = (!turn.ended).then_some(turn.deadline);
+                    busy |= turn.busy && !turn.ended;
+                }
+                // A worker may have given another that had its turn something to do.
+                let given = agent.workers.iter().zip(&agent.deadlines);
+                busy |= given
+                    .into_iter()
+                    .any(|(worker, deadline)| deadline.is_some() && !worker.ready().is_empty());
             }
             if !busy {
                 return;

@@ -126,7 +126,7 @@ fn lane_openings_by_the_thousand_are_refused_beyond_64() {
     }
     for _ in 0..40 {
         siege.run(5);
-        let lanes = siege.pair.world.agent(siege.pair.exit).worker.lanes.iter().count();
+        let lanes = siege.pair.world.agent(siege.pair.exit).lanes();
         assert!(lanes <= 1 + 64, "{lanes} lanes");
     }
     assert_eq!(siege.rogue.lanes(), 64, "and every opening was answered");
@@ -261,7 +261,7 @@ fn messages_about_flows_that_do_not_exist_do_nothing() {
 #[test]
 fn flows_beyond_the_limit_are_refused_and_idle_ones_give_their_sockets_back() {
     let mut siege = Siege::with_lane(180, "[limits]\nflows_per_peer = 100");
-    let sockets = |siege: &mut Siege| siege.pair.world.agent(siege.pair.exit).worker.locals.iter().count();
+    let sockets = |siege: &mut Siege| siege.pair.world.agent(siege.pair.exit).local_sockets();
     for flow in 0..3000 {
         let open = siege.open(flow, ECHO);
         siege.send(&[&open[..], b"never used again"].concat());
@@ -301,7 +301,7 @@ fn opening_and_closing_flows_for_ever_leaves_nothing_behind() {
     siege.run(50);
     let exit = siege.pair.exit;
     assert_eq!(siege.pair.world.peers(exit)[1].flows, 0);
-    assert_eq!(siege.pair.world.agent(exit).worker.locals.iter().count(), 0);
+    assert_eq!(siege.pair.world.agent(exit).local_sockets(), 0);
     assert_eq!(siege.metric("culvert_flows_evicted_total{reason=\"closed\"}"), 5000);
     siege.assert_innocent_is_unharmed();
 }

@@ -267,7 +267,7 @@ fn a_blocked_lane_is_replaced_and_its_flows_take_lane_0_meanwhile() {
     pair.run_served(Duration::from_millis(50));
     assert!(clients.iter_mut().all(|client| client.receive().len() == 1));
     // The socket of one lane, by what the network sees: the last port that the entry dials from.
-    let ports = pair.world.agent(pair.entry).worker.addresses().transport;
+    let ports = pair.world.agent(pair.entry).workers[0].addresses().transport;
     let blocked = ports.iter().map(SocketAddr::port).max().unwrap();
     pair.world.weather.borrow_mut().block =
         Box::new(move |from, to| [from, to].iter().any(|end| end.ip() == ENTRY && end.port() == blocked));

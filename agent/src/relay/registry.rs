@@ -1,0 +1,108 @@
+//! What the workers of one agent share about flows: how many there are, and who keeps those that a peer opened.
+//!
+//! It is asked when a flow begins or ends, and for a datagram of a flow that its worker does not keep: never for the
+//! datagrams of a flow that came where it lives.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use rustc_hash::FxHashMap;
+
+use super::context::FlowNumber;
+
+/// One peer's share of it.
+#[derive(Debug, Default)]
+pub struct FlowRegistry {
+    /// Flows of all peers, opened here or there.
+    total: Arc<AtomicUsize>,
+    /// Flows of this peer.
+    count: AtomicUsize,
+    /// Of the flows that the peer opened, the worker that keeps each.
+    keepers: Mutex<FxHashMap<FlowNumber, u8>>,
+}
+
+impl FlowRegistry {
+    /// The registries of `peers` peers of one agent.
+    #[must_use]
+    pub fn of_agent(peers: usize) -> Vec<Arc<Self>> {
+        let total = Arc::<AtomicUsize>::default();
+        let one = |_| Arc::new(Self { total: Arc::clone(&total), ..Self::default() });
+        (0..peers).map(one).collect()
+    }
+
+    /// Flows of all peers.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Flows of this peer at all workers.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Worker `worker` opens, or is about to accept, a flow.
+    pub(super) fn enter(&self) {
+        self.total.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A flow has ended; `accepted` is its number if the peer opened it.
+    pub(super) fn leave(&self, accepted: Option<FlowNumber>) {
+        self.total.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        if let Some(number) = accepted {
+            self.keepers().remove(&number);
+        }
+    }
+
+    /// Makes `worker` the keeper of a flow that the peer opens, unless another worker is; returns the keeper.
+    pub fn claim(&self, number: FlowNumber, worker: u8) -> u8 {
+        *self.keepers().entry(number).or_insert(worker)
+    }
+
+    /// Takes a claim back for which no flow was made.
+    pub fn unclaim(&self, number: FlowNumber) {
+        self.keepers().remove(&number);
+    }
+
+    /// The worker that keeps a flow that the peer opened.
+    #[must_use]
+    pub fn keeper(&self, number: FlowNumber) -> Option<u8> {
+        self.keepers().get(&number).copied()
+    }
+
+    fn keepers(&self) -> MutexGuard<'_, FxHashMap<FlowNumber, u8>> {
+        // Nothing panics while the lock is held.
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_worker_keeps_a_flow_until_it_ends() {
+        let registry = FlowRegistry::default();
+        let number = FlowNumber(6);
+        assert_eq!(registry.claim(number, 1), 1);
+        assert_eq!(registry.claim(number, 0), 1);
+        registry.enter();
+        assert_eq!(registry.keeper(number), Some(1));
+        registry.leave(Some(number));
+        assert_eq!((registry.keeper(number), registry.count(), registry.total()), (None, 0, 0));
+        assert_eq!(registry.claim(number, 0), 0);
+    }
+
+    #[test]
+    fn the_total_is_of_all_peers() {
+        let registries = FlowRegistry::of_agent(2);
+        registries[0].enter();
+        registries[1].enter();
+        assert_eq!((registries[0].count(), registries[0].total()), (1, 2));
+    }
+}

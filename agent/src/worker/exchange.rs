@@ -1,0 +1,313 @@
+//! Between the workers of one agent: orders about sessions and lanes, and the hand-over of what came to the wrong one.
+//!
+//! ```text
+//!   worker a ── Order ───► mailbox of b     control plane: never dropped, order kept
+//!   worker a ── Parcel ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
+//! ```
+//!
+//! In the steady state neither is used: a lane, its flows and their sockets live at one worker.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use quic_core::{ConnectionId, OpenError, Suite};
+use zeroize::Zeroizing;
+
+use super::handover::{Parcel, Ring};
+use crate::{
+    control::messages::{CloseReason, Hello, Service},
+    io::{Ready, Token},
+    lanes::UnderlayId,
+    peer::{PeerId, SessionId},
+    relay::FlowRegistry,
+};
+
+/// What one worker tells another, or itself.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// A peer is connected: the control connection is at worker `owner`.
+    Connected(Arc<Connected>),
+    /// A session has ended: its lanes drain.
+    Disconnected { peer: PeerId, session: SessionId },
+    /// Another connection has taken a session's place: its owner is to close it.
+    EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
+    /// Keep a lane.
+    OpenLane(Box<LaneOrder>),
+    /// Let a lane drain.
+    DrainLane { lane: LaneName },
+    /// The lanes that are up, one bit each, and how many are wanted.
+    LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
+    /// The largest packet has changed, in bytes of UDP payload.
+    Budget { peer: PeerId, session: SessionId, bytes: usize },
+    /// Nothing is heard of a peer, or it is heard again.
+    Suspect { peer: PeerId, session: SessionId, suspect: bool },
+    /// The peer offers other services.
+    Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    /// To the owner: a lane carries payloads.
+    LaneUp { lane: LaneName },
+    /// To the owner: a lane could not go on.
+    LaneLost { lane: LaneName, why: LaneLoss },
+    /// To the owner: something has been outstanding on a lane for `limit`, and it hears nothing.
+    LaneSilent { lane: LaneName, limit: Duration },
+    /// To the owner: a peer that was suspected is heard.
+    Heard { peer: PeerId, session: SessionId },
+    /// To the worker that dials a peer: datagrams wait for it elsewhere.
+    Hurry { peer: PeerId },
+}
+
+/// One opening of one lane of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaneName {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) index: u8,
+    pub(super) epoch: u64,
+}
+
+/// A session, as all workers need to know it.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) owner: u8,
+    pub(super) dialled: bool,
+    /// The key that the peer proved.
+    pub(super) key: [u8; 32],
+    pub(super) hello: Hello,
+    /// How many lanes are wanted; none in standard mode.
+    pub(super) wanted: u8,
+}
+
+/// All that a worker needs to keep a lane.
+#[derive(Debug)]
+pub(super) struct LaneOrder {
+    pub(super) name: LaneName,
+    pub(super) local_cid: ConnectionId,
+    pub(super) remote_cid: ConnectionId,
+    pub(super) suite: Suite,
+    /// To send with and to receive with; as long as the suite's hash.
+    pub(super) secrets: [Zeroizing<[u8; 48]>; 2],
+    pub(super) initial_rtt: Duration,
+    /// The largest packet, in bytes of UDP payload.
+    pub(super) budget: usize,
+    pub(super) port: LanePort,
+}
+
+/// The socket of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LanePort {
+    /// The control connection's own, at its worker; where to, if this end dials.
+    Shared(UnderlayId, Option<SocketAddr>),
+    /// The keeper's socket of this listening port.
+    Listening(usize),
+    /// One of its own, to this address.
+    Dial(SocketAddr),
+}
+
+/// Why a lane could not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneLoss {
+    /// Its path was not validated in time.
+    Unvalidated,
+    /// The peer broke the protocol on it; without an error, its keys are used up.
+    Ended(Option<OpenError>),
+    /// No socket, or no keys, could be had for it.
+    NoSocket,
+}
+
+/// Which connection is a peer's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) owner: u8,
+    pub(super) session: SessionId,
+    pub(super) dialled: bool,
+    pub(super) key: [u8; 32],
+    pub(super) instance: [u8; 16],
+}
+
+/// What the workers of an agent share.
+pub struct Exchange {
+    boxes: Vec<Mailbox>,
+    peers: Vec<Shared>,
+    next_session: AtomicU64,
+    /// What times are counted from.
+    base: Instant,
+}
+
+struct Shared {
+    session: Mutex<Option<Record>>,
+    /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
+    heard: AtomicU64,
+    flows: Arc<FlowRegistry>,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    orders: Mutex<VecDeque<Order>>,
+    has_orders: AtomicBool,
+    ring: Ring,
+    /// How its worker is woken.
+    wake: OnceLock<(Ready, Token)>,
+}
+
+impl Exchange {
+    /// The exchange of `workers` workers, for `peers` peers.
+    #[must_use]
+    pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
+        let shared = |flows| Shared { session: Mutex::new(None), heard: AtomicU64::new(0), flows };
+        Arc::new(Self {
+            boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
+            peers: FlowRegistry::of_agent(peers).into_iter().map(shared).collect(),
+            next_session: AtomicU64::new(1),
+            base: now,
+        })
+    }
+
+    /// How many workers there are.
+    #[must_use]
+    pub fn workers(&self) -> u8 {
+        u8::try_from(self.boxes.len()).unwrap_or(u8::MAX)
+    }
+
+    /// Says how `worker` is woken.
+    pub(super) fn join(&self, worker: u8, ready: Ready, token: Token) {
+        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+            // A worker joins once, when it is made.
+            let _first = mailbox.wake.set((ready, token)).is_ok();
+        }
+    }
+
+    /// Gives `worker` an order.
+    pub(super) fn post(&self, worker: u8, order: Order) {
+        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return };
+        lock(&mailbox.orders).push_back(order);
+        mailbox.has_orders.store(true, Ordering::Release);
+        mailbox.wake();
+    }
+
+    /// Gives every worker but `from` an order.
+    pub(super) fn post_others(&self, from: u8, order: impl Fn() -> Order) {
+        for worker in (0..self.workers()).filter(|worker| *worker != from) {
+            self.post(worker, order());
+        }
+    }
+
+    /// The orders that wait for `worker`, oldest first.
+    pub(super) fn orders(&self, worker: u8) -> VecDeque<Order> {
+        match self.boxes.get(usize::from(worker)) {
+            Some(mailbox) if mailbox.has_orders.swap(false, Ordering::Acquire) => {
+                std::mem::take(&mut *lock(&mailbox.orders))
+            }
+            Some(_) | None => VecDeque::new(),
+        }
+    }
+
+    /// Hands a parcel to `worker`; gives it back if there is no room.
+    pub(super) fn hand(&self, worker: u8, parcel: Parcel) -> Result<(), Parcel> {
+        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(parcel) };
+        mailbox.ring.put(parcel)?;
+        mailbox.wake();
+        Ok(())
+    }
+
+    /// The parcels that wait for `worker`, oldest first.
+    pub(super) fn parcels(&self, worker: u8) -> VecDeque<Parcel> {
+        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.ring.take_all()).unwrap_or_default()
+    }
+
+    /// A name for a new session.
+    pub(super) fn name_session(&self) -> SessionId {
+        SessionId(self.next_session.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The flows of a peer.
+    pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
+        self.peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+    }
+
+    /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
+    ///
+    /// Returns the record of the session that it replaces, or gives up with `Err`.
+    pub(super) fn establish(
+        &self,
+        connected: &Arc<Connected>,
+        stays: impl FnOnce(&Record) -> bool,
+    ) -> Result<Option<Record>, Stays> {
+        let shared = self.peers.get(connected.peer.0 as usize).ok_or(Stays)?;
+        let mut session = lock(&shared.session);
+        if session.as_ref().is_some_and(stays) {
+            return Err(Stays);
+        }
+        let old = session.replace(Record {
+            owner: connected.owner,
+            session: connected.session,
+            dialled: connected.dialled,
+            key: connected.key,
+            instance: connected.hello.instance,
+        });
+        // Under the lock, so that all workers hear of sessions in one order.
+        if let Some(old) = old.filter(|old| old.owner != connected.owner) {
+            let reason = CloseReason::Replaced;
+            self.post(old.owner, Order::EndSession { peer: connected.peer, session: old.session, reason });
+        }
+        self.post_others(connected.owner, || Order::Connected(Arc::clone(connected)));
+        Ok(old)
+    }
+
+    /// A session has ended at worker `owner`; all other workers are told.
+    pub(super) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
+        let Some(shared) = self.peers.get(peer.0 as usize) else { return };
+        let mut record = lock(&shared.session);
+        if record.as_ref().is_some_and(|record| record.session == session) {
+            *record = None;
+        }
+        self.post_others(owner, || Order::Disconnected { peer, session });
+    }
+
+    /// Notes that a peer was heard at `now`.
+    pub(super) fn note_heard(&self, peer: PeerId, now: Instant) {
+        /// Notes closer together than this say nothing new; each costs the other workers a cache miss.
+        const RESOLUTION_MILLIS: u64 = 20;
+        let Some(shared) = self.peers.get(peer.0 as usize) else { return };
+        let millis = self.millis(now);
+        if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
+            shared.heard.store(millis, Ordering::Relaxed);
+        }
+    }
+
+    /// How long a peer has not been heard on any lane; `None` if it never was.
+    pub(super) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
+        let heard = self.peers.get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
+        (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
+    }
+
+    /// Milliseconds since the base, never 0.
+    fn millis(&self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.base).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+/// The session that there is stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stays;
+
+impl Mailbox {
+    fn wake(&self) {
+        if let Some((ready, token)) = self.wake.get() {
+            ready.mark(*token);
+        }
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while one of these locks is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

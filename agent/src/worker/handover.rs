@@ -1,0 +1,281 @@
+//! The hand-over: what came to the wrong worker goes to its owner as a batch, through a bounded ring.
+//!
+//! | what | when | where it goes |
+//! |---|---|---|
+//! | packets of the underlay | GRO joined datagrams of several owners; the kernel could not steer | the worker that their connection ID names |
+//! | contents of DATAGRAM frames | the flow's own lane is down, or its worker has none | the worker that keeps the flow |
+//! | payloads | the same, in the other direction | the worker that keeps the lane |
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::exchange::lock;
+use crate::{io::batch::Meta, peer::PeerId, relay::context::Header};
+
+/// A parcel takes no further piece beyond this size: about one receive buffer.
+const PARCEL_BYTES: usize = 64 * 1024;
+
+/// A parcel holds no more pieces than this.
+const PARCEL_PIECES: usize = 256;
+
+/// A ring holds no more bytes than this: as much as the kernel's receive buffer would (`limits.receive_buffer`).
+const RING_BYTES: usize = 4 << 20;
+
+/// A ring holds no more parcels than this, so that empty datagrams are bounded too.
+const RING_PARCELS: usize = 1024;
+
+/// What a parcel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Packets that came to this listening port.
+    Packets {
+        /// Its place in `transport.listen`.
+        port: usize,
+    },
+    /// Contents of DATAGRAM frames that came on lane `lane`.
+    Frames { peer: PeerId, lane: u8 },
+    /// Payloads, or messages about flows, for lane `lane`.
+    Payloads { peer: PeerId, lane: u8 },
+}
+
+impl Kind {
+    /// The values of the metric label `kind`.
+    pub(super) const LABELS: [&'static str; 3] = ["packets", "frames", "payloads"];
+
+    /// The place of this kind in [`Kind::LABELS`].
+    pub(super) fn label_index(self) -> usize {
+        match self {
+            Self::Packets { .. } => 0,
+            Self::Frames { .. } => 1,
+            Self::Payloads { .. } => 2,
+        }
+    }
+}
+
+/// Part of a parcel: a run of datagrams.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// How long it is, how it divides, where it came from.
+    pub(super) meta: Meta,
+    /// What precedes each payload in its frame; `None` where the frame is whole.
+    pub(super) header: Option<Header>,
+    /// How many of its datagrams an account counts.
+    pub(super) counted: u32,
+}
+
+/// A batch on its way to another worker.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    pub(super) kind: Kind,
+    bytes: Vec<u8>,
+    pieces: Vec<Piece>,
+}
+
+impl Parcel {
+    fn new(kind: Kind) -> Self {
+        Self { kind, bytes: Vec::new(), pieces: Vec::new() }
+    }
+
+    fn has_room(&self, len: usize) -> bool {
+        self.pieces.len() < PARCEL_PIECES && (self.bytes.is_empty() || self.bytes.len() + len <= PARCEL_BYTES)
+    }
+
+    /// Its pieces, in the order in which they came.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (&Piece, &[u8])> {
+        let mut start = 0;
+        self.pieces.iter().map(move |piece| {
+            let range: Range<usize> = start..start + piece.meta.len;
+            start = range.end;
+            (piece, &self.bytes[range])
+        })
+    }
+
+    /// How many datagrams an account counts.
+    pub(super) fn counted(&self) -> u64 {
+        self.pieces.iter().map(|piece| u64::from(piece.counted)).sum()
+    }
+
+    /// How many datagrams there are.
+    pub(super) fn datagrams(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.meta.datagrams() as u64).sum()
+    }
+
+    /// How many bytes they have.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// What a worker has collected for the others in this turn.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    /// With their destinations, in order.
+    parcels: Vec<(u8, Parcel)>,
+}
+
+impl Outgoing {
+    /// A buffer of the underlay for the worker `to`, that came to listening port `port`.
+    pub(crate) fn packet(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
+        self.add(to, Kind::Packets { port }, Piece { meta, header: None, counted: 0 }, data);
+    }
+
+    /// The content of a DATAGRAM frame for the worker `to`, that came on lane `lane`; `counted` if it is a datagram.
+    pub(crate) fn frame(
+        &mut self,
+        to: u8,
+        (peer, lane): (PeerId, u8),
+        counted: bool,
+        meta: Meta,
+        data: &[u8],
+    ) {
+        let meta = Meta { len: data.len(), segment: data.len().max(1), ..meta };
+        let piece = Piece { meta, header: None, counted: u32::from(counted) };
+        self.add(to, Kind::Frames { peer, lane }, piece, data);
+    }
+
+    /// Payloads for lane `lane`, which the worker `to` keeps: `datagrams` of `segment` bytes, the last at most.
+    pub(crate) fn payloads(
+        &mut self,
+        to: u8,
+        (peer, lane): (PeerId, u8),
+        (header, counted): (Header, u32),
+        data: &[u8],
+        segment: usize,
+    ) {
+        let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
+        let piece = Piece { meta, header: Some(header), counted };
+        self.add(to, Kind::Payloads { peer, lane }, piece, data);
+    }
+
+    fn add(&mut self, to: u8, kind: Kind, piece: Piece, data: &[u8]) {
+        let fits = |(place, parcel): &&mut (u8, Parcel)| {
+            *place == to && parcel.kind == kind && parcel.has_room(data.len())
+        };
+        // The newest for this worker: nothing overtakes what is already in a parcel.
+        let newest = self.parcels.iter_mut().rfind(|(place, _)| *place == to);
+        let place = match newest.filter(fits) {
+            Some((_, parcel)) => parcel,
+            None => {
+                self.parcels.push((to, Parcel::new(kind)));
+                match self.parcels.last_mut() {
+                    Some((_, parcel)) => parcel,
+                    None => return,
+                }
+            }
+        };
+        place.pieces.push(piece);
+        place.bytes.extend_from_slice(data);
+    }
+
+    /// Takes what was collected.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (u8, Parcel)> + '_ {
+        self.parcels.drain(..)
+    }
+}
+
+/// Parcels that wait for one worker. Each is locked in and out once, not its datagrams.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    inside: Mutex<Inside>,
+    /// Spares a look inside.
+    filled: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    parcels: VecDeque<Parcel>,
+    bytes: usize,
+}
+
+impl Ring {
+    /// Adds a parcel, or gives it back if there is no room.
+    pub(super) fn put(&self, parcel: Parcel) -> Result<(), Parcel> {
+        let mut inside = lock(&self.inside);
+        if inside.parcels.len() >= RING_PARCELS || inside.bytes + parcel.len() > RING_BYTES {
+            return Err(parcel);
+        }
+        inside.bytes += parcel.len();
+        inside.parcels.push_back(parcel);
+        self.filled.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes all parcels out, oldest first.
+    pub(super) fn take_all(&self) -> VecDeque<Parcel> {
+        if !self.filled.swap(false, Ordering::Acquire) {
+            return VecDeque::new();
+        }
+        let mut inside = lock(&self.inside);
+        inside.bytes = 0;
+        std::mem::take(&mut inside.parcels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(len: usize) -> Meta {
+        Meta { len, segment: len.max(1), ..Meta::EMPTY }
+    }
+
+    #[test]
+    fn pieces_of_one_kind_share_a_parcel_in_order() {
+        let mut outgoing = Outgoing::default();
+        outgoing.packet(1, 0, meta(3), b"one");
+        outgoing.packet(1, 0, meta(0), b"");
+        outgoing.packet(2, 0, meta(5), b"other");
+        outgoing.packet(1, 0, meta(3), b"two");
+        outgoing.packet(1, 1, meta(4), b"port");
+        outgoing.packet(1, 0, meta(5), b"three");
+        let parcels: Vec<(u8, usize, Vec<Vec<u8>>)> = outgoing
+            .take()
+            .map(|(to, parcel)| {
+                let Kind::Packets { port } = parcel.kind else { panic!("packets went in") };
+                (to, port, parcel.pieces().map(|(_, data)| data.to_vec()).collect())
+            })
+            .collect();
+        let bytes = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
+        assert_eq!(
+            parcels,
+            [
+                (1, 0, bytes(&["one", "", "two"])),
+                (2, 0, bytes(&["other"])),
+                (1, 1, bytes(&["port"])),
+                (1, 0, bytes(&["three"])),
+            ],
+            "nothing overtakes, not even what is of another kind"
+        );
+    }
+
+    #[test]
+    fn a_full_ring_gives_the_parcel_back() {
+        let ring = Ring::default();
+        let mut outgoing = Outgoing::default();
+        let data = vec![0; 60_000];
+        let mut taken = 0;
+        loop {
+            outgoing.packet(0, 0, meta(data.len()), &data);
+            let (_, parcel) = outgoing.take().next().unwrap();
+            match ring.put(parcel) {
+                Ok(()) => taken += 1,
+                Err(parcel) => {
+                    assert_eq!((parcel.len(), parcel.datagrams()), (60_000, 1));
+                    break;
+                }
+            }
+        }
+        assert_eq!(taken, RING_BYTES / 60_000);
+        assert_eq!(ring.take_all().len(), taken);
+        assert!(ring.take_all().is_empty());
+        outgoing.packet(0, 0, meta(data.len()), &data);
+        let (_, parcel) = outgoing.take().next().unwrap();
+        assert!(ring.put(parcel).is_ok(), "it has room again");
+    }
+}

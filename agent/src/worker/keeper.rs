@@ -1,0 +1,261 @@
+//! The lanes that this worker keeps, whichever worker owns their control connection: opened, validated, found silent,
+//! kept alive, drained.
+
+use std::time::{Duration, Instant};
+
+use quic_core::{AckProfile, Lane, LaneConfig};
+
+use super::{
+    Timer, Worker,
+    exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
+    number,
+};
+use crate::{
+    config::Profile,
+    io::{Path, UdpRole},
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
+    peer::{PeerId, SessionId},
+};
+
+/// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
+const IN_USE: Duration = Duration::from_secs(10);
+
+/// The least silence, with something outstanding, after which a peer is dialled anew.
+pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
+
+impl Worker {
+    /// The owner of a session wants a lane to be kept here.
+    pub(super) fn open_lane(&mut self, order: &LaneOrder, now: Instant) {
+        let LaneName { peer, session, index, .. } = order.name;
+        if self.link_named(peer, session).is_none() {
+            return;
+        }
+        let Some((id, slot)) = self.lane_socket(order).and_then(|(underlay, remote)| {
+            let Some(core) = self.lane_core(order) else {
+                self.release_underlay(underlay);
+                return None;
+            };
+            let place = (index, order.name.epoch);
+            let path = (underlay, order.budget);
+            let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
+            if let Some(destination) = remote {
+                slot.validate(Path { destination, source: None, ecn: 0 }, self.doors.random_bytes(), now);
+            }
+            let id = self.lanes.insert(slot);
+            Some((id, underlay))
+        }) else {
+            self.report_lane(order.name, LaneLoss::NoSocket, now);
+            return;
+        };
+        debug_assert!(self.lanes.get(id).is_some_and(|lane| lane.underlay == slot), "it was just made");
+        self.lanes.touch(id);
+        let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
+        if let Some(old) = old {
+            self.drain_lane(old, now);
+        }
+    }
+
+    /// The socket of a lane, and where to if this end dials.
+    fn lane_socket(&mut self, order: &LaneOrder) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
+        match order.port {
+            LanePort::Shared(underlay, remote) => {
+                self.underlays.get(underlay).is_some().then_some((underlay, remote))
+            }
+            LanePort::Listening(port) => self.ports.get(port).map(|underlay| (*underlay, None)),
+            LanePort::Dial(remote) => match self.doors.dial(&mut self.underlays, remote) {
+                Ok(underlay) => Some((underlay, Some(remote))),
+                Err(error) => {
+                    let (peer, lane) = (self.peer_name(order.name.peer), order.name.index);
+                    tracing::warn!(peer, lane, %error, "cannot open a socket for a lane");
+                    None
+                }
+            },
+        }
+    }
+
+    fn lane_core(&self, order: &LaneOrder) -> Option<Lane> {
+        let len = order.suite.secret_len();
+        let config = LaneConfig {
+            suite: order.suite,
+            send_secret: &order.secrets[0][..len],
+            receive_secret: &order.secrets[1][..len],
+            remote_cid: order.remote_cid,
+            local_cid: order.local_cid,
+            ack: match self.peers.get(order.name.peer.0 as usize)?.config.profile {
+                Profile::Throughput => AckProfile::Throughput,
+                Profile::Latency => AckProfile::Latency,
+            },
+            initial_rtt: Some(order.initial_rtt),
+            key_limit: None,
+        };
+        Lane::new(&config).ok()
+    }
+
+    /// A lane carries payloads from now on, or its path has moved.
+    pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (lane, destination) = (name_of_lane(slot), slot.path.map(|path| path.destination));
+        tracing::debug!(peer = self.peer_name(lane.peer), lane = lane.index, remote = ?destination, "lane up");
+        self.tell_owner(lane, Order::LaneUp { lane }, now);
+        self.settle_flows(lane.peer);
+        self.drain_queue(lane.peer, now);
+    }
+
+    /// A lane cannot go on.
+    pub(super) fn end_lane(&mut self, id: LaneId, why: LaneLoss, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let lane = name_of_lane(slot);
+        let mut current = false;
+        if let Some(link) = self.link_named(lane.peer, lane.session)
+            && link.pool.get(lane.index) == Some(id)
+        {
+            link.pool.set(lane.index, None);
+            current = true;
+        }
+        self.remove_lane(id);
+        if current {
+            self.report_lane(lane, why, now);
+        }
+    }
+
+    fn report_lane(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
+        self.tell_owner(lane, Order::LaneLost { lane, why }, now);
+    }
+
+    /// Something is outstanding on a lane: its owner is told if it has heard nothing for too long.
+    pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
+        let since = slot.core.silent_since();
+        let silent = since.is_some_and(|since| now.saturating_duration_since(since) >= limit);
+        if slot.is_up() && silent {
+            let lane = name_of_lane(slot);
+            self.tell_owner(lane, Order::LaneSilent { lane, limit }, now);
+        }
+    }
+
+    /// A lane was heard, or may have been: all workers may ask when.
+    pub(super) fn note_heard(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, session) = (slot.peer, slot.session);
+        let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
+        else {
+            return;
+        };
+        self.exchange.note_heard(peer, at);
+        if let Some(link) = self.link_named(peer, session)
+            && link.suspect
+        {
+            let owner = link.pool.owner();
+            self.tell(owner, Order::Heard { peer, session }, now);
+        }
+    }
+
+    /// Lets the lane of an opening drain.
+    pub(super) fn drain_named(&mut self, lane: LaneName, now: Instant) {
+        let Some(link) = self.link_named(lane.peer, lane.session) else { return };
+        let Some(id) = link.pool.get(lane.index) else { return };
+        if self.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
+            if let Some(link) = self.link_named(lane.peer, lane.session) {
+                link.pool.set(lane.index, None);
+            }
+            self.drain_lane(id, now);
+        }
+    }
+
+    pub(super) fn drain_lane(&mut self, id: LaneId, now: Instant) {
+        if let Some(slot) = self.lanes.get_mut(id) {
+            let until = now + DRAIN_TIME;
+            slot.state = LaneState::Draining { until };
+            self.timers.arm(Timer::Lane(id), until);
+        }
+    }
+
+    pub(super) fn remove_lane(&mut self, id: LaneId) {
+        if let Some(slot) = self.lanes.remove(id) {
+            self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
+            self.release_underlay(slot.underlay);
+        }
+    }
+
+    /// Closes a dialled socket that nothing uses any more.
+    pub(super) fn release_underlay(&mut self, id: UnderlayId) {
+        let dialled = self.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
+            || self.control.iter().any(|connection| connection.underlay() == id);
+        if dialled && !in_use {
+            self.doors.close_underlay(&mut self.underlays, id);
+        }
+    }
+
+    /// The largest packet to a peer has changed.
+    pub(super) fn set_budget(&mut self, peer: PeerId, session: SessionId, bytes: usize) {
+        let Some(link) = self.link_named(peer, session) else { return };
+        let lanes: Vec<LaneId> = link.pool.lanes().collect();
+        let mut changed = false;
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane) {
+                changed |= slot.packet_budget != bytes;
+                slot.packet_budget = bytes;
+            }
+        }
+        if changed {
+            tracing::debug!(peer = self.peer_name(peer), bytes, "packet size");
+        }
+    }
+
+    /// Once a second: silence is looked at again, and what is idle is kept alive.
+    pub(super) fn housekeeping(&mut self, now: Instant) {
+        for place in 0..self.peers.len() {
+            let id = PeerId(number(place));
+            if self.is_suspect(id, now) {
+                self.ask_for_life(id);
+            }
+            self.keep_alive(id, now);
+        }
+        self.take_stock(now);
+    }
+
+    /// Asks a peer that fell silent for a sign of life on every lane.
+    fn ask_for_life(&mut self, id: PeerId) {
+        let Some(link) = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref()) else { return };
+        for lane in link.pool.lanes() {
+            if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
+                slot.core.request_ping();
+                self.lanes.touch(lane);
+            }
+        }
+    }
+
+    /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
+    fn keep_alive(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(link) = peer.link.as_ref().filter(|link| link.dialled) else { return };
+        if let Some(interval) = peer.config.keepalive {
+            for lane in link.pool.lanes() {
+                let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
+                let last = slot.core.last_heard().unwrap_or(slot.opened);
+                if now.saturating_duration_since(last) >= interval {
+                    slot.core.request_ping();
+                    self.lanes.touch(lane);
+                }
+            }
+            return;
+        }
+        // Without a keepalive the control connection lives for as long as its lanes are used.
+        let used = self.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
+        if used
+            && let Some(session) = peer.session.as_mut()
+            && now.saturating_duration_since(session.pinged) >= IN_USE
+            && let Some(quinn) = self.control.quinn(session.handle)
+        {
+            session.pinged = now;
+            quinn.ping();
+        }
+    }
+}
+
+/// Which opening a lane is.
+pub(super) fn name_of_lane(slot: &LaneSlot) -> LaneName {
+    LaneName { peer: slot.peer, session: slot.session, index: slot.index, epoch: slot.epoch }
+}

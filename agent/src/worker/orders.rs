@@ -1,0 +1,370 @@
+//! What the workers of an agent tell and hand each other, and what this one makes of it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Timer, Worker,
+    exchange::{Connected, LaneName, Order},
+    handover::{Kind, Parcel},
+    keeper::LEAST_SILENCE,
+    number, session,
+};
+use crate::{
+    datapath::downlink::Received,
+    io::batch::Meta,
+    lanes::{LaneId, Plain, Pool},
+    peer::{Link, PeerId, SessionId},
+    relay::{DropReason, NO_LANE, Origin},
+};
+
+/// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
+const HURRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What it was told is true for so long.
+const HURRY_LASTS: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// Tells one worker; itself at once.
+    pub(super) fn tell(&mut self, worker: u8, order: Order, now: Instant) {
+        if worker == self.place.0 {
+            self.obey(order, now);
+        } else {
+            self.exchange.post(worker, order);
+        }
+    }
+
+    /// Tells every worker; itself last, at once.
+    pub(super) fn tell_all(&mut self, order: impl Fn() -> Order, now: Instant) {
+        self.exchange.post_others(self.place.0, &order);
+        self.obey(order(), now);
+    }
+
+    /// Tells the worker that owns a lane's session.
+    pub(super) fn tell_owner(&mut self, lane: LaneName, order: Order, now: Instant) {
+        if let Some(owner) = self.link_named(lane.peer, lane.session).map(|link| link.pool.owner()) {
+            self.tell(owner, order, now);
+        }
+    }
+
+    /// Does what other workers said since the last turn.
+    pub(super) fn read_orders(&mut self, now: Instant) {
+        for order in self.exchange.orders(self.place.0) {
+            self.unpublished = true;
+            self.obey(order, now);
+        }
+    }
+
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Connected(connected) => self.link_up(&connected, now),
+            Order::Disconnected { peer, session } => self.link_down(peer, session, now),
+            Order::EndSession { peer, session, reason } => {
+                if self.session_named(peer, session).is_some() {
+                    self.end_session(peer, Some(reason), now);
+                }
+            }
+            Order::OpenLane(order) => self.open_lane(&order, now),
+            Order::DrainLane { lane } => self.drain_named(lane, now),
+            Order::LanesUp { peer, session, up, wanted } => self.set_lanes(peer, session, (up, wanted), now),
+            Order::Budget { peer, session, bytes } => self.set_budget(peer, session, bytes),
+            Order::Suspect { peer, session, suspect } => self.set_suspect(peer, session, suspect, now),
+            Order::Services { peer, session, services } => {
+                if self.link_named(peer, session).is_some()
+                    && let Some(state) = self.peers.get_mut(peer.0 as usize)
+                {
+                    state.relay.set_services(&services);
+                }
+            }
+            Order::LaneUp { lane } => self.lane_is_up(lane, now),
+            Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
+            Order::LaneSilent { lane, limit } => self.lane_is_silent(lane, limit, now),
+            Order::Heard { peer, session } => {
+                if self.session_named(peer, session).is_some()
+                    && self.link_named(peer, session).is_some_and(|link| link.suspect)
+                {
+                    self.suspect(peer, session, false, now);
+                }
+            }
+            Order::Hurry { peer } => {
+                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                    state.awaited_until = Some(now + HURRY_LASTS);
+                    self.hurry(peer, now);
+                }
+            }
+        }
+    }
+
+    /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
+    pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
+        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted } = **connected;
+        if self.stopping {
+            return;
+        }
+        if let Some(old) = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref()) {
+            let old = old.session;
+            self.link_down(id, old, now);
+        }
+        self.stop_dialling(id, now);
+        let plain = if wanted == 0 && owner == self.place.0 {
+            let handle = self.session_of(id).map(|session| session.handle);
+            let most = handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size());
+            Some(Plain::new(most))
+        } else {
+            None
+        };
+        let pool = Pool::new(owner, self.place, wanted);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        peer.relay.set_services(&hello.services);
+        let same_process = peer.instance == Some(hello.instance);
+        peer.instance = Some(hello.instance);
+        peer.link = Some(Link { session, dialled, pool, plain, standard: wanted == 0, suspect: false });
+        if !same_process {
+            self.orphan_flows(id, *key);
+        }
+        self.settle_flows(id);
+        self.wake_listeners(id);
+        self.drain_queue(id, now);
+    }
+
+    /// A session has ended: its lanes drain, its flows stay.
+    pub(super) fn link_down(&mut self, id: PeerId, session: SessionId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
+        let lanes: Vec<LaneId> = link.pool.lanes().collect();
+        for lane in lanes {
+            self.drain_lane(lane, now);
+        }
+        for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
+            drop(frame);
+            self.settle_plain(id, Some(DropReason::LaneClosed));
+        }
+        self.wake_listeners(id);
+        self.redial(id, now);
+    }
+
+    /// The session with a peer has ended somewhere: the worker that dials it does so again.
+    fn redial(&mut self, id: PeerId, now: Instant) {
+        if self.stopping || self.dialler_of(id) != self.place.0 {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if !peer.dialler.is_dialling() {
+            peer.dialler.restart(false, now, self.doors.rng());
+        }
+        if let Some(at) = peer.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    /// The worker that dials a peer: always the same, so that its lanes are where they were.
+    pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
+        u8::try_from(id.0 % u32::from(self.place.1)).unwrap_or(0)
+    }
+
+    fn set_lanes(&mut self, peer: PeerId, session: SessionId, (up, wanted): (u64, u8), now: Instant) {
+        let Some(link) = self.link_named(peer, session) else { return };
+        let more = up & !link.pool.up != 0;
+        let wider = wanted != link.pool.wanted;
+        link.pool.up = up;
+        if !link.standard {
+            link.pool.wanted = wanted;
+        }
+        if wider {
+            self.settle_flows(peer);
+        }
+        if more {
+            self.drain_queue(peer, now);
+        }
+    }
+
+    /// Gives each flow that was opened here and has no lane of its own one that suits.
+    pub(super) fn settle_flows(&mut self, id: PeerId) {
+        let Some(Some(link)) = self.peers.get(id.0 as usize).map(|peer| &peer.link) else { return };
+        let pool = &link.pool;
+        let mut moves = Vec::new();
+        if let Some(peer) = self.peers.get(id.0 as usize) {
+            let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
+                Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
+                Origin::Upstream { .. } => false,
+            });
+            moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
+        }
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for (flow, lane) in moves {
+            if let Some(flow) = peer.relay.flows.get_mut(flow) {
+                flow.lane = lane;
+            }
+        }
+    }
+
+    /// The owner finds a peer silent, or heard again.
+    pub(super) fn suspect(&mut self, peer: PeerId, session: SessionId, suspect: bool, now: Instant) {
+        let known = self.link_named(peer, session).is_none_or(|link| link.suspect == suspect);
+        if !known {
+            self.tell_all(|| Order::Suspect { peer, session, suspect }, now);
+        }
+    }
+
+    fn set_suspect(&mut self, id: PeerId, session: SessionId, suspect: bool, now: Instant) {
+        let Some(link) = self.link_named(id, session) else { return };
+        link.suspect = suspect;
+        if !suspect {
+            if self.session_of(id).is_some() {
+                tracing::info!(peer = self.peer_name(id), "the peer is heard again");
+            }
+            self.stop_dialling(id, now);
+            self.drain_queue(id, now);
+            return;
+        }
+        if self.dialler_of(id) != self.place.0 {
+            return;
+        }
+        // A peer that dials us does so again when it notices.
+        let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
+        if !state.dialler.is_dialling() && !state.config.endpoints.is_empty() {
+            tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
+            state.dialler.restart(true, now, self.doors.rng());
+            if let Some(at) = state.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        }
+    }
+
+    /// Whether a peer with a session was found silent and has not been heard since.
+    pub(super) fn is_suspect(&self, id: PeerId, now: Instant) -> bool {
+        let suspect = self
+            .peers
+            .get(id.0 as usize)
+            .and_then(|peer| peer.link.as_ref())
+            .is_some_and(|link| link.suspect);
+        suspect && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    }
+
+    /// Datagrams wait for a peer that is not reached: it is dialled soon.
+    pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
+        let dialler = self.dialler_of(id);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if peer.is_reachable() || self.stopping {
+            return;
+        }
+        if dialler == self.place.0 {
+            peer.dialler.hurry(now);
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        } else if peer.hurried.is_none_or(|at| now.saturating_duration_since(at) >= HURRY_INTERVAL) {
+            peer.hurried = Some(now);
+            self.exchange.post(dialler, Order::Hurry { peer: id });
+        }
+    }
+
+    /// The link to `peer`, if it is still of this session.
+    pub(super) fn link_named(&mut self, peer: PeerId, session: SessionId) -> Option<&mut Link> {
+        self.peers.get_mut(peer.0 as usize)?.link.as_mut().filter(|link| link.session == session)
+    }
+
+    /// Whose turn it is to accept a peer's TCP connections may have changed.
+    fn wake_listeners(&mut self, id: PeerId) {
+        for ((_, token), forward) in self.listeners.iter().zip(&self.config.tcp) {
+            if forward.peer == id.0 as usize {
+                self.run_queue.push_back(*token);
+            }
+        }
+    }
+
+    /// Takes in what other workers handed over, before this one's own sockets.
+    pub(super) fn take_parcels(&mut self, now: Instant) {
+        for parcel in self.exchange.parcels(self.place.0) {
+            self.unpublished = true;
+            self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
+            match parcel.kind {
+                Kind::Packets { port } => self.take_packets(&parcel, port, now),
+                Kind::Frames { peer, lane } => {
+                    self.take_batches(&parcel, now, |worker| {
+                        worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
+                    });
+                }
+                Kind::Payloads { peer, lane } => {
+                    if let Some(mut uplink) = self.uplink(peer, now) {
+                        for (piece, data) in parcel.pieces() {
+                            let header = piece.header.unwrap_or_default();
+                            uplink.take_over(lane, (header, piece.counted), data, piece.meta.segment);
+                        }
+                    }
+                    self.report_too_large(peer, now);
+                }
+            }
+        }
+    }
+
+    fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
+        let Some(underlay) = self.ports.get(port).copied() else { return };
+        let received = Received { underlay, port: Some(port) };
+        self.take_batches(parcel, now, |worker| {
+            worker.downlink(now, |downlink, batch| downlink.batch(batch, received));
+        });
+    }
+
+    /// Puts the pieces of a parcel where received buffers lie, and lets `pass` take each batch.
+    fn take_batches(&mut self, parcel: &Parcel, _now: Instant, mut pass: impl FnMut(&mut Self)) {
+        self.batch.clear();
+        for (piece, data) in parcel.pieces() {
+            if self.batch.len() == self.batch.slots() {
+                pass(self);
+                self.batch.clear();
+            }
+            let meta: Meta = piece.meta;
+            self.batch.push(meta, data);
+        }
+        if !self.batch.is_empty() {
+            pass(self);
+        }
+    }
+
+    /// Hands over what was collected for other workers in this turn.
+    pub(super) fn hand_over(&mut self) {
+        for (worker, parcel) in self.outgoing.take() {
+            let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
+            match self.exchange.hand(worker, parcel) {
+                Ok(()) => self.totals.handed_out[kind] += datagrams,
+                Err(parcel) => {
+                    self.totals.hand_over_drops[kind] += datagrams;
+                    let counted = parcel.counted();
+                    match parcel.kind {
+                        Kind::Packets { .. } => {}
+                        Kind::Frames { peer, .. } => {
+                            if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                                state.relay.downlink.receive(counted, parcel.len() as u64);
+                                state.relay.downlink.drop(DropReason::HandOverFull, counted);
+                            }
+                        }
+                        Kind::Payloads { peer, .. } => {
+                            if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                                state.relay.uplink.handed_over -= counted;
+                                state.relay.uplink.drop(DropReason::HandOverFull, counted);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The number of the low bit of flows that we open towards a peer that proved `key`.
+    pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
+        session::parity(self.identity.public_key(), key)
+    }
+
+    /// The name of a peer, for logs.
+    pub(super) fn peer_name(&self, id: PeerId) -> &str {
+        self.peers.get(id.0 as usize).map_or("?", |peer| &*peer.name)
+    }
+
+    /// The peers' identifiers.
+    pub(super) fn peer_ids(&self) -> impl Iterator<Item = PeerId> + use<> {
+        (0..self.peers.len()).map(|place| PeerId(number(place)))
+    }
+}

@@ -1,0 +1,126 @@
+"""Checks the arithmetic of this folder on canned answers: no processes, no network."""
+
+import accounts
+import harness
+
+ENTRY = """
+# HELP culvert_lanes Lanes by state.
+culvert_lanes{state="up"} 1
+culvert_socket_received_datagrams_total{socket="ingress"} 950
+culvert_socket_received_datagrams_total{socket="quic_dial"} 7
+culvert_socket_receive_calls_total{socket="ingress"} 95
+culvert_socket_kernel_drops_total{socket="ingress"} 50
+culvert_socket_sent_datagrams_total{socket="quic_dial"} 930
+culvert_socket_gso_messages_total{socket="quic_dial"} 23
+culvert_socket_gso_segments_total{socket="quic_dial"} 920
+culvert_peer_datagrams_received_total{direction="uplink",peer="exit"} 950
+culvert_peer_datagrams_received_total{direction="downlink",peer="exit"} 3
+culvert_peer_datagrams_delivered_total{direction="uplink",peer="exit"} 920
+culvert_datagrams_dropped_total{direction="uplink",reason="queue_full"} 30
+culvert_datagrams_dropped_total{direction="uplink",reason="too_large"} 0
+culvert_lane_packets_sent_total{peer="exit"} 465
+culvert_lane_packets_received_total{peer="exit"} 7
+culvert_lane_ack_packets_total{direction="uplink"} 5
+culvert_lane_datagram_frames_total{direction="uplink"} 920
+culvert_process_cpu_seconds_total 1.5
+"""
+
+EXIT = """
+culvert_socket_received_datagrams_total{socket="quic_listen"} 465
+culvert_socket_receive_calls_total{socket="quic_listen"} 15
+culvert_peer_datagrams_received_total{direction="downlink",peer="entry"} 900
+culvert_peer_datagrams_delivered_total{direction="downlink",peer="entry"} 890
+culvert_socket_send_failures_total{socket="upstream"} 4
+culvert_socket_sent_datagrams_total{socket="upstream"} 890
+culvert_lane_packets_sent_total{peer="entry"} 7
+culvert_lane_packets_received_total{peer="entry"} 455
+culvert_lane_ack_packets_total{direction="uplink"} 7
+culvert_process_cpu_seconds_total 2.5
+"""
+
+
+def metrics():
+    samples = harness.Samples('a{x="1",y="p \\" q"} 3\na{x="2",y="r"} 4.5\nb 1e3\n# TYPE a counter\n')
+    assert samples.total("a") == 7.5
+    assert samples.total("a", x="2") == 4.5
+    assert samples.total("b") == 1000
+    assert samples.by("a", "x") == {"1": 3, "2": 4.5}
+    earlier = harness.Samples('a{x="1",y="p \\" q"} 1\n')
+    assert samples.since(earlier).total("a") == 6.5
+
+
+def losses():
+    empty = {"entry": harness.Samples(""), "exit": harness.Samples("")}
+    after = {"entry": harness.Samples(ENTRY), "exit": harness.Samples(EXIT)}
+    run = {"sent": 1000, "received": 880, "seconds": 1}
+    figures = accounts.culvert(run, empty, after)
+    assert figures["places"] == {"ingress": 50, "relay": 30, "lane": 20, "exit": 6, "socket": 4, "sink": 10}, figures
+    assert sum(figures["places"].values()) == run["sent"] - run["received"]
+    assert figures["reasons"][0] == "entry: queue_full 30", figures
+    assert figures["frames_per_packet"] == 2
+    assert figures["occupancy"] == {"ingress": 10, "lane_out": 930 / 33, "lane_in": 31, "upstream": 1}, figures
+    assert figures["process_cpu_seconds"] == 4
+    # A bench's probes were counted by the agents only.
+    probed = accounts.culvert(run | {"sent": 990, "received": 870, "round_trip_us": {"samples": 10}}, empty, after)
+    assert probed["places"] == figures["places"]
+    row = accounts.with_costs(dict(run), 10e6, 1250, 0.5)
+    assert row["offered"] == 1000
+    assert abs(row["loss_percent"] - 12) < 1e-9
+    assert abs(row["cpu_seconds_per_gigabit"] - 0.5 / (880 * 1e4 / 1e9)) < 1e-9
+
+
+def relays():
+    empty = {"sockets": {}, "quic": {}}
+    after = {
+        "entry": {
+            "sockets": {"received_datagrams": 990, "receive_calls": 99, "refused_datagrams": 5},
+            "quic": {"sent_datagram_frames": 980, "sent_udp_datagrams": 980, "send_calls": 98},
+        },
+        "exit": {
+            "sockets": {"sent_datagrams": 940, "unsent_datagrams": 10, "send_calls": 95},
+            "quic": {"received_datagram_frames": 960, "sent_ack_frames": 9},
+        },
+    }
+    run = {"sent": 1000, "received": 930}
+    figures = accounts.relay(run, {"entry": empty, "exit": empty}, after)
+    assert figures["places"] == {"ingress": 10, "relay": 10, "lane": 20, "exit": 10, "socket": 10, "sink": 10}, figures
+    assert figures["reasons"] == ["entry: refused_datagrams 5", "exit: unsent_datagrams 10"], figures
+    plain = {end: {"sockets": state["sockets"]} for end, state in after.items()}
+    figures = accounts.relay(run, {"entry": {"sockets": {}}, "exit": {"sockets": {}}}, plain)
+    assert sum(figures["places"].values()) == 70, figures
+
+
+def loads():
+    sums = {"bytes": 1150000, "packets": 1000, "seconds": 2.0}
+    run = harness.Iperf3.read({"end": {"sum_sent": sums, "sum_received": {"packets": 990, "lost_packets": 40}}})
+    assert (run["sent"], run["received"]) == (1000, 950)
+    assert run["received_bps"] == 950 * 1150 * 8 / 2
+    for answer in ({"error": "unable to connect"}, {"end": {}}):
+        try:
+            harness.Iperf3.read(answer)
+        except harness.Failed:
+            continue
+        raise AssertionError(answer)
+    run = {"sent_datagrams": 100, "received_datagrams": 99, "lost": 1, "seconds": 1, "sent_bps": 8, "received_bps": 7, "received_pps": 99}
+    for answer in (run, {"runs": [run]}, {"best": run, "steps": []}):
+        assert harness.Bench.read(answer)["received"] == 99
+    assert [harness.rate_bps(rate) for rate in ("1.5G", "800M", "max")] == [1.5e9, 8e8, None]
+    assert [harness.median(values) for values in ([3, 1, 2], [1, 2], [])] == [2, 1.5, None]
+
+
+def main(matrix):
+    for check in (metrics, losses, relays, loads):
+        check()
+    rows = [
+        accounts.with_costs(
+            {"kind": "culvert", "tool": "bench", "payload": "1000", "rate": rate, "planned_seconds": 3}
+            | {"sent": 1000, "received": 1000 - lost, "seconds": 1, "received_bps": 7e6, "places": {}},
+            8e6, 1000, 0.1,
+        )
+        for rate, lost in (("8M", 10), ("8M", 30), ("8M", 20), ("max", 0))
+    ]
+    (_, first, count), (_, second, _) = matrix.summary(rows)
+    assert (len(first), count, len(second)) == (3, 3, 1)
+    values = dict(zip((name for name, _ in matrix.COLUMNS), matrix.line(first), strict=True))
+    assert (values["loss %"], values["(from"], values["to)"]) == ("2.0000", "1.0000", "3.0000"), values
+    print("the arithmetic of tests/perf holds")
