@@ -70,6 +70,14 @@ impl<'a> Reader<'a> {
         Some(*taken)
     }
 
+    /// A variable-length integer, if it has one byte.
+    #[inline]
+    pub(crate) fn short_varint(&mut self) -> Option<u8> {
+        let (first, rest) = self.rest.split_first().filter(|(first, _)| **first < 0x40)?;
+        self.rest = rest;
+        Some(*first)
+    }
+
     /// A variable-length integer, in whatever length the sender chose.
     #[inline]
     pub(crate) fn varint(&mut self) -> Option<u64> {

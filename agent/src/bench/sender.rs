@@ -70,6 +70,9 @@ pub(super) enum Next {
     Ended,
 }
 
+/// The least time to wait for the next burst.
+const LEAST_REST: Duration = Duration::from_micros(50);
+
 /// Sends first what is not counted, then what is, until its time is over.
 pub(super) struct Sender {
     clock: Rc<dyn Clock>,
@@ -155,7 +158,8 @@ impl Sender {
                     Phase::Warmup { until } => until,
                     Phase::Counted => self.end,
                 };
-                return Next::At(due.min(boundary));
+                // Less than that costs more than the bursts; the schedule is made up for.
+                return Next::At(due.max(now + LEAST_REST).min(boundary));
             }
             let socket = self.fill(now);
             if !self.flush(socket, sockets) {

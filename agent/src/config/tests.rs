@@ -148,7 +148,7 @@ receive_buffer = 65536
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
     let protocols: Vec<_> =
         config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
-    assert_eq!(protocols, [(true, false, 64, 60), (false, true, 16, 300)]);
+    assert_eq!(protocols, [(true, false, 128, 60), (false, true, 16, 300)]);
     let peer = &config.peers[0];
     assert_eq!(peer.public_keys, [PublicKey([0; 32]), PublicKey([1; 32])]);
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);

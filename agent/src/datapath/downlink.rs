@@ -22,7 +22,8 @@ use crate::{
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{
-        Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
+        Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, Origin, Refusal, ServiceNumber,
+        Standing,
     },
     worker::{Doors, Outgoing},
 };
@@ -75,7 +76,8 @@ pub struct Notes {
 struct Recent {
     peer: PeerId,
     lane: u8,
-    number: FlowNumber,
+    /// What precedes its payloads.
+    header: Header,
     way: Way,
     /// The buffer of the last payload, and where it ends there.
     slot: usize,
@@ -199,10 +201,67 @@ impl Downlink<'_> {
         if let Some(data) = challenge {
             self.answer_challenge(id, origins, data, place.len());
         }
-        for range in ranges.drain(..) {
-            self.frame(batch, origins.slot, range, (peer, index));
+        let mut rest = &ranges[..];
+        while let [first, after @ ..] = rest {
+            match self.run(batch, origins.slot, rest, (peer, index)) {
+                0 => {
+                    self.frame(batch, origins.slot, first.clone(), (peer, index));
+                    rest = after;
+                }
+                taken => rest = &rest[taken..],
+            }
         }
         self.notes.ranges = ranges;
+    }
+
+    /// Takes as many of the frames at `ranges` as are datagrams of the flow of the payload before and of one length; returns
+    /// how many. They end up end to end: one piece for the kernel.
+    #[inline]
+    fn run(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        ranges: &[Range<usize>],
+        (peer, lane): (PeerId, u8),
+    ) -> usize {
+        let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is_of(peer, lane)) else {
+            return 0;
+        };
+        let (header, Some(first)) = (recent.header.as_slice(), ranges.first()) else { return 0 };
+        let segment = first.len().saturating_sub(header.len());
+        if segment == 0 {
+            return 0;
+        }
+        let start = if recent.slot == slot { recent.end } else { first.start + header.len() };
+        let (mut end, mut count) = (start, 0);
+        for range in ranges {
+            if range.len() != first.len() || !batch.buffer(slot)[range.clone()].starts_with(header) {
+                break;
+            }
+            end = batch.move_down(slot, range.start + header.len()..range.end, end).end;
+            count += 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        (recent.slot, recent.end) = (slot, end);
+        let way = recent.way;
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.relay.downlink.receive(count as u64, (end - start) as u64);
+            state.relay.stats.downlink_bytes += (end - start) as u64;
+        }
+        match self.locals.delivery(way.socket) {
+            Some(list) => {
+                let to = (way.destination, way.source);
+                list.push_run(to, peer.0, slot, start..end, segment, way.burst);
+            }
+            None => {
+                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                    state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
+                }
+            }
+        }
+        count
     }
 
     /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
@@ -217,21 +276,6 @@ impl Downlink<'_> {
         let data = &buffer[range.clone()];
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let context = Context::decode(data);
-        if let Some(Context::Flow { number, payload_at }) = context
-            && let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is(peer, lane, number))
-        {
-            let mut payload = range.start + payload_at..range.end;
-            state.relay.downlink.receive(1, payload.len() as u64);
-            state.relay.stats.downlink_bytes += payload.len() as u64;
-            if recent.slot == slot {
-                // Nothing of use lies between it and the one before: end to end, they are one piece for the kernel.
-                payload = batch.move_down(slot, payload, recent.end);
-            }
-            (recent.slot, recent.end) = (slot, payload.end);
-            let way = recent.way;
-            self.list(peer, &way, slot, payload);
-            return;
-        }
         self.notes.recent = None;
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
         if known.is_none()
@@ -251,7 +295,8 @@ impl Downlink<'_> {
                     Some(flow) => {
                         let end = payload.end;
                         let way = self.deliver((peer, lane), flow, slot, payload);
-                        self.notes.recent = way.map(|way| Recent { peer, lane, number, way, slot, end });
+                        let header = Context::Flow { number, payload_at: 0 }.encode();
+                        self.notes.recent = way.map(|way| Recent { peer, lane, header, way, slot, end });
                     }
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
@@ -497,8 +542,8 @@ impl Downlink<'_> {
 
 impl Recent {
     #[inline]
-    fn is(&self, peer: PeerId, lane: u8, number: FlowNumber) -> bool {
-        self.number == number && self.peer == peer && self.lane == lane
+    fn is_of(&self, peer: PeerId, lane: u8) -> bool {
+        self.peer == peer && self.lane == lane
     }
 }
 

@@ -137,6 +137,38 @@ impl Delivery {
         }
     }
 
+    /// Adds the payloads of `segment` bytes each, at least 1, that lie end to end at `range` of buffer `slot`.
+    pub fn push_run(
+        &mut self,
+        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
+        owner: u32,
+        slot: usize,
+        mut range: Range<usize>,
+        segment: usize,
+        burst: u16,
+    ) {
+        while !range.is_empty() {
+            let first = range.start..(range.start + segment).min(range.end);
+            range.start = first.end;
+            self.push(destination, source, owner, slot, first, burst);
+            let (Some(message), Some(piece)) = (self.messages.last_mut(), self.pieces.last_mut()) else {
+                return;
+            };
+            if message.closed || message.segment != segment {
+                continue;
+            }
+            // As many more as the message takes come with it.
+            let room = (MAX_MESSAGE_BYTES - message.bytes) / segment;
+            let count = (range.len() / segment)
+                .min(usize::from(burst.min(MOST_SEGMENTS).saturating_sub(message.payloads)))
+                .min(room);
+            range.start += count * segment;
+            piece.range.end = range.start;
+            message.bytes += count * segment;
+            message.payloads += u16::try_from(count).unwrap_or(0);
+        }
+    }
+
     /// Whether nothing is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -124,7 +124,10 @@ impl<'a> Frames<'a> {
     #[inline]
     fn parse(&mut self) -> Result<Frame<'a>, Violation> {
         let reader = &mut self.reader;
-        let kind = frame_type(reader)?;
+        let kind = match reader.short_varint() {
+            Some(kind) => kind,
+            None => frame_type(reader)?,
+        };
         let frame = match kind {
             datagram::DATAGRAM => reader.take(reader.rest().len()).map(Frame::Datagram),
             datagram::DATAGRAM_WITH_LEN => datagram::parse_with_len(reader).map(Frame::Datagram),
