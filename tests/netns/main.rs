@@ -23,7 +23,7 @@ fn relay(underlay: &str) {
     let pair = plan.service("iperf", upstream, "").forward("iperf", ingress).start();
     for reverse in [false, true] {
         let books = Books::open(&pair);
-        let result = iperf::udp(&places[0], ingress, reverse);
+        let result = iperf::udp(&places[0], ingress, 1, reverse);
         books.close(&pair, result, reverse);
         let result = iperf::tcp(&places[0], ingress, reverse);
         assert!(result.received > 0 && result.received <= result.sent, "{result:?}");
