@@ -38,8 +38,9 @@ pub const QUOTA: f64 = 0.5;
 /// `service.idle`.
 pub const IDLE: Duration = Duration::from_secs(60);
 
-/// `service.burst`: 16 datagrams of 1,200 B fit a default 208 KiB socket buffer several times over.
-pub const BURST: u16 = 16;
+/// `service.burst`: what one send can carry. 64 datagrams of 1,200 B fit a default 208 KiB socket buffer, and smaller
+/// bursts follow each other too fast to spare it (`docs/decisions/0005-batches.md`).
+pub const BURST: u16 = 64;
 
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };

@@ -75,7 +75,7 @@ fn defaults_stand_for_what_is_left_out() {
         name: "dns".into(),
         upstream: "127.0.0.1:53".parse().unwrap(),
         idle: Duration::from_secs(60),
-        burst: 16,
+        burst: 64,
         udp: true,
         tcp: true,
     };
@@ -104,7 +104,7 @@ protocol = "udp"
 name = "b"
 upstream = "10.0.0.1:80"
 idle = "5m"
-burst = 64
+burst = 16
 protocol = "tcp"
 [[peer]]
 name = "p"
@@ -148,7 +148,7 @@ receive_buffer = 65536
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
     let protocols: Vec<_> =
         config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
-    assert_eq!(protocols, [(true, false, 16, 60), (false, true, 64, 300)]);
+    assert_eq!(protocols, [(true, false, 64, 60), (false, true, 16, 300)]);
     let peer = &config.peers[0];
     assert_eq!(peer.public_keys, [PublicKey([0; 32]), PublicKey([1; 32])]);
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);

@@ -1,7 +1,11 @@
 //! From the peer to local sockets, in packet order: [`Downlink::buffer`], then [`Downlink::packet`], then
 //! [`Downlink::frame`] and [`Downlink::deliver`].
 
-use std::{ops::Range, time::Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+    time::Instant,
+};
 
 use quic_core::{ConnectionId, OpenError};
 
@@ -9,7 +13,7 @@ use super::uplink::Uplink;
 use crate::{
     config::Config,
     control::driver::Control,
-    forward::Locals,
+    forward::{LocalId, Locals},
     io::{Path, ReceiveBatch, batch::Meta, steering},
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
@@ -58,6 +62,29 @@ pub struct Notes {
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
     confirm: Vec<(PeerId, u8, FlowNumber)>,
+    /// Where the last payload went; forgotten at the end of the batch and whenever a flow may have changed.
+    recent: Option<Recent>,
+}
+
+/// Where the payloads of a flow go. Most of a batch belongs to the flow of the payload before.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    peer: PeerId,
+    lane: u8,
+    number: FlowNumber,
+    way: Way,
+    /// The buffer of the last payload, and where it ends there.
+    slot: usize,
+    end: usize,
+}
+
+/// The local end of a flow, for payloads.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    socket: LocalId,
+    destination: Option<SocketAddr>,
+    source: Option<IpAddr>,
+    burst: u16,
 }
 
 /// Where one datagram of the underlay came from.
@@ -80,6 +107,7 @@ pub struct Received {
 impl Downlink<'_> {
     /// Takes a whole received batch of one underlay socket. Payloads are listed for delivery, not yet delivered.
     pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
+        self.notes.recent = None;
         for slot in 0..batch.len() {
             self.buffer(batch, received, slot);
         }
@@ -95,7 +123,8 @@ impl Downlink<'_> {
 
     /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection (then `lane` is
     /// 0), or another worker received them on lane `lane`.
-    pub fn frames(&mut self, batch: &ReceiveBatch, peer: PeerId, lane: u8) {
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
+        self.notes.recent = None;
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
             self.frame(batch, slot, range, (peer, lane));
@@ -173,11 +202,33 @@ impl Downlink<'_> {
     }
 
     /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
-    fn frame(&mut self, batch: &ReceiveBatch, slot: usize, range: Range<usize>, (peer, lane): (PeerId, u8)) {
+    fn frame(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        range: Range<usize>,
+        (peer, lane): (PeerId, u8),
+    ) {
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let context = Context::decode(data);
+        if let Some(Context::Flow { number, payload_at }) = context
+            && let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is(peer, lane, number))
+        {
+            let mut payload = range.start + payload_at..range.end;
+            state.relay.downlink.receive(1, payload.len() as u64);
+            state.relay.stats.downlink_bytes += payload.len() as u64;
+            if recent.slot == slot {
+                // Nothing of use lies between it and the one before: end to end, they are one piece for the kernel.
+                payload = batch.move_down(slot, payload, recent.end);
+            }
+            (recent.slot, recent.end) = (slot, payload.end);
+            let way = recent.way;
+            self.list(peer, &way, slot, payload);
+            return;
+        }
+        self.notes.recent = None;
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
         if known.is_none()
             && let Some(context) = &context
@@ -193,7 +244,11 @@ impl Downlink<'_> {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
                 match known {
-                    Some(flow) => self.deliver((peer, lane), flow, slot, payload),
+                    Some(flow) => {
+                        let end = payload.end;
+                        let way = self.deliver((peer, lane), flow, slot, payload);
+                        self.notes.recent = way.map(|way| Recent { peer, lane, number, way, slot, end });
+                    }
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
                         self.say(peer, lane, Context::Unknown(number));
@@ -204,7 +259,9 @@ impl Downlink<'_> {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
                 match self.opened(peer, lane, number, service) {
-                    Ok(flow) => self.deliver((peer, lane), flow, slot, payload),
+                    Ok(flow) => {
+                        self.deliver((peer, lane), flow, slot, payload);
+                    }
                     Err(reason) => self.drop(peer, reason),
                 }
             }
@@ -233,36 +290,45 @@ impl Downlink<'_> {
         }
     }
 
-    /// Lists a payload for delivery to its flow's socket.
-    #[inline]
-    fn deliver(&mut self, (peer, lane): (PeerId, u8), id: FlowId, slot: usize, payload: Range<usize>) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        let Some(flow) = state.relay.flows.get_mut(id) else { return };
+    /// Lists a payload for delivery to its flow's socket, and says where that is.
+    fn deliver(
+        &mut self,
+        (peer, lane): (PeerId, u8),
+        id: FlowId,
+        slot: usize,
+        payload: Range<usize>,
+    ) -> Option<Way> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
         state.relay.stats.downlink_bytes += payload.len() as u64;
-        let listed = match flow.origin {
+        let way = match flow.origin {
             Origin::Upstream { socket, service } => {
                 // Answers take the lane that the flow came by.
                 flow.lane = lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
-                self.locals.delivery(socket).map(|list| list.push(None, None, peer.0, slot, payload, burst))
+                Way { socket, destination: None, source: None, burst }
             }
             Origin::Ingress { client, .. } => {
                 let newly_confirmed = flow.standing != Standing::Confirmed;
                 flow.standing = Standing::Confirmed;
-                let to = Some(client.address);
-                let listed = self
-                    .locals
-                    .delivery(client.socket)
-                    .map(|list| list.push(to, client.local, peer.0, slot, payload, INGRESS_BURST));
                 if newly_confirmed && let Some(mut uplink) = self.uplink(peer) {
                     uplink.confirmed(id);
                 }
-                listed
+                let destination = Some(client.address);
+                Way { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
             }
         };
-        if listed.is_none() {
-            self.drop(peer, DropReason::SocketOpen);
+        self.list(peer, &way, slot, payload);
+        Some(way)
+    }
+
+    /// Lists a payload for delivery.
+    #[inline]
+    fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
+        match self.locals.delivery(way.socket) {
+            Some(list) => list.push(way.destination, way.source, peer.0, slot, payload, way.burst),
+            None => self.drop(peer, DropReason::SocketOpen),
         }
     }
 
@@ -424,8 +490,15 @@ impl Downlink<'_> {
     }
 }
 
+impl Recent {
+    #[inline]
+    fn is(&self, peer: PeerId, lane: u8, number: FlowNumber) -> bool {
+        self.number == number && self.peer == peer && self.lane == lane
+    }
+}
+
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
-const INGRESS_BURST: u16 = 16;
+const INGRESS_BURST: u16 = 64;
 
 /// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
 fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {

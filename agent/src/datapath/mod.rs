@@ -10,7 +10,7 @@
 //!      │                                                     │              → ranges of the receive buffer
 //!  lanes/outbox.rs    frames into the tail of            relay/context.rs   context → flow
 //!      │              the socket's send batch            relay/flow.rs      flow → socket, client address
-//!  quic-core/seal.rs  encrypt in place                   forward/mod.rs     listed by socket; no copy
+//!  quic-core/seal.rs  encrypt in place                   forward/mod.rs     listed by socket, end to end
 //!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
 //! ```
 //!

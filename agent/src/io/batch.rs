@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+pub use super::delivery::{Delivery, DeliveryMessage};
 use super::{SendFailure, SendOutcome};
 
 /// Segments that one `UDP_SEGMENT` message may have (`UDP_MAX_SEGMENTS` before Linux 6.9; 128 since).
@@ -138,6 +139,20 @@ impl ReceiveBatch {
     pub fn buffer_mut(&mut self, index: usize) -> (&Meta, &mut [u8]) {
         let (slot, meta) = &self.accepted[index];
         (meta, &mut self.bytes[slot * self.slot_bytes..][..meta.len])
+    }
+
+    /// Moves the bytes at `range` of buffer `index` down to `to`; returns where they are now.
+    ///
+    /// # Panics
+    /// When `index` is not below [`ReceiveBatch::len`], `range` is not within the buffer, or `to` lies above it.
+    #[inline]
+    pub fn move_down(&mut self, index: usize, range: Range<usize>, to: usize) -> Range<usize> {
+        let (_, bytes) = self.buffer_mut(index);
+        let moved = to..to + range.len();
+        if range.start != to {
+            bytes.copy_within(range, to);
+        }
+        moved
     }
 
     /// Appends a copy of `bytes`; `meta.len` follows from them. False when there is no slot, or it is too small.
@@ -375,136 +390,5 @@ impl SendBatch {
 impl Default for SendBatch {
     fn default() -> Self {
         Self::new(Self::DEFAULT_BYTES)
-    }
-}
-
-/// A payload where it was decrypted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// The buffer's index in the [`ReceiveBatch`].
-    slot: usize,
-    range: Range<usize>,
-}
-
-impl Piece {
-    pub(super) fn bytes<'a>(&self, received: &'a ReceiveBatch) -> &'a [u8] {
-        &received.buffer(self.slot)[self.range.clone()]
-    }
-}
-
-/// Payloads of one destination and owner that the kernel gathers and cuts by `UDP_SEGMENT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeliveryMessage {
-    /// Where to; none on a connected socket.
-    pub destination: Option<SocketAddr>,
-    /// The local address to send from; none lets the kernel choose.
-    pub source: Option<IpAddr>,
-    /// Whose they are; the caller's number.
-    pub owner: u32,
-    /// Bytes of each payload; the last may be shorter.
-    pub segment: usize,
-    /// How many payloads, each a datagram.
-    pub payloads: u16,
-    /// Their bytes together.
-    pub bytes: usize,
-    pub(super) pieces: Range<usize>,
-    /// A shorter payload ended it: no other may follow.
-    closed: bool,
-    pub(super) progress: Progress,
-}
-
-/// Which payloads of a [`ReceiveBatch`] go where.
-#[derive(Debug, Default)]
-pub struct Delivery {
-    messages: Vec<DeliveryMessage>,
-    pieces: Vec<Piece>,
-}
-
-impl Delivery {
-    /// An empty list.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds the payload at `range` of buffer `slot`.
-    ///
-    /// It joins the last message when destination, source and owner are the same, the kernel can cut it off again, and
-    /// the message has fewer than `burst` payloads; else it begins the next one. A payload without bytes is a datagram
-    /// of its own.
-    pub fn push(
-        &mut self,
-        destination: Option<SocketAddr>,
-        source: Option<IpAddr>,
-        owner: u32,
-        slot: usize,
-        range: Range<usize>,
-        burst: u16,
-    ) {
-        let len = range.len();
-        self.pieces.push(Piece { slot, range });
-        match self.messages.last_mut() {
-            Some(last)
-                if last.destination == destination
-                    && last.source == source
-                    && last.owner == owner
-                    && !last.closed
-                    && len > 0
-                    && len <= last.segment
-                    && last.payloads < burst.min(MAX_SEGMENTS)
-                    && last.bytes + len <= MAX_MESSAGE_BYTES =>
-            {
-                last.payloads += 1;
-                last.bytes += len;
-                last.pieces.end += 1;
-                last.closed = len < last.segment;
-            }
-            Some(_) | None => self.messages.push(DeliveryMessage {
-                destination,
-                source,
-                owner,
-                segment: len,
-                payloads: 1,
-                bytes: len,
-                pieces: self.pieces.len() - 1..self.pieces.len(),
-                closed: len == 0,
-                progress: Progress::default(),
-            }),
-        }
-    }
-
-    /// Whether nothing is listed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.messages.is_empty()
-    }
-
-    /// The messages, in order.
-    #[must_use]
-    pub fn messages(&self) -> &[DeliveryMessage] {
-        &self.messages
-    }
-
-    /// The payloads of `message`, which is one of this list.
-    ///
-    /// # Panics
-    /// When `received` is not the batch that the list was made from.
-    pub fn payloads<'a>(
-        &'a self,
-        message: &DeliveryMessage,
-        received: &'a ReceiveBatch,
-    ) -> impl Iterator<Item = &'a [u8]> {
-        self.pieces[message.pieces.clone()].iter().map(|piece| piece.bytes(received))
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.messages.clear();
-        self.pieces.clear();
-    }
-
-    /// The messages, to note their progress, beside the pieces that they point into.
-    pub(super) fn parts(&mut self) -> (&mut [DeliveryMessage], &[Piece]) {
-        (&mut self.messages, &self.pieces)
     }
 }

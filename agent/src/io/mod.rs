@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
+//! | which payloads are delivered where | `delivery.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | the listening sockets of several workers, bound once | `ports.rs` |
@@ -25,6 +26,7 @@ use std::{
 
 pub mod alarm;
 pub mod batch;
+mod delivery;
 pub mod kernel;
 pub mod memory;
 pub mod ports;

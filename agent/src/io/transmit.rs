@@ -19,7 +19,8 @@ use rustc_hash::FxHashMap;
 
 use super::{
     ReceiveBatch, SendFailure, SendOutcome, UdpStats,
-    batch::{DeliveryMessage, Message, Piece, Progress},
+    batch::{Message, Progress},
+    delivery::{DeliveryMessage, Piece},
     sys::{Envelope, Outgoing, Scratch},
 };
 use crate::clock::Clock;
@@ -105,7 +106,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
     }
 
     fn segment(&self, message: &DeliveryMessage, index: u16) -> &'b [u8] {
-        self.pieces[message.pieces.clone()][usize::from(index)].bytes(self.received)
+        message.payload(index, self.pieces, self.received)
     }
 }
 

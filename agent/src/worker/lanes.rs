@@ -196,7 +196,8 @@ impl Worker {
             }
             LaneLoss::Ended(error) => {
                 if let Some(suppressed) = self.lane_log.allow(now) {
-                    let reason = error.map_or("its keys are used up".to_owned(), |error| error.to_string());
+                    let reason =
+                        error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                     tracing::warn!(
                         peer = self.peer_name(peer),
                         lane = index,

@@ -187,6 +187,33 @@ fn a_delivery_respects_the_burst_and_ends_at_a_shorter_payload() {
 }
 
 #[test]
+fn payloads_moved_together_are_delivered_whole() {
+    let mut received = ReceiveBatch::new(2, 4_000);
+    let mut expected = Vec::new();
+    let mut delivery = Delivery::new();
+    for slot in 0..2 {
+        let bytes = payload(slot, 3_000);
+        assert!(received.push(meta(), &bytes));
+        let mut end = 33;
+        for number in 0..9 {
+            let start = 33 + number * 110;
+            expected.push(bytes[start..start + 100].to_vec());
+            let moved = received.move_down(slot, start..start + 100, end);
+            end = moved.end;
+            delivery.push(None, None, 0, slot, moved, 16);
+        }
+    }
+    let shapes: Vec<_> = delivery.messages().iter().map(|message| message.payloads).collect();
+    assert_eq!(shapes, [16, 2]);
+    let delivered: Vec<_> = delivery
+        .messages()
+        .iter()
+        .flat_map(|message| delivery.payloads(message, &received).map(<[u8]>::to_vec))
+        .collect();
+    assert!(delivered == expected);
+}
+
+#[test]
 fn a_receive_batch_takes_what_fits() {
     let mut batch = ReceiveBatch::new(2, 10);
     assert!(!batch.push(meta(), &[0; 11]));

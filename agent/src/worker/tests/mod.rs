@@ -6,11 +6,11 @@ use std::{
 };
 
 use crate::{identity::Identity, worker::PeerSnapshot};
-
 mod bounds;
 mod crew;
 mod harness;
 mod hostile;
+mod packing;
 mod rogue;
 mod siege;
 
