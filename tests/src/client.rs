@@ -36,6 +36,12 @@ impl Client {
         &self.socket
     }
 
+    /// The number of its newest datagram, if it has sent one.
+    #[must_use]
+    pub fn newest(&self) -> Option<u32> {
+        self.next.checked_sub(1)
+    }
+
     /// Sends its next datagram, which it numbers.
     ///
     /// # Panics
