@@ -29,7 +29,7 @@ use super::{
 use crate::{
     cli::out,
     clock::{Clock, SystemClock},
-    io::{Path, Token, process},
+    io::{Path, Token, kernel, process},
 };
 
 /// How long the flows may take to be welcomed: an agent that dials does so every second.
@@ -60,12 +60,13 @@ struct Collected {
 /// Addresses that cannot be used, and flows that nobody welcomes.
 pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) -> anyhow::Result<Results> {
     let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-    let burst = options.burst.unwrap_or_else(|| default_burst(size, bits_per_second));
+    let most = largest_burst(size, kernel::most_segments());
+    let burst = options.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
     let plan = Plan {
         direction: options.direction,
         flows: options.flows,
         size,
-        burst: burst.clamp(1, largest_burst(size)),
+        burst: burst.clamp(1, most),
         bits_per_second,
         warmup_ms: milliseconds(options.warmup),
         measured_ms: milliseconds(options.measured).max(1),
@@ -113,7 +114,7 @@ fn start(
             u64::try_from(share).unwrap_or(rate).max(1)
         });
         let shared = Arc::clone(shared);
-        let make = move |net: &mut crate::io::kernel::KernelNet, clock| {
+        let make = move |net: &mut kernel::KernelNet, clock| {
             let sockets = (0..flows.end - flows.start)
                 .map(|token| shell::client_socket(net, to, gso, Token(token)))
                 .collect::<anyhow::Result<Vec<_>>>()?;
@@ -128,7 +129,7 @@ fn start(
         let shared = Arc::clone(shared);
         let warmup = Duration::from_millis(plan.warmup_ms.into());
         let counted = warmup..warmup + Duration::from_millis(plan.measured_ms.into());
-        let make = move |net: &mut crate::io::kernel::KernelNet, clock| {
+        let make = move |net: &mut kernel::KernelNet, clock| {
             let socket = shell::client_socket(net, to, false, Token(0))?;
             Ok(Probe::new((clock, epoch), (run, counted), shared, socket, path))
         };
@@ -156,7 +157,7 @@ fn start_sink(
 ) -> anyhow::Result<SocketAddr> {
     let (told, address): (SyncSender<SocketAddr>, _) = sync_channel(1);
     let (shared, gso) = (Arc::clone(shared), options.gso);
-    let make = move |net: &mut crate::io::kernel::KernelNet, clock| {
+    let make = move |net: &mut kernel::KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
         // The other end waits for it, or is gone with the whole run.
         let _told = told.send(socket.local_addr()).is_ok();

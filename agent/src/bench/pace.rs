@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::io::batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS};
+use crate::io::batch::MAX_MESSAGE_BYTES;
 
 /// A rate kept from its start on: what is late is made up for, so that the rate never drifts.
 #[derive(Clone, Copy, Debug)]
@@ -36,17 +36,16 @@ impl Pacer {
 
 /// Datagrams of a burst when the operator does not say: what one GSO message takes, but not more than a millisecond of
 /// the rate, so that a slow load is not a series of large bursts.
-pub(super) fn default_burst(bytes: u16, bits_per_second: Option<u64>) -> u16 {
-    let most = largest_burst(bytes);
+pub(super) fn default_burst(bytes: u16, bits_per_second: Option<u64>, most: u16) -> u16 {
     let Some(rate) = bits_per_second else { return most };
     let millisecond = rate / 1_000 / (u64::from(bytes).max(1) * 8);
     u16::try_from(millisecond).unwrap_or(u16::MAX).clamp(1, most)
 }
 
-/// The most datagrams of `bytes` bytes that one GSO message takes.
-pub(super) fn largest_burst(bytes: u16) -> u16 {
+/// The most datagrams of `bytes` bytes that one GSO message takes, of a kernel that takes `most_segments`.
+pub(super) fn largest_burst(bytes: u16, most_segments: u16) -> u16 {
     let fit = MAX_MESSAGE_BYTES / usize::from(bytes).max(1);
-    u16::try_from(fit).unwrap_or(u16::MAX).clamp(1, MAX_SEGMENTS)
+    u16::try_from(fit).unwrap_or(u16::MAX).clamp(1, most_segments)
 }
 
 #[cfg(test)]
@@ -88,11 +87,11 @@ mod tests {
 
     #[test]
     fn a_burst_is_a_gso_message_or_a_millisecond() {
-        assert_eq!(default_burst(1150, None), 56);
-        assert_eq!(default_burst(64, None), 64);
-        assert_eq!(default_burst(65_507, None), 1);
-        assert_eq!(default_burst(1150, Some(5_000_000_000)), 56);
-        assert_eq!(default_burst(1150, Some(92_000_000)), 10);
-        assert_eq!(default_burst(1150, Some(1_000)), 1);
+        assert_eq!(default_burst(1150, None, largest_burst(1150, 128)), 56);
+        assert_eq!(default_burst(64, None, largest_burst(64, 64)), 64);
+        assert_eq!(default_burst(65_507, None, largest_burst(65_507, 64)), 1);
+        assert_eq!(default_burst(1150, Some(5_000_000_000), 56), 56);
+        assert_eq!(default_burst(1150, Some(92_000_000), 56), 10);
+        assert_eq!(default_burst(1150, Some(1_000), 56), 1);
     }
 }

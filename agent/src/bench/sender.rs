@@ -117,7 +117,10 @@ impl Sender {
             counted: Phase::Warmup { until: counted_from },
             end: counted_from + Duration::from_millis(plan.measured_ms.into()),
             pacer: Pacer::new(start, plan.size, plan.bits_per_second),
-            batch: SendBatch::new(MAX_MESSAGE_BYTES.max(usize::from(plan.burst) * usize::from(plan.size))),
+            batch: SendBatch::with_segments(
+                MAX_MESSAGE_BYTES.max(usize::from(plan.burst) * usize::from(plan.size)),
+                plan.burst.max(1),
+            ),
             waiting: None,
             bursts: 0,
             sent: Sent::default(),

@@ -38,9 +38,9 @@ pub const QUOTA: f64 = 0.5;
 /// `service.idle`.
 pub const IDLE: Duration = Duration::from_secs(60);
 
-/// `service.burst`: what one send can carry. 64 datagrams of 1,200 B fit a default 208 KiB socket buffer, and smaller
-/// bursts follow each other too fast to spare it (`docs/decisions/0005-batches.md`).
-pub const BURST: u16 = 64;
+/// `service.burst`: what one send can carry. Small datagrams cost half as much in
+/// sends of 128 as in sends of 64 (`docs/decisions/0005-batches.md`); larger ones are bounded by 64 KiB before that.
+pub const BURST: u16 = 128;
 
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };

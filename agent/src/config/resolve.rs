@@ -178,7 +178,7 @@ impl Checks<'_> {
             });
             let idle = self.duration(&at("idle"), table.idle, TENTH..=DAY, defaults::IDLE);
             // `UDP_SEGMENT` takes at most 64 segments.
-            let burst = self.number(&at("burst"), table.burst, 1..=64, defaults::BURST);
+            let burst = self.number(&at("burst"), table.burst, 1..=128, defaults::BURST);
             let protocols = [("udp", (true, false)), ("tcp", (false, true))];
             let (udp, tcp) = self.choice(&at("protocol"), table.protocol, &protocols).unwrap_or((true, true));
             let upstream = upstream.unwrap_or(PLACEHOLDER);

@@ -75,7 +75,7 @@ fn defaults_stand_for_what_is_left_out() {
         name: "dns".into(),
         upstream: "127.0.0.1:53".parse().unwrap(),
         idle: Duration::from_secs(60),
-        burst: 64,
+        burst: 128,
         udp: true,
         tcp: true,
     };
@@ -239,7 +239,7 @@ fn transport_and_services_are_checked() {
     );
     assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
     for (key, bad) in
-        [("idle", "\"0s\""), ("idle", "\"25h\""), ("burst", "0"), ("burst", "65"), ("protocol", "\"sctp\"")]
+        [("idle", "\"0s\""), ("idle", "\"25h\""), ("burst", "0"), ("burst", "129"), ("protocol", "\"sctp\"")]
     {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
         assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");

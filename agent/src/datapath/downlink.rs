@@ -14,7 +14,11 @@ use crate::{
     config::Config,
     control::driver::Control,
     forward::{LocalId, Locals},
-    io::{Path, ReceiveBatch, batch::Meta, steering},
+    io::{
+        Path, ReceiveBatch,
+        batch::{MOST_SEGMENTS, Meta},
+        steering,
+    },
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{
@@ -319,6 +323,7 @@ impl Downlink<'_> {
                 Way { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
             }
         };
+        let way = Way { burst: self.locals.burst(way.burst), ..way };
         self.list(peer, &way, slot, payload);
         Some(way)
     }
@@ -498,7 +503,7 @@ impl Recent {
 }
 
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
-const INGRESS_BURST: u16 = 64;
+const INGRESS_BURST: u16 = MOST_SEGMENTS;
 
 /// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
 fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {

@@ -68,9 +68,24 @@ pub struct Locals {
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<LocalId>,
     settlements: Settlements,
+    /// Payloads of one message, at most: what the kernel takes.
+    most_segments: u16,
 }
 
 impl Locals {
+    /// No sockets yet; messages of at most `most_segments` payloads.
+    #[must_use]
+    pub fn new(most_segments: u16) -> Self {
+        Self { most_segments, ..Self::default() }
+    }
+
+    /// Payloads of one message, of the `burst` that the operator allows.
+    #[inline]
+    #[must_use]
+    pub fn burst(&self, burst: u16) -> u16 {
+        burst.min(self.most_segments)
+    }
+
     /// The place that [`Locals::insert`] will give the next socket.
     #[must_use]
     pub fn vacant(&mut self) -> LocalId {

@@ -15,8 +15,11 @@ use std::{
 pub use super::delivery::{Delivery, DeliveryMessage};
 use super::{SendFailure, SendOutcome};
 
-/// Segments that one `UDP_SEGMENT` message may have (`UDP_MAX_SEGMENTS` before Linux 6.9; 128 since).
+/// Segments that one `UDP_SEGMENT` message may have anywhere: `UDP_MAX_SEGMENTS` before Linux 6.9.
 pub const MAX_SEGMENTS: u16 = 64;
+
+/// Segments that one message may have where the kernel takes them (Linux 6.9): see [`super::Net::most_segments`].
+pub const MOST_SEGMENTS: u16 = 128;
 
 /// Bytes that one message may have: the largest UDP payload over IPv4.
 pub const MAX_MESSAGE_BYTES: usize = 65_507;
@@ -252,13 +255,13 @@ impl Message {
         start..(start + self.segment).min(self.range.end)
     }
 
-    fn takes(&self, path: &Path, owner: u32, len: usize) -> bool {
+    fn takes(&self, path: &Path, owner: u32, len: usize, most_segments: u16) -> bool {
         self.path == *path
             && self.owner == owner
             && !self.closed
             && len > 0
             && len <= self.segment
-            && self.segments < MAX_SEGMENTS
+            && self.segments < most_segments
             && self.range.len() + len <= MAX_MESSAGE_BYTES
     }
 }
@@ -276,6 +279,7 @@ pub struct SendBatch {
     buffer: Box<[u8]>,
     tail: usize,
     messages: Vec<Message>,
+    most_segments: u16,
 }
 
 impl SendBatch {
@@ -288,7 +292,13 @@ impl SendBatch {
     /// Room for `bytes` bytes of datagrams.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self { buffer: vec![0; bytes].into_boxed_slice(), tail: 0, messages: Vec::new() }
+        Self::with_segments(bytes, MAX_SEGMENTS)
+    }
+
+    /// Room for `bytes` bytes of datagrams, in messages of at most `most_segments`.
+    #[must_use]
+    pub fn with_segments(bytes: usize, most_segments: u16) -> Self {
+        Self { buffer: vec![0; bytes].into_boxed_slice(), tail: 0, messages: Vec::new(), most_segments }
     }
 
     /// Room for one datagram of up to `max_len` bytes, at most [`MAX_MESSAGE_BYTES`]; its content is arbitrary.
@@ -311,7 +321,7 @@ impl SendBatch {
         let end = self.tail + len;
         assert!(end <= self.buffer.len() && len <= MAX_MESSAGE_BYTES, "committed more than was reserved");
         match self.messages.last_mut() {
-            Some(last) if last.takes(path, owner, len) => {
+            Some(last) if last.takes(path, owner, len, self.most_segments) => {
                 last.range.end = end;
                 last.segments += 1;
                 last.payloads += u32::from(payloads);

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     ReceiveBatch,
-    batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, Progress},
+    batch::{MAX_MESSAGE_BYTES, MOST_SEGMENTS, Progress},
 };
 
 /// Payloads of one message that lie end to end in a buffer.
@@ -104,7 +104,7 @@ impl Delivery {
                     && !last.closed
                     && len > 0
                     && len <= last.segment
-                    && last.payloads < burst.min(MAX_SEGMENTS)
+                    && last.payloads < burst.min(MOST_SEGMENTS)
                     && last.bytes + len <= MAX_MESSAGE_BYTES =>
             {
                 last.payloads += 1;

@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, Shutdown, SocketAddr},
     rc::Rc,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -16,10 +16,11 @@ use tokio::io::Interest;
 
 use super::{
     Net, Ready, TcpListener, TcpStream, Token, UdpOptions, UdpSocket,
+    batch::MAX_SEGMENTS,
     ports::Ports,
     ready::SourceWaker,
     sys::Scratch,
-    udp::{KernelUdp, Shared},
+    udp::{self, KernelUdp, Shared},
 };
 use crate::{clock::Clock, task};
 
@@ -51,9 +52,19 @@ impl KernelNet {
     }
 }
 
+/// Segments that this kernel takes in one message; found out once.
+pub fn most_segments() -> u16 {
+    static MOST: OnceLock<u16> = OnceLock::new();
+    *MOST.get_or_init(|| udp::probe_segments().unwrap_or(MAX_SEGMENTS))
+}
+
 impl Net for KernelNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
         Ok(Box::new(self.open_udp(options, token)?))
+    }
+
+    fn most_segments(&self) -> u16 {
+        most_segments()
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {

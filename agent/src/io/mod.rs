@@ -53,6 +53,11 @@ pub trait Net {
     /// `SO_REUSEPORT`) or `PermissionDenied` for a port below 1024.
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>>;
 
+    /// Segments that one message may have: [`batch::MOST_SEGMENTS`], or fewer on a kernel that takes no more.
+    fn most_segments(&self) -> u16 {
+        batch::MOST_SEGMENTS
+    }
+
     /// Listens for TCP connections.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
     Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, Message},
+    batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     ready::SourceWaker,
     sys::{self, Received, Scratch},
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
@@ -283,6 +283,18 @@ fn watch_readable(socket: Socket, connected: bool, waker: &Waker) -> io::Result<
         waker.wake_by_ref();
     }
     Ok(fd)
+}
+
+/// How many segments this kernel takes in one message, found out by sending one over loopback.
+///
+/// # Errors
+/// The kernel's, when that cannot be tried.
+pub(super) fn probe_segments() -> io::Result<u16> {
+    let (near, far) = (std::net::UdpSocket::bind("127.0.0.1:0")?, std::net::UdpSocket::bind("127.0.0.1:0")?);
+    near.connect(far.local_addr()?)?;
+    sys::set_segment(near.as_fd(), 1)?;
+    let message = [0; MOST_SEGMENTS as usize];
+    Ok(if near.send(&message).is_ok() { MOST_SEGMENTS } else { MAX_SEGMENTS })
 }
 
 /// An unbound socket with the options of its role.

@@ -100,6 +100,7 @@ impl Worker {
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(rng.random(), place.0, place.1);
         let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
+        let most_segments = net.most_segments();
         let mut doors = Doors::new(net, &config, rng);
         let inbox_token = doors.token(Source::Inbox);
         let inbox = shell::Inbox::new(ready.clone(), inbox_token);
@@ -146,7 +147,7 @@ impl Worker {
             peers,
             lanes: Lanes::default(),
             underlays: Underlays::default(),
-            locals: Locals::default(),
+            locals: Locals::new(most_segments),
             listeners: Vec::new(),
             tcp: Slab::new(),
             tcp_by_stream: FxHashMap::default(),

@@ -5,7 +5,7 @@ use proptest::{collection::vec, prelude::*};
 use super::{V4, path, payload, put};
 use crate::io::{
     Delivery, ReceiveBatch, SendBatch,
-    batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, Meta},
+    batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Meta},
 };
 
 fn destination(number: u8) -> SocketAddr {
@@ -99,7 +99,7 @@ proptest! {
         let mut out = Vec::new();
         for message in delivery.messages() {
             let lens: Vec<_> = delivery.payloads(message, &received).map(<[u8]>::len).collect();
-            prop_assert!(lens.len() <= usize::from(burst.min(MAX_SEGMENTS)));
+            prop_assert!(lens.len() <= usize::from(burst.min(MOST_SEGMENTS)));
             prop_assert_eq!(lens.len(), usize::from(message.payloads));
             prop_assert_eq!(lens.iter().sum::<usize>(), message.bytes);
             prop_assert!(message.bytes <= MAX_MESSAGE_BYTES);
