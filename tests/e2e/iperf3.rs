@@ -36,7 +36,7 @@ fn udp(address: IpAddr, reverse: bool) {
     let _alone = ALONE.lock();
     let bench = bench(address);
     let books = Books::open(&bench.pair);
-    let result = iperf::udp(&Place::Host, bench.ingress, reverse);
+    let result = iperf::udp(&Place::Host, bench.ingress, 1, reverse);
     books.close(&bench.pair, result, reverse);
     // 200 Mbit/s for 3 s, of which iperf3 sends what the machine has time for.
     assert!(result.sent > 1000, "{result:?}");

@@ -11,3 +11,4 @@ mod metrics;
 mod refusals;
 mod restart;
 mod streams;
+mod workers;

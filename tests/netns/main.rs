@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod striping;
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use culvert_tests::{
@@ -12,18 +14,21 @@ use culvert_tests::{
     ports,
 };
 
+fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, ports::free()).into()
+}
+
 /// iperf3 on the entry's host through the cable, to its server on the exit's host.
 fn relay(underlay: &str) {
     let cable = Cable::new();
     let places = cable.places();
-    let upstream: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
-    let ingress: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
+    let (upstream, ingress) = (loopback(), loopback());
     let _server = Server::start(&places[1], upstream);
     let plan = Plan::default().at(places.clone()).underlay(underlay.parse().unwrap());
     let pair = plan.service("iperf", upstream, "").forward("iperf", ingress).start();
     for reverse in [false, true] {
         let books = Books::open(&pair);
-        let result = iperf::udp(&places[0], ingress, reverse);
+        let result = iperf::udp(&places[0], ingress, 1, reverse);
         books.close(&pair, result, reverse);
         let result = iperf::tcp(&places[0], ingress, reverse);
         assert!(result.received > 0 && result.received <= result.sent, "{result:?}");

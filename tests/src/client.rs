@@ -36,6 +36,12 @@ impl Client {
         &self.socket
     }
 
+    /// The number of its newest datagram, if it has sent one.
+    #[must_use]
+    pub fn newest(&self) -> Option<u32> {
+        self.next.checked_sub(1)
+    }
+
     /// Sends its next datagram, which it numbers.
     ///
     /// # Panics
@@ -59,6 +65,25 @@ impl Client {
         }
         let (client, number) = (self.number, number);
         Err(format!("client {client} expected its datagram {number} and got {answer:02x?}"))
+    }
+
+    /// Receives the numbers of the datagrams that came back until now, or within `limit` if there are none.
+    ///
+    /// # Panics
+    /// When one of them is not its own.
+    #[track_caller]
+    pub fn receive_numbers(&self, limit: Duration) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        // An error is the end of the wait, or that of an earlier datagram.
+        while let Ok(answer) =
+            self.receive_any(if numbers.is_empty() { limit } else { Duration::from_millis(1) })
+        {
+            match numbers_of(&answer) {
+                Some((client, number)) if client == self.number => numbers.push(number),
+                Some(_) | None => panic!("client {} got {answer:02x?}", self.number),
+            }
+        }
+        numbers
     }
 
     /// Receives any datagram.
@@ -116,11 +141,23 @@ impl Client {
     }
 
     fn datagram(&self, number: u32) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(64);
-        while bytes.len() < 64 {
+        let mut bytes = Vec::with_capacity(LENGTH);
+        while bytes.len() < LENGTH {
             bytes.extend(self.number.to_be_bytes());
             bytes.extend(number.to_be_bytes());
         }
         bytes
     }
+}
+
+/// Bytes of a numbered datagram.
+const LENGTH: usize = 64;
+
+/// Which client sent a numbered datagram, and its number; `None` if it is none.
+#[must_use]
+pub fn numbers_of(datagram: &[u8]) -> Option<(u32, u32)> {
+    let pattern = datagram.first_chunk::<8>()?;
+    let whole = datagram.len() == LENGTH && datagram.chunks(8).all(|chunk| chunk == pattern);
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
+    whole.then(|| (number(&pattern[..4]), number(&pattern[4..])))
 }

@@ -27,6 +27,8 @@ pub struct Server {
 /// What a UDP test transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Udp {
+    /// Parallel streams, each a UDP session of its own.
+    pub streams: u64,
     /// Datagrams that the sender sent.
     pub sent: u64,
     /// Datagrams whose numbers the receiver missed.
@@ -73,19 +75,23 @@ impl Server {
     }
 }
 
-/// Runs a UDP test of 3 s with 200 Mbit/s in datagrams of 1150 bytes.
+/// Runs a UDP test of 3 s with 200 Mbit/s in datagrams of 1150 bytes, shared out among parallel streams.
 ///
 /// # Panics
 /// When iperf3 fails.
 #[must_use]
 #[track_caller]
-pub fn udp(place: &Place, server: SocketAddr, reverse: bool) -> Udp {
-    let end = client(place, server, &["-u", "-b", "200M", "-l", "1150", "-w", "4M", "-t", "3"], reverse);
-    let stream = &end["streams"][0]["udp"];
-    let packets = number(&stream["packets"]);
-    let lost = number(&stream["lost_packets"]);
+pub fn udp(place: &Place, server: SocketAddr, streams: u32, reverse: bool) -> Udp {
+    let (rate, count) = (format!("{}K", 200_000 / streams), streams.to_string());
+    let args = ["-u", "-P", &count, "-b", &rate, "-l", "1150", "-w", "4M", "-t", "3"];
+    let end = client(place, server, &args, reverse);
+    let each = end["streams"].as_array().map(Vec::as_slice).unwrap_or_default();
+    assert_eq!(each.len(), streams as usize, "{end:#}");
+    let sum = |key: &str| each.iter().map(|stream| number(&stream["udp"][key])).sum::<u64>();
+    let (packets, lost) = (sum("packets"), sum("lost_packets"));
     let highest = number(&end["sum_received"]["packets"]);
     Udp {
+        streams: streams.into(),
         sent: number(&end["sum_sent"]["packets"]).max(packets),
         lost,
         received: highest.saturating_sub(lost),
@@ -187,12 +193,13 @@ impl Books {
         });
         let (before, after) = (self.kernel, later.kernel);
         let arrival = if reverse { after.upstream > before.upstream } else { after.ingress > before.ingress };
+        // iperf3 opens each stream with one datagram each way, which it does not count as sent.
+        let entered = test.sent + test.streams;
         // iperf3's receiver stops first with `-R`: what it did not wait for is neither received nor lost. What it
         // did miss must be missing in front of it.
-        let missing = (test.sent + 1).saturating_sub(second.1);
+        let missing = entered.saturating_sub(second.1);
         let hops = [
-            // iperf3 opens its stream with one datagram each way, which it does not count as sent.
-            ("into the first agent", first.0 == test.sent + 1, arrival),
+            ("into the first agent", first.0 == entered, arrival),
             ("between the agents", second.0 == first.1, after.quic > before.quic),
             ("to the receiver", test.lost <= missing, after.anywhere > before.anywhere),
         ];
@@ -214,7 +221,7 @@ mod tests {
     #[test]
     fn a_loss_needs_a_count_at_its_own_hop() {
         let before = books([(5, 5); 4], [1; 4]);
-        let test = Udp { sent: 100, lost: 0, received: 100 };
+        let test = Udp { streams: 1, sent: 100, lost: 0, received: 100 };
         let one = (6, 6);
         // One datagram more than iperf3 counts opens the stream, in each direction.
         let all = [(106, 106), (106, 106), one, one];
@@ -223,7 +230,7 @@ mod tests {
         assert_eq!(before.unexplained(&books(reverse, [1; 4]), test, true), [""; 0]);
 
         // Dropped inside an agent: its account says so.
-        let test = Udp { sent: 100, lost: 10, received: 90 };
+        let test = Udp { streams: 1, sent: 100, lost: 10, received: 90 };
         let dropped = [(106, 96), (96, 96), one, one];
         assert_eq!(before.unexplained(&books(dropped, [1; 4]), test, false), [""; 0]);
         // Between the agents, without and with a count there.

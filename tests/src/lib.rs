@@ -5,7 +5,7 @@
 //! | two agents with services between them | [`pair`] |
 //! | one agent: its key, its file, its life, its log | [`agent`] |
 //! | what it says at /metrics, /healthz, /readyz | [`http`], `scrape.py` |
-//! | on which host it runs | [`place`] |
+//! | on which host it runs, what it cannot reach | [`place`], [`firewall`] |
 //! | iperf3 and what became of each datagram | [`iperf`] |
 //! | upstreams that answer | [`upstream`] |
 //! | clients that send numbered datagrams | [`client`] |
@@ -18,6 +18,7 @@
 pub mod agent;
 pub mod client;
 pub mod clock;
+pub mod firewall;
 pub mod http;
 pub mod iperf;
 pub mod needs;

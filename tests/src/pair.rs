@@ -19,6 +19,7 @@ pub struct Plan {
     places: [Place; 2],
     underlay: IpAddr,
     transport: String,
+    workers: [u8; 2],
     peer: String,
     services: String,
     allowed: Vec<String>,
@@ -42,6 +43,7 @@ impl Default for Plan {
             places: [Place::Host, Place::Host],
             underlay: Ipv4Addr::LOCALHOST.into(),
             transport: String::new(),
+            workers: [0; 2],
             // A machine that is busy with other tests is no reason to drop what waits.
             peer: "queue.time = \"5s\"\n".to_owned(),
             services: String::new(),
@@ -70,6 +72,20 @@ impl Plan {
     #[must_use]
     pub fn transport(mut self, lines: &str) -> Self {
         self.transport += lines;
+        self
+    }
+
+    /// The entry's workers, and the exit's; 0 is one per CPU.
+    #[must_use]
+    pub fn workers(mut self, workers: [u8; 2]) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Lines of the `[[peer]]` of both.
+    #[must_use]
+    pub fn peer(mut self, lines: &str) -> Self {
+        self.peer += lines;
         self
     }
 
@@ -118,14 +134,14 @@ impl Plan {
         let entry = Agent::new("entry", &self.places[0]);
         let exit = Agent::new("exit", &self.places[1]);
         let underlay = SocketAddr::new(self.underlay, ports::free());
-        let Self { transport, peer, services, allowed, forwards, .. } = self;
+        let Self { transport, workers: [here, there], peer, services, allowed, forwards, .. } = self;
         exit.configure(&format!(
-            "[transport]\nlisten = [\"{underlay}\"]\n{transport}{services}\
+            "[transport]\nlisten = [\"{underlay}\"]\nworkers = {there}\n{transport}{services}\
              [[peer]]\nname = \"entry\"\npublic_key = \"{}\"\nservices = {allowed:?}\n{peer}",
             entry.key()
         ));
         entry.configure(&format!(
-            "[transport]\n{transport}\
+            "[transport]\nworkers = {here}\n{transport}\
              [[peer]]\nname = \"exit\"\npublic_key = \"{}\"\nendpoints = [\"{underlay}\"]\n{peer}{forwards}",
             exit.key()
         ));
@@ -149,6 +165,29 @@ impl Pair {
         for (peer, agent) in self.ends() {
             agent.wait_for_count("culvert_peer_connected", &[("peer", peer)], 1);
         }
+    }
+
+    /// Waits until both ends have so many lanes that carry payloads, and no others.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    #[track_caller]
+    pub fn wait_for_lanes(&self, count: u64) {
+        for (_, agent) in self.ends() {
+            agent.wait_for_count("culvert_lanes", &[("state", "up")], count);
+        }
+    }
+
+    /// Datagrams that workers of either end handed to each other, of all kinds.
+    ///
+    /// # Panics
+    /// When one was dropped on that way.
+    #[must_use]
+    #[track_caller]
+    pub fn handed_over(&self) -> u64 {
+        let dropped = self.sum("culvert_hand_over_dropped_datagrams_total", &[]);
+        assert_eq!(dropped, 0, "dropped at the hand-over");
+        self.sum("culvert_handed_over_datagrams_total", &[])
     }
 
     /// Waits until nothing is on its way inside the agents, and checks that each accounts for all that it received.

@@ -1,14 +1,20 @@
-//! Where a process runs: on this host, or in a network namespace that the test made.
+//! Where a process runs, and a socket is: on this host, or in a network namespace that the test made.
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs::{self, File},
     process::{self, Command},
     sync::atomic::{AtomicU32, Ordering},
+    thread,
     time::Duration,
 };
 
-use crate::process::{run, text};
+use nix::sched::{CloneFlags, setns};
+
+use crate::{
+    needs,
+    process::{run, text},
+};
 
 /// A network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +39,22 @@ impl Place {
         };
         command.args(["--pdeathsig", "KILL", "--"]).arg(program);
         command
+    }
+
+    /// Runs `make` on a thread that is here: sockets that it opens stay here, whichever thread uses them later.
+    ///
+    /// # Panics
+    /// When `make` does, or the namespace is gone.
+    #[track_caller]
+    pub fn enter<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            if let Self::Namespace(name) = self {
+                let file = File::open(format!("/run/netns/{name}")).expect("the test made it");
+                setns(file, CloneFlags::CLONE_NEWNET).expect("the test runs as root");
+            }
+            make()
+        };
+        thread::scope(|scope| scope.spawn(inside).join()).expect("it has said why")
     }
 
     /// The kernel's UDP counters here: datagrams dropped because a receive buffer was full.
@@ -92,6 +114,21 @@ impl Cable {
             ip(&["-n", name, "addr", "add", &format!("{v6}/64"), "dev", "veth0", "nodad"]);
         }
         cable
+    }
+
+    /// Has both ends do what a network card would: what was sent as one buffer crosses as single packets, and the
+    /// receiver's GRO joins them again.
+    ///
+    /// # Panics
+    /// When `ethtool` fails; the test must have asked [`needs::met`].
+    pub fn cut_and_join(&self) {
+        for place in self.places() {
+            let mut command = place.command(needs::tool("ethtool").expect("asked for"));
+            // Without TSO, because a veth leaves what comes from an end with it to no GRO.
+            command.args(["-K", "veth0", "gro", "on", "tso", "off", "tx-udp-segmentation", "off"]);
+            let output = run(&mut command, Duration::from_secs(10));
+            assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+        }
     }
 
     /// The first namespace, then the second.

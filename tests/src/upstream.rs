@@ -4,7 +4,7 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -13,7 +13,7 @@ use std::{
 
 use socket2::SockRef;
 
-use crate::ports;
+use crate::{client::numbers_of, ports};
 
 /// How often a thread looks whether it shall end.
 const TICK: Duration = Duration::from_millis(50);
@@ -25,8 +25,20 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct Echo {
     /// Where it listens.
     pub address: SocketAddr,
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// A numbered datagram that came to an [`Echo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// From where: the exit's socket of the session.
+    pub source: SocketAddr,
+    /// Which client sent it.
+    pub client: u32,
+    /// Which of its datagrams it is.
+    pub number: u32,
 }
 
 impl Echo {
@@ -50,12 +62,20 @@ impl Echo {
         SockRef::from(&udp).set_recv_buffer_size(4 << 20).expect("a size");
         let tcp = TcpListener::bind(address).expect("the port is free");
         tcp.set_nonblocking(true).expect("a socket");
+        let arrivals = Arc::default();
         let (for_udp, for_tcp) = (Arc::clone(&stop), Arc::clone(&stop));
+        let list = Arc::clone(&arrivals);
         let threads = vec![
-            thread::spawn(move || echo_datagrams(&udp, &for_udp)),
+            thread::spawn(move || echo_datagrams(&udp, &list, &for_udp)),
             thread::spawn(move || echo_streams(&tcp, &for_tcp)),
         ];
-        Self { address, stop, threads }
+        Self { address, arrivals, stop, threads }
+    }
+
+    /// The numbered datagrams that have come, in their order.
+    #[must_use]
+    pub fn arrivals(&self) -> Vec<Arrival> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -75,12 +95,16 @@ impl Drop for Echo {
     }
 }
 
-fn echo_datagrams(socket: &UdpSocket, stop: &AtomicBool) {
+fn echo_datagrams(socket: &UdpSocket, arrivals: &Mutex<Vec<Arrival>>, stop: &AtomicBool) {
     let mut buffer = vec![0; 65_535];
     while !stop.load(Ordering::Relaxed) {
         // An error is the timeout, or that a client is gone: neither concerns the others.
-        if let Ok((length, client)) = socket.recv_from(&mut buffer) {
-            drop(socket.send_to(&buffer[..length], client));
+        if let Ok((length, source)) = socket.recv_from(&mut buffer) {
+            if let Some((client, number)) = numbers_of(&buffer[..length]) {
+                let arrival = Arrival { source, client, number };
+                arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+            }
+            drop(socket.send_to(&buffer[..length], source));
         }
     }
 }

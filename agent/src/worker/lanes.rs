@@ -162,7 +162,9 @@ impl Worker {
         tracing::info!(peer = self.peer_name(id), lane = end.lane, reason = ?end.reason, "the peer closed a lane");
         let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
         self.drain_at_keeper(lane, now);
+        self.tell_lanes(id, now);
         if dialled && end.reason != LaneCloseCause::Done {
+            self.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_for_lane(id, end.lane, now);
         }
     }
@@ -234,10 +236,10 @@ impl Worker {
         now: Instant,
     ) {
         let Some(session) = self.session_named(lane.peer, lane.session) else { return };
-        let (peer, dialled) = (lane.peer, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) {
             return;
         }
+        let peer = lane.peer;
         let others = self.exchange.silence(peer, now);
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
@@ -247,21 +249,35 @@ impl Worker {
             return;
         }
         if others.is_some_and(|others| others < limit) {
-            if dialled && let Some(session) = self.session_mut(peer) {
-                session.openings.lost(lane.index, lane.epoch, now);
-                tracing::warn!(
-                    peer = self.peer_name(peer),
-                    lane = lane.index,
-                    "a lane fell silent; opening it again"
-                );
-                self.totals.lanes_silent += 1;
-                self.drain_at_keeper(lane, now);
-                self.tell_lanes(peer, now);
-                self.ask_for_lane(peer, lane.index, now);
-            }
+            self.lane_is_dead(lane, now);
             return;
         }
-        self.suspect(peer, lane.session, true, now);
+        self.suspect(lane.peer, lane.session, true, now);
+    }
+
+    /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
+    /// dialler with nothing outstanding on the lane does not notice.
+    fn lane_is_dead(&mut self, lane: LaneName, now: Instant) {
+        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let (handle, dialled) = (session.handle, session.dialled);
+        if !session.openings.lost(lane.index, lane.epoch, now) {
+            return;
+        }
+        tracing::warn!(
+            peer = self.peer_name(lane.peer),
+            lane = lane.index,
+            "a lane fell silent; {}",
+            if dialled { "opening it again" } else { "its dialler is to open it again" }
+        );
+        self.drain_at_keeper(lane, now);
+        self.tell_lanes(lane.peer, now);
+        if dialled {
+            self.totals.lanes_silent += 1;
+            self.ask_for_lane(lane.peer, lane.index, now);
+        } else {
+            let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::Dead };
+            self.control.send(handle, &Message::LaneClose(end));
+        }
     }
 
     /// Openings that were not answered in time, and lanes that found no socket, are asked for again.

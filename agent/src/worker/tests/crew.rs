@@ -263,3 +263,30 @@ fn tcp_is_accepted_by_the_worker_that_has_the_connection() {
         }
     }
 }
+
+#[test]
+fn a_lane_that_only_the_listener_sends_on_is_found_dead_as_well() {
+    // Without keepalives: nothing of the dialler's is outstanding on the lane, so it does not notice by itself.
+    let mut pair = Pair::with_workers(735, (2, 2), "lanes = 2\nkeepalive = \"0s\"", "");
+    pair.wait_for_lanes(2);
+    let mut clients = pair.clients(8);
+    let upstream = pair.upstream_ports(&mut clients);
+    let blocked = pair.world.agent(pair.entry).workers[1].addresses().transport[0].port();
+    pair.world.weather.borrow_mut().block =
+        Box::new(move |from, to| [from, to].iter().any(|end| end.ip() == ENTRY && end.port() == blocked));
+    for number in 0..150 {
+        for port in &upstream {
+            pair.echo.send(SocketAddr::new(EXIT, *port), &numbered(number));
+        }
+        pair.world.run(Duration::from_millis(20));
+    }
+    for client in &mut clients {
+        let got: Vec<u32> = client.receive().iter().map(|(_, payload)| number_of(payload)).collect();
+        assert!(got.len() >= 100 && got.is_sorted(), "{got:?}");
+    }
+    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"silent\"}"), 1);
+    assert_eq!(pair.both("culvert_lanes_reopened_total{reason=\"refused\"}"), 0);
+    assert_eq!(pair.world.peer(pair.entry).lanes_up, 2, "opened again, from another port");
+    assert_eq!(pair.upstream_ports(&mut clients), upstream);
+    pair.assert_balanced();
+}
