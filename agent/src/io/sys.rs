@@ -580,30 +580,6 @@ fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::R
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_age_is_never_negative_and_never_absurd() {
-        let at = |tv_sec, tv_nsec| libc::timespec { tv_sec, tv_nsec };
-        assert_eq!(age(at(5, 100), at(4, 999_999_900)), Duration::from_nanos(200));
-        assert_eq!(age(at(5, 0), at(5, 1)), Duration::ZERO, "the clock was set back");
-        assert_eq!(age(at(i64::MAX, 0), at(-1, 0)), Duration::from_secs(10), "the clock was set");
-    }
-
-    #[test]
-    fn a_name_keeps_address_port_and_scope() {
-        for text in ["127.0.0.5:4433", "[2001:db8::1]:53", "[fe80::1%7]:9"] {
-            let address: SocketAddr = text.parse().unwrap();
-            let (name, len) = Name::new(address);
-            assert_eq!(name.address(len), Some(address));
-            assert_eq!(name.address(len - 1), None, "a cut name is refused");
-        }
-        assert_eq!(Name::ZERO.address(size_of::<Name>() as socklen_t), None);
-    }
-}
-
 /// Asks the scheduler to run this thread for at most `nanoseconds` at a time, and to let it begin that much sooner.
 ///
 /// Linux 6.12 and later take 0.1 ms to 100 ms (`sched_setattr(2)`, `SCHED_OTHER`); earlier ones take and ignore it.
@@ -633,4 +609,28 @@ pub(super) fn set_slice(nanoseconds: u64) -> io::Result<()> {
     // SAFETY: the kernel reads `size` bytes of `attributes`.
     let written = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_never_negative_and_never_absurd() {
+        let at = |tv_sec, tv_nsec| libc::timespec { tv_sec, tv_nsec };
+        assert_eq!(age(at(5, 100), at(4, 999_999_900)), Duration::from_nanos(200));
+        assert_eq!(age(at(5, 0), at(5, 1)), Duration::ZERO, "the clock was set back");
+        assert_eq!(age(at(i64::MAX, 0), at(-1, 0)), Duration::from_secs(10), "the clock was set");
+    }
+
+    #[test]
+    fn a_name_keeps_address_port_and_scope() {
+        for text in ["127.0.0.5:4433", "[2001:db8::1]:53", "[fe80::1%7]:9"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let (name, len) = Name::new(address);
+            assert_eq!(name.address(len), Some(address));
+            assert_eq!(name.address(len - 1), None, "a cut name is refused");
+        }
+        assert_eq!(Name::ZERO.address(size_of::<Name>() as socklen_t), None);
+    }
 }
