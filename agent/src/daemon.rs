@@ -201,11 +201,6 @@ impl WorkerStart {
                 {
                     tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
                 }
-                if std::env::var_os("NOSLICE").is_none()
-                    && let Err(error) = process::prefer_short_turns()
-                {
-                    tracing::debug!(worker, %error, "the scheduler takes no wishes");
-                }
                 self.run(&started);
                 if let Some(ended) = ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
                     // Nobody listens any more when the daemon is being stopped.

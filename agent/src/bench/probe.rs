@@ -22,6 +22,17 @@ use crate::{
 /// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// When probe `number` is due after the one before it: at its place in an even row, or up to half an interval later.
+///
+/// Loads have periods too (iperf3 sends every millisecond): probes at a fixed one would always meet the same moment of it.
+/// Multiples of the golden ratio fill an interval evenly.
+fn interval(number: u64) -> Duration {
+    const GOLDEN: f64 = 0.618_033_988_749_894_9;
+    #[expect(clippy::cast_precision_loss, reason = "a run has far fewer than 2^52 probes")]
+    let shift = |number: u64| (number as f64 * GOLDEN).fract();
+    INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
+}
+
 /// What the probe found.
 #[derive(Debug)]
 pub(super) struct Outcome {
@@ -43,6 +54,8 @@ pub(super) struct Probe {
     socket: Box<dyn UdpSocket>,
     path: Path,
     due: Instant,
+    /// Probes so far.
+    number: u64,
     seen: FlowTally,
     outcome: Outcome,
     received: ReceiveBatch,
@@ -68,6 +81,7 @@ impl Probe {
             socket,
             path,
             due,
+            number: 0,
             seen: FlowTally::new(),
             outcome: Outcome { round_trip: Latency::new(), sent: 0, returned: 0 },
             received: ReceiveBatch::new(4, 2048),
@@ -131,8 +145,25 @@ impl Party for Probe {
         if now >= self.due {
             self.send(now);
             // A probe that was due while the thread did not run is not made up for: it would measure the thread.
-            self.due = (self.due + INTERVAL).max(now);
+            self.due = (self.due + interval(self.number)).max(now);
+            self.number += 1;
         }
         Turn::At(self.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_meet_every_moment_of_a_period() {
+        let (mut at, mut moments) = (Duration::ZERO, [0; 10]);
+        for number in 0..1000 {
+            at += interval(number);
+            moments[(at.as_micros() % 1000 / 100) as usize] += 1;
+        }
+        assert!(moments.iter().all(|count| (70..130).contains(count)), "{moments:?}");
+        assert!((at.as_secs_f64() - 5.0).abs() < 0.01, "200 a second");
     }
 }

@@ -48,16 +48,6 @@ pub fn pin_to_cpu(place: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this thread begin soon when it has something to do, in exchange for short turns.
-///
-/// # Errors
-/// The kernel's, e.g. `PermissionDenied` by a seccomp filter.
-pub fn prefer_short_turns() -> io::Result<()> {
-    /// The least that Linux takes. A datagram waits for a turn at each worker that it passes.
-    const SLICE_NANOSECONDS: u64 = 100_000;
-    super::sys::set_slice(SLICE_NANOSECONDS)
-}
-
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {

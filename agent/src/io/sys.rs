@@ -580,37 +580,6 @@ fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::R
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks the scheduler to run this thread for at most `nanoseconds` at a time, and to let it begin that much sooner.
-///
-/// Linux 6.12 and later take 0.1 ms to 100 ms (`sched_setattr(2)`, `SCHED_OTHER`); earlier ones take and ignore it.
-pub(super) fn set_slice(nanoseconds: u64) -> io::Result<()> {
-    /// `struct sched_attr` of `linux/sched/types.h`, its first version (48 bytes).
-    #[repr(C)]
-    #[derive(Default)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    let size = size_of::<Attributes>() as u32;
-    let mut attributes = Attributes { size, ..Attributes::default() };
-    // SAFETY: the kernel writes at most `size` bytes to `attributes`, all of which are plain integers.
-    let read = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
-    if read != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    attributes.size = size;
-    attributes.runtime = nanoseconds;
-    // SAFETY: the kernel reads `size` bytes of `attributes`.
-    let written = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
