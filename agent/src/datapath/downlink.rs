@@ -4,7 +4,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::Range,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use quic_core::{ConnectionId, OpenError};
@@ -99,6 +99,8 @@ struct Origins {
     underlay: UnderlayId,
     path: Path,
     slot: usize,
+    /// How long it waited in the kernel.
+    age: Duration,
 }
 
 /// Where a batch of the underlay was received.
@@ -143,7 +145,12 @@ impl Downlink<'_> {
         let Received { underlay, port } = received;
         let meta = *batch.meta(slot);
         let (ecn, source, local) = (meta.ecn, meta.source, meta.local);
-        let origins = Origins { underlay, path: Path { destination: source, source: local, ecn: 0 }, slot };
+        let origins = Origins {
+            underlay,
+            path: Path { destination: source, source: local, ecn: 0 },
+            slot,
+            age: meta.age,
+        };
         let mut known: Option<(ConnectionId, LaneId)> = None;
         for place in meta.segments() {
             let datagram = &batch.buffer(slot)[place.clone()];
@@ -201,6 +208,10 @@ impl Downlink<'_> {
         if let Some(data) = challenge {
             self.answer_challenge(id, origins, data, place.len());
         }
+        let late = self.peers.get(peer.0 as usize).is_some_and(|state| origins.age > state.config.queue.time);
+        if late {
+            ranges.retain(|range| !self.expired(&batch.buffer(origins.slot)[range.clone()], peer));
+        }
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {
             match self.run(batch, origins.slot, rest, (peer, index)) {
@@ -212,6 +223,18 @@ impl Downlink<'_> {
             }
         }
         self.notes.ranges = ranges;
+    }
+
+    /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
+    fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
+        let (Some(Context::Flow { payload_at, .. } | Context::Open { payload_at, .. }), Some(state)) =
+            (Context::decode(data), self.peers.get_mut(peer.0 as usize))
+        else {
+            return false;
+        };
+        state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
+        state.relay.downlink.drop(DropReason::Expired, 1);
+        true
     }
 
     /// Takes as many of the frames at `ranges` as are datagrams of the flow of the payload before and of one length; returns

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
-    io::ReceiveBatch,
+    io::{ReceiveBatch, batch::Meta},
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerId},
     relay::{
@@ -91,7 +91,7 @@ impl Uplink<'_> {
                     }
                 }
             };
-            self.carry(flow, data, meta.segment);
+            self.carry(flow, data, meta);
         }
     }
 
@@ -99,13 +99,13 @@ impl Uplink<'_> {
     pub fn upstream(&mut self, batch: &ReceiveBatch, flow: FlowId) {
         for slot in 0..batch.len() {
             let (meta, data) = (batch.meta(slot), batch.buffer(slot));
-            self.carry(flow, data, meta.segment);
+            self.carry(flow, data, meta);
         }
     }
 
-    /// Sends a run of one flow's datagrams, each `segment` bytes long and the last at most, or queues it.
-    fn carry(&mut self, id: FlowId, data: &[u8], segment: usize) {
-        let datagrams = count(data, segment);
+    /// Sends a run of one flow's datagrams, or queues it, or drops it if it has waited in the kernel for too long.
+    fn carry(&mut self, id: FlowId, data: &[u8], meta: &Meta) {
+        let (segment, datagrams) = (meta.segment, meta.datagrams());
         self.relay.uplink.receive(datagrams as u64, data.len() as u64);
         let now = self.now;
         let Some(flow) = self.relay.flows.get_mut(id) else {
@@ -113,10 +113,15 @@ impl Uplink<'_> {
             return;
         };
         flow.last_active = now;
+        if meta.age > self.relay.queue.time_limit() {
+            self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
+            return;
+        }
+        let arrived = now.checked_sub(meta.age).unwrap_or(now);
         let sent = if self.relay.queue.is_empty() { self.seal(id, data, segment, datagrams) } else { 0 };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
-            self.relay.queue.push(id, rest, segment, now, &mut self.relay.uplink);
+            self.relay.queue.push(id, rest, segment, (arrived, now), &mut self.relay.uplink);
         }
     }
 
@@ -323,7 +328,7 @@ impl Uplink<'_> {
     /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
     fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        self.relay.awaiting.push(id, data, segment, now, &mut self.relay.uplink);
+        self.relay.awaiting.push(id, data, segment, (now, now), &mut self.relay.uplink);
         let Some(flow) = self.relay.flows.get(id) else { return };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {

@@ -100,6 +100,13 @@ impl Queue {
         Self { limits, runs: VecDeque::new(), datagrams: 0, bytes: 0, held: FxHashMap::default() }
     }
 
+    /// How long a datagram may wait.
+    #[inline]
+    #[must_use]
+    pub fn time_limit(&self) -> Duration {
+        self.limits.time
+    }
+
     /// Datagrams waiting.
     #[must_use]
     pub fn datagrams(&self) -> usize {
@@ -124,7 +131,8 @@ impl Queue {
         self.runs.front().map(|run| run.arrived)
     }
 
-    /// Appends a run; what does not fit is dropped by the policy and counted in `account`.
+    /// Appends a run that came to this host at `arrived`; what does not fit is dropped by the policy and counted in
+    /// `account`.
     ///
     /// Returns how many of the run's datagrams were taken in.
     pub fn push(
@@ -132,11 +140,13 @@ impl Queue {
         flow: FlowId,
         data: &[u8],
         segment: usize,
-        now: Instant,
+        (arrived, now): (Instant, Instant),
         account: &mut Account,
     ) -> usize {
         self.expire(now, account);
-        let mut run = Run::new(flow, data, segment, now);
+        // In order of arrival: the age of a batch is an estimate between two stamped ones.
+        let arrived = self.runs.back().map_or(arrived, |last| arrived.max(last.arrived));
+        let mut run = Run::new(flow, data, segment, arrived);
         let held = self.held.get(&flow).copied().unwrap_or(0);
         let allowed = self.limits.per_flow.saturating_sub(held).min(run.count);
         self.cut(&mut run, allowed, DropReason::FlowQuota, account);
