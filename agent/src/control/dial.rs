@@ -60,10 +60,10 @@ impl Dialler {
         self.attempts.is_empty()
     }
 
-    /// Whether attempts are made, or will be.
+    /// Whether another attempt has its time. A lookup may be under way without: its attempt is then the last.
     #[must_use]
-    pub fn is_dialling(&self) -> bool {
-        self.next.is_some() || self.resolving
+    pub fn is_scheduled(&self) -> bool {
+        self.next.is_some()
     }
 
     /// The endpoint to resolve now, if it is time for an attempt.

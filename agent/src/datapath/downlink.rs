@@ -9,7 +9,7 @@ use std::{
 
 use quic_core::{ConnectionId, OpenError};
 
-use super::uplink::Uplink;
+use super::{flows::keeper, uplink::Uplink};
 use crate::{
     config::Config,
     control::driver::Control,
@@ -21,10 +21,7 @@ use crate::{
     },
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
-    relay::{
-        Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, Origin, Refusal, ServiceNumber,
-        Standing,
-    },
+    relay::{Context, DropReason, FlowId, FlowNumber, Header, Origin, Standing},
     worker::{Doors, Outgoing},
 };
 
@@ -66,8 +63,8 @@ pub struct Notes {
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
-    confirm: Vec<(PeerId, u8, FlowNumber)>,
-    /// Where the last payload went; forgotten at the end of the batch and whenever a flow may have changed.
+    pub(super) confirm: Vec<(PeerId, u8, FlowNumber)>,
+    /// Where the last payload went; forgotten between batches and whenever a flow may have changed.
     recent: Option<Recent>,
 }
 
@@ -305,8 +302,8 @@ impl Downlink<'_> {
             && let Some(context) = &context
             && let Some(worker) = keeper(&state.relay, context, self.place)
         {
-            let counted = context.carries_datagram();
-            self.outgoing.frame(worker, (peer, lane), counted, *batch.meta(slot), data);
+            let payload = context.payload_at().map(|at| data.len() - at);
+            self.outgoing.frame(worker, (peer, lane), payload, *batch.meta(slot), data);
             return;
         }
         let account = &mut state.relay.downlink;
@@ -405,150 +402,21 @@ impl Downlink<'_> {
         }
     }
 
-    /// The flow of an opening, which comes to be if this is its first.
-    fn opened(
-        &mut self,
-        peer: PeerId,
-        lane: u8,
-        number: FlowNumber,
-        service: ServiceNumber,
-    ) -> Result<FlowId, DropReason> {
-        let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
-        if state.relay.flows.is_ours(number) {
-            // The peer opens flows in the other half of the numbers only.
-            return Err(DropReason::Malformed);
-        }
-        let result = match state.relay.flows.of_number(number) {
-            Some(flow) => Ok(flow),
-            None => {
-                let accepted = self.accept(peer, lane, number, service);
-                if accepted.is_err()
-                    && let Some(state) = self.peers.get(peer.0 as usize)
-                {
-                    state.relay.flows.registry().unclaim(number);
-                }
-                accepted
-            }
-        };
-        match result {
-            Ok(flow) => {
-                let confirmation = (peer, lane, number);
-                if self.notes.confirm.last() != Some(&confirmation) {
-                    self.notes.confirm.push(confirmation);
-                }
-                Ok(flow)
-            }
-            Err((refusal, reason)) => {
-                self.say(peer, lane, Context::Refused(number, refusal));
-                Err(reason)
-            }
-        }
-    }
-
-    /// Accepts a flow: a socket of its own to the service.
-    fn accept(
-        &mut self,
-        peer: PeerId,
-        lane: u8,
-        number: FlowNumber,
-        service: ServiceNumber,
-    ) -> Result<FlowId, (Refusal, DropReason)> {
-        let state = self.peers.get_mut(peer.0 as usize).ok_or((Refusal::Limit, DropReason::UnknownFlow))?;
-        let place = service.0 as usize;
-        let unknown = (Refusal::UnknownService, DropReason::UnknownService);
-        let offered = self.config.services.get(place).filter(|service| service.udp).ok_or(unknown)?;
-        if !state.config.services.contains(&place) {
-            return Err((Refusal::NotAllowed, DropReason::NotAllowed));
-        }
-        if state.relay.is_full(self.config.limits.flows) {
-            return Err((Refusal::Limit, DropReason::FlowLimit));
-        }
-        let socket = self
-            .doors
-            .open_upstream(self.locals, peer, offered.upstream)
-            .map_err(|_| (Refusal::Upstream, DropReason::SocketOpen))?;
-        let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
-        self.locals.set_flow(socket, id);
-        state.relay.stats.flows_accepted += 1;
-        self.notes.new_flows.push((peer, id));
-        Ok(id)
-    }
-
-    /// Takes a message about a flow.
-    fn message(&mut self, peer: PeerId, message: Context) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        let relay = &mut state.relay;
-        match message {
-            Context::Confirmed(number) => {
-                if let Some(id) = own_flow(relay, number)
-                    && let Some(flow) = relay.flows.get_mut(id)
-                {
-                    flow.standing = Standing::Confirmed;
-                    if let Some(mut uplink) = self.uplink(peer) {
-                        uplink.confirmed(id);
-                    }
-                }
-            }
-            Context::Unknown(number) => {
-                if let Some(flow) = own_flow(relay, number).and_then(|id| relay.flows.get_mut(id)) {
-                    if flow.standing == Standing::Confirmed {
-                        flow.standing = Standing::Opening;
-                    }
-                } else if let Some(id) = relay.flows.of_number(number) {
-                    // The opener has forgotten it: answers have nowhere to go.
-                    self.end_flow(peer, id);
-                }
-            }
-            Context::Refused(number, refusal) => {
-                if let Some(id) = own_flow(relay, number) {
-                    for run in relay.awaiting.take_flow(id) {
-                        relay.uplink.drop(DropReason::FlowRefused, run.count() as u64);
-                    }
-                    if refusal.is_temporary() {
-                        self.end_flow(peer, id);
-                    } else if let Some(flow) = relay.flows.get_mut(id) {
-                        flow.standing = Standing::Refused;
-                    }
-                }
-            }
-            Context::Closed(number) => {
-                if let Some(id) = relay.flows.of_number(number) {
-                    self.end_flow(peer, id);
-                }
-            }
-            Context::Flow { .. }
-            | Context::Open { .. }
-            | Context::OpenEmpty { .. }
-            | Context::Unsupported(_) => {}
-        }
-    }
-
-    fn end_flow(&mut self, peer: PeerId, id: FlowId) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        if let Some(flow) = state.relay.remove_flow(id) {
-            state.relay.stats.flows_closed += 1;
-            match flow.origin {
-                Origin::Upstream { socket, .. } => self.doors.close_later(socket),
-                Origin::Ingress { .. } => {}
-            }
-        }
-    }
-
-    fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
+    pub(super) fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
         if let Some(mut uplink) = self.uplink(peer) {
             // What finds no room is said again when the peer repeats its opening or its datagram.
             uplink.say(lane, message);
         }
     }
 
-    fn drop(&mut self, peer: PeerId, reason: DropReason) {
+    pub(super) fn drop(&mut self, peer: PeerId, reason: DropReason) {
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.relay.downlink.drop(reason, 1);
         }
     }
 
     /// The way back to a peer.
-    fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
+    pub(super) fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
         let state = self.peers.get_mut(peer.0 as usize)?;
         Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
     }
@@ -572,20 +440,3 @@ impl Recent {
 
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
 const INGRESS_BURST: u16 = MOST_SEGMENTS;
-
-/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
-fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {
-    if workers == 1 {
-        return None;
-    }
-    let number = context.flow()?;
-    if context.opens() && !relay.flows.is_ours(number) {
-        return Some(relay.flows.registry().claim(number, own)).filter(|keeper| *keeper != own);
-    }
-    relay.flows.elsewhere(number)
-}
-
-/// The flow with this number, if it was opened at this end.
-fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {
-    relay.flows.of_number(number).filter(|_| relay.flows.is_ours(number))
-}

@@ -14,6 +14,8 @@
 //!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
 //! ```
 //!
+//! What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`.
+//!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
 //!
@@ -22,4 +24,5 @@
 //! * Time is read once per turn of the worker.
 
 pub mod downlink;
+mod flows;
 pub mod uplink;

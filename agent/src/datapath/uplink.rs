@@ -57,6 +57,10 @@ enum Way {
 /// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// A flow that was silent for this long overtakes nothing when it goes back to its own lane: what it sent before has long
+/// been handed over.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Flows that came to be in a pass over a batch: the worker watches over their idle time.
 pub type NewFlows = Vec<FlowId>;
 
@@ -112,6 +116,7 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
             return;
         };
+        flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
         flow.last_active = now;
         if meta.age > self.relay.queue.time_limit() {
             self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
@@ -171,7 +176,9 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
             return datagrams;
         };
-        let (standing, origin, index) = (flow.standing, flow.origin, flow.lane);
+        let (standing, origin) = (flow.standing, flow.origin);
+        let index =
+            flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
         if standing == Standing::Refused {
             self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
             return datagrams;
@@ -255,6 +262,11 @@ impl Uplink<'_> {
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
                     *self.too_large = Some(TooLarge { size, most });
                     place += 1;
+                    if let Some(Context::Open { number, service, .. }) = Context::decode(header.as_slice()) {
+                        // It may fit once the flow is confirmed: what the client sends then need not carry the opening.
+                        let ask = Context::OpenEmpty { number, service }.encode();
+                        let _asked = self.send_message(way, ask.as_slice()).is_ok();
+                    }
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
                 Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
@@ -322,6 +334,9 @@ impl Uplink<'_> {
         if index != flow.on {
             self.relay.stats.flows_moved += u64::from(flow.on != NO_LANE);
             flow.on = index;
+        }
+        if index == flow.lane {
+            flow.paused = false;
         }
     }
 

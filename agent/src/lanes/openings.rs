@@ -149,6 +149,7 @@ impl Openings {
             return false;
         }
         self.placed[usize::from(index)] = None;
+        self.draining.retain(|until| *until > now);
         self.draining.push(now + DRAIN_TIME);
         true
     }

@@ -146,6 +146,13 @@ impl Pool {
             .or_else(|| (0..self.wanted).find_map(|index| self.place_if_up(lanes, index)))
     }
 
+    /// Whether lane `index` carries payloads.
+    #[inline]
+    #[must_use]
+    pub fn is_up(&self, lanes: &Lanes, index: u8) -> bool {
+        self.place_if_up(lanes, index).is_some()
+    }
+
     #[inline]
     fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
         if let Some(id) = self.get(index) {

@@ -154,10 +154,18 @@ impl Context {
         }
     }
 
-    /// Whether a datagram follows it.
+    /// Where its datagram starts, if it carries one. A context that this version does not know counts as a whole.
     #[must_use]
-    pub const fn carries_datagram(&self) -> bool {
-        self.message_kind().is_none()
+    pub const fn payload_at(&self) -> Option<usize> {
+        match *self {
+            Self::Flow { payload_at, .. } | Self::Open { payload_at, .. } => Some(payload_at),
+            Self::Unsupported(_) => Some(0),
+            Self::OpenEmpty { .. }
+            | Self::Confirmed(_)
+            | Self::Refused(..)
+            | Self::Unknown(_)
+            | Self::Closed(_) => None,
+        }
     }
 
     /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.

@@ -82,6 +82,8 @@ pub struct Flow {
     pub lane: u8,
     /// The index of the lane that they took last: another one while its own is down.
     pub on: u8,
+    /// It has paused, so it may go back to its own lane without overtaking itself.
+    pub paused: bool,
     /// When a datagram last passed, in either direction.
     pub last_active: Instant,
     /// How long it may be silent.
@@ -91,6 +93,18 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// The index of the lane that its next datagrams should take. A flow that was opened here and had to move stays where it is
+    /// until it pauses; one of the peer's follows the peer.
+    #[inline]
+    #[must_use]
+    pub fn prefers(&self, is_up: impl FnOnce(u8) -> bool) -> u8 {
+        let away = self.on != self.lane && self.on != NO_LANE && !self.paused;
+        match self.origin {
+            Origin::Ingress { .. } if away && is_up(self.on) => self.on,
+            Origin::Ingress { .. } | Origin::Upstream { .. } => self.lane,
+        }
+    }
+
     /// The header that its next datagrams carry, and the shorter one that they will carry once confirmed.
     #[must_use]
     pub fn header(&self, service: ServiceNumber) -> Header {
@@ -232,6 +246,7 @@ impl Flows {
             standing: Standing::Opening,
             lane,
             on: lane,
+            paused: true,
             last_active: now,
             idle,
             asked: None,
@@ -257,6 +272,7 @@ impl Flows {
             standing: Standing::Confirmed,
             lane,
             on: lane,
+            paused: true,
             last_active: now,
             idle,
             asked: None,

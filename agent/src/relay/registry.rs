@@ -3,12 +3,13 @@
 //! It is asked when a flow begins or ends, and for a datagram of a flow that its worker does not keep: never for the
 //! datagrams of a flow that came where it lives.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
-
-use rustc_hash::FxHashMap;
 
 use super::context::FlowNumber;
 
@@ -19,8 +20,9 @@ pub struct FlowRegistry {
     total: Arc<AtomicUsize>,
     /// Flows of this peer.
     count: AtomicUsize,
-    /// Of the flows that the peer opened, the worker that keeps each.
-    keepers: Mutex<FxHashMap<FlowNumber, u8>>,
+    /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
+    /// a secret.
+    keepers: Mutex<HashMap<FlowNumber, u8>>,
 }
 
 impl FlowRegistry {
@@ -44,7 +46,7 @@ impl FlowRegistry {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Worker `worker` opens, or is about to accept, a flow.
+    /// A flow begins.
     pub(super) fn enter(&self) {
         self.total.fetch_add(1, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +77,7 @@ impl FlowRegistry {
         self.keepers().get(&number).copied()
     }
 
-    fn keepers(&self) -> MutexGuard<'_, FxHashMap<FlowNumber, u8>> {
+    fn keepers(&self) -> MutexGuard<'_, HashMap<FlowNumber, u8>> {
         // Nothing panics while the lock is held.
         self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 
-use super::{Timer, Worker, session::max_packet};
+use super::{Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
 use crate::{
     control::{messages::CloseReason, tls},
     io::Token,
@@ -15,7 +15,14 @@ use crate::{
 impl Worker {
     /// It is time to dial a peer, or soon will be.
     pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping || !self.needs_dialling(id, now) {
+        if self.stopping {
+            return;
+        }
+        if !self.needs_dialling(id, now) {
+            if self.peers.get(id.0 as usize).is_some_and(|peer| !peer.is_reachable()) {
+                // It was heard a moment ago, and is suspect still.
+                self.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
+            }
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };

@@ -5,14 +5,15 @@
 //!   worker a ── Parcel ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
 //! ```
 //!
-//! In the steady state neither is used: a lane, its flows and their sockets live at one worker.
+//! With at least as many lanes as workers at both ends, neither is used in the steady state: a lane, its flows and their
+//! sockets live at one worker.
 
 use std::{
     collections::VecDeque,
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -139,6 +140,8 @@ pub struct Exchange {
     boxes: Vec<Mailbox>,
     peers: Vec<Shared>,
     next_session: AtomicU64,
+    /// Workers that have shut down and hand nothing over any more.
+    stopped: AtomicU8,
     /// What times are counted from.
     base: Instant,
 }
@@ -147,6 +150,8 @@ struct Shared {
     session: Mutex<Option<Record>>,
     /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
     heard: AtomicU64,
+    /// Lanes that workers keep, those that drain included.
+    lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
 }
 
@@ -163,11 +168,17 @@ impl Exchange {
     /// The exchange of `workers` workers, for `peers` peers.
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
-        let shared = |flows| Shared { session: Mutex::new(None), heard: AtomicU64::new(0), flows };
+        let shared = |flows| Shared {
+            session: Mutex::new(None),
+            heard: AtomicU64::new(0),
+            lanes: AtomicUsize::new(0),
+            flows,
+        };
         Arc::new(Self {
             boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
             peers: FlowRegistry::of_agent(peers).into_iter().map(shared).collect(),
             next_session: AtomicU64::new(1),
+            stopped: AtomicU8::new(0),
             base: now,
         })
     }
@@ -263,6 +274,12 @@ impl Exchange {
         Ok(old)
     }
 
+    /// Whether `session` is still its peer's: what was said of an older one may be read late.
+    pub(super) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
+        let shared = self.peers.get(peer.0 as usize);
+        shared.is_some_and(|shared| lock(&shared.session).is_some_and(|record| record.session == session))
+    }
+
     /// A session has ended at worker `owner`; all other workers are told.
     pub(super) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
         let Some(shared) = self.peers.get(peer.0 as usize) else { return };
@@ -271,6 +288,38 @@ impl Exchange {
             *record = None;
         }
         self.post_others(owner, || Order::Disconnected { peer, session });
+    }
+
+    /// A worker has shut down: it hands nothing over any more.
+    pub(super) fn stopped(&self) {
+        self.stopped.fetch_add(1, Ordering::AcqRel);
+        for mailbox in &self.boxes {
+            mailbox.wake();
+        }
+    }
+
+    /// Whether all workers have shut down.
+    pub(super) fn all_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire) >= self.workers()
+    }
+
+    /// A worker keeps one more lane of a peer.
+    pub(super) fn lane_kept(&self, peer: PeerId) {
+        if let Some(shared) = self.peers.get(peer.0 as usize) {
+            shared.lanes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker keeps one less.
+    pub(super) fn lane_gone(&self, peer: PeerId) {
+        if let Some(shared) = self.peers.get(peer.0 as usize) {
+            shared.lanes.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Lanes of a peer at all workers, those of ended sessions included while they drain.
+    pub(super) fn lanes(&self, peer: PeerId) -> usize {
+        self.peers.get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
     }
 
     /// Notes that a peer was heard at `now`.

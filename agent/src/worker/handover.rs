@@ -15,6 +15,8 @@ use std::{
     },
 };
 
+use rustc_hash::FxHashMap;
+
 use super::exchange::lock;
 use crate::{io::batch::Meta, peer::PeerId, relay::context::Header};
 
@@ -24,7 +26,8 @@ const PARCEL_BYTES: usize = 64 * 1024;
 /// A parcel holds no more pieces than this.
 const PARCEL_PIECES: usize = 256;
 
-/// A ring holds no more bytes than this: as much as the kernel's receive buffer would (`limits.receive_buffer`).
+/// A ring holds no more bytes than this, and of one peer no more than half: as much as a socket's receive buffer does by
+/// default.
 const RING_BYTES: usize = 4 << 20;
 
 /// A ring holds no more parcels than this, so that empty datagrams are bounded too.
@@ -67,6 +70,8 @@ pub(super) struct Piece {
     pub(super) header: Option<Header>,
     /// How many of its datagrams an account counts.
     pub(super) counted: u32,
+    /// And how many bytes of payload.
+    counted_bytes: usize,
 }
 
 /// A batch on its way to another worker.
@@ -101,14 +106,27 @@ impl Parcel {
         self.pieces.iter().map(|piece| u64::from(piece.counted)).sum()
     }
 
+    /// How many bytes of payload an account counts.
+    pub(super) fn counted_bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.counted_bytes as u64).sum()
+    }
+
     /// How many datagrams there are.
     pub(super) fn datagrams(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.meta.datagrams() as u64).sum()
     }
 
-    /// How many bytes they have.
+    /// How many bytes it takes in a ring.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.pieces.len() * size_of::<Piece>()
+    }
+
+    /// The peer whose datagrams it holds, if that is known.
+    fn peer(&self) -> Option<PeerId> {
+        match self.kind {
+            Kind::Packets { .. } => None,
+            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } => Some(peer),
+        }
     }
 }
 
@@ -122,20 +140,27 @@ pub struct Outgoing {
 impl Outgoing {
     /// A buffer of the underlay for the worker `to`, that came to listening port `port`.
     pub(crate) fn packet(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
-        self.add(to, Kind::Packets { port }, Piece { meta, header: None, counted: 0 }, data);
+        self.add(
+            to,
+            Kind::Packets { port },
+            Piece { meta, header: None, counted: 0, counted_bytes: 0 },
+            data,
+        );
     }
 
-    /// The content of a DATAGRAM frame for the worker `to`, that came on lane `lane`; `counted` if it is a datagram.
+    /// The content of a DATAGRAM frame for the worker `to`, that came on lane `lane`; `payload` is how many of its bytes are a
+    /// datagram, if it carries one.
     pub(crate) fn frame(
         &mut self,
         to: u8,
         (peer, lane): (PeerId, u8),
-        counted: bool,
+        payload: Option<usize>,
         meta: Meta,
         data: &[u8],
     ) {
         let meta = Meta { len: data.len(), segment: data.len().max(1), ..meta };
-        let piece = Piece { meta, header: None, counted: u32::from(counted) };
+        let (counted, counted_bytes) = (u32::from(payload.is_some()), payload.unwrap_or(0));
+        let piece = Piece { meta, header: None, counted, counted_bytes };
         self.add(to, Kind::Frames { peer, lane }, piece, data);
     }
 
@@ -149,7 +174,7 @@ impl Outgoing {
         segment: usize,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
-        let piece = Piece { meta, header: Some(header), counted };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len() };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
     }
 
@@ -191,6 +216,8 @@ pub(super) struct Ring {
 struct Inside {
     parcels: VecDeque<Parcel>,
     bytes: usize,
+    /// Bytes of each peer.
+    by_peer: FxHashMap<PeerId, usize>,
 }
 
 impl Ring {
@@ -199,6 +226,13 @@ impl Ring {
         let mut inside = lock(&self.inside);
         if inside.parcels.len() >= RING_PARCELS || inside.bytes + parcel.len() > RING_BYTES {
             return Err(parcel);
+        }
+        if let Some(peer) = parcel.peer() {
+            let held = inside.by_peer.entry(peer).or_default();
+            if *held + parcel.len() > RING_BYTES / 2 {
+                return Err(parcel);
+            }
+            *held += parcel.len();
         }
         inside.bytes += parcel.len();
         inside.parcels.push_back(parcel);
@@ -213,6 +247,7 @@ impl Ring {
         }
         let mut inside = lock(&self.inside);
         inside.bytes = 0;
+        inside.by_peer.clear();
         std::mem::take(&mut inside.parcels)
     }
 }
@@ -266,12 +301,12 @@ mod tests {
             match ring.put(parcel) {
                 Ok(()) => taken += 1,
                 Err(parcel) => {
-                    assert_eq!((parcel.len(), parcel.datagrams()), (60_000, 1));
+                    assert_eq!((parcel.bytes.len(), parcel.datagrams()), (60_000, 1));
                     break;
                 }
             }
         }
-        assert_eq!(taken, RING_BYTES / 60_000);
+        assert_eq!(taken, RING_BYTES / (60_000 + size_of::<Piece>()));
         assert_eq!(ring.take_all().len(), taken);
         assert!(ring.take_all().is_empty());
         outgoing.packet(0, 0, meta(data.len()), &data);

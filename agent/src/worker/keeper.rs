@@ -42,6 +42,7 @@ impl Worker {
                 slot.validate(Path { destination, source: None, ecn: 0 }, self.doors.random_bytes(), now);
             }
             let id = self.lanes.insert(slot);
+            self.exchange.lane_kept(peer);
             Some((id, underlay))
         }) else {
             self.report_lane(order.name, LaneLoss::NoSocket, now);
@@ -159,7 +160,12 @@ impl Worker {
             if let Some(link) = self.link_named(lane.peer, lane.session) {
                 link.pool.set(lane.index, None);
             }
-            self.drain_lane(id, now);
+            if self.lanes.get(id).is_some_and(LaneSlot::is_up) {
+                self.drain_lane(id, now);
+            } else {
+                // Nothing can be under way on it.
+                self.remove_lane(id);
+            }
         }
     }
 
@@ -173,6 +179,7 @@ impl Worker {
 
     pub(super) fn remove_lane(&mut self, id: LaneId) {
         if let Some(slot) = self.lanes.remove(id) {
+            self.exchange.lane_gone(slot.peer);
             self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
             self.release_underlay(slot.underlay);
         }

@@ -45,6 +45,7 @@ impl Worker {
         offer: &LaneOffer,
         now: Instant,
     ) {
+        let kept = self.exchange.lanes(id);
         let Some(session) = self.session_mut(id) else { return };
         let openings = &mut session.openings;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
@@ -55,7 +56,7 @@ impl Worker {
                 .since(offer.lane)
                 .is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
             // Replaced lanes linger: all of them once beside all of the new ones, and no more.
-            let full = openings.held(now) >= 2 * usize::from(MAX_LANES);
+            let full = openings.held(now).max(kept) >= 2 * usize::from(MAX_LANES);
             (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
@@ -156,6 +157,7 @@ impl Worker {
     pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
         let Some(session) = self.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
+        let since = session.openings.since(end.lane);
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
         }
@@ -165,7 +167,7 @@ impl Worker {
         self.tell_lanes(id, now);
         if dialled && end.reason != LaneCloseCause::Done {
             self.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
-            self.ask_for_lane(id, end.lane, now);
+            self.ask_again(id, end.lane, since, now);
         }
     }
 
@@ -181,6 +183,7 @@ impl Worker {
     pub(super) fn lane_lost(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
         let Some(session) = self.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
+        let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
@@ -221,6 +224,15 @@ impl Worker {
         }
         self.tell_lanes(peer, now);
         if again {
+            self.ask_again(peer, index, since, now);
+        }
+    }
+
+    /// Asks for a lane that is gone; one that did not live for long costs a pause first.
+    fn ask_again(&mut self, peer: PeerId, index: u8, since: Option<Instant>, now: Instant) {
+        if since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE) {
+            self.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
+        } else {
             self.ask_for_lane(peer, index, now);
         }
     }

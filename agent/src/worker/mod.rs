@@ -141,6 +141,10 @@ pub struct Worker {
     exchange: Arc<Exchange>,
     /// What goes to other workers at the end of the turn.
     outgoing: Outgoing,
+    /// What came from them and has not been looked at.
+    parcels: VecDeque<handover::Parcel>,
+    /// It has shut down and said so.
+    stopped: bool,
     /// The listening sockets, in the order of `transport.listen`.
     ports: Vec<UnderlayId>,
     ready: Ready,
@@ -198,6 +202,10 @@ impl Worker {
 
     /// One turn: everything that is due and ready at `now`, at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
+        // First: who is marked from now on comes in the next turn.
+        self.ready.drain(&mut self.fresh);
+        self.run_queue.extend(self.fresh.drain(..));
+        let all_stopped = self.exchange.all_stopped();
         self.commands(now);
         self.read_orders(now);
         self.take_parcels(now);
@@ -209,8 +217,6 @@ impl Worker {
             self.timeout(self.due[place], now);
         }
         self.due.clear();
-        self.ready.drain(&mut self.fresh);
-        self.run_queue.extend(self.fresh.drain(..));
         for _ in 0..self.run_queue.len() {
             let Some(token) = self.run_queue.pop_front() else { break };
             if self.service(token, now) {
@@ -222,10 +228,11 @@ impl Worker {
         self.underlays.flush(&mut self.lanes, now);
         self.settle();
         self.hand_over();
+        self.end_if_done(all_stopped);
         if self.unpublished {
             self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
         }
-        let busy = !self.run_queue.is_empty() || !self.ready.is_empty();
+        let busy = !self.run_queue.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 

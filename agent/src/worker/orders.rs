@@ -23,6 +23,9 @@ use crate::{
 /// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
 const HURRY_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Parcels that are taken in one turn, so that the worker's own sockets get theirs.
+const PARCELS_PER_TURN: usize = 64;
+
 /// What it was told is true for so long.
 const HURRY_LASTS: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,9 @@ impl Worker {
 
     /// Does what other workers said since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
+        // First: what was handed over was so after the orders that it depends on.
+        let mut parcels = self.exchange.parcels(self.place.0);
+        self.parcels.append(&mut parcels);
         for order in self.exchange.orders(self.place.0) {
             self.unpublished = true;
             self.obey(order, now);
@@ -59,7 +65,11 @@ impl Worker {
 
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
-            Order::Connected(connected) => self.link_up(&connected, now),
+            Order::Connected(connected) => {
+                if self.exchange.is_current(connected.peer, connected.session) {
+                    self.link_up(&connected, now);
+                }
+            }
             Order::Disconnected { peer, session } => self.link_down(peer, session, now),
             Order::EndSession { peer, session, reason } => {
                 if self.session_named(peer, session).is_some() {
@@ -156,7 +166,7 @@ impl Worker {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if !peer.dialler.is_dialling() {
+        if !peer.dialler.is_scheduled() {
             peer.dialler.restart(false, now, self.doors.rng());
         }
         if let Some(at) = peer.dialler.deadline() {
@@ -221,15 +231,23 @@ impl Worker {
                 tracing::info!(peer = self.peer_name(id), "the peer is heard again");
             }
             self.stop_dialling(id, now);
+            self.settle_flows(id);
             self.drain_queue(id, now);
             return;
+        }
+        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+            // It was heard while the order was under way.
+            let owner = self.link_named(id, session).map(|link| link.pool.owner());
+            if let Some(owner) = owner {
+                self.tell(owner, Order::Heard { peer: id, session }, now);
+            }
         }
         if self.dialler_of(id) != self.place.0 {
             return;
         }
         // A peer that dials us does so again when it notices.
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
-        if !state.dialler.is_dialling() && !state.config.endpoints.is_empty() {
+        if !state.dialler.is_scheduled() && !state.config.endpoints.is_empty() {
             tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
             state.dialler.restart(true, now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
@@ -280,15 +298,16 @@ impl Worker {
         }
     }
 
-    /// Takes in what other workers handed over, before this one's own sockets.
+    /// Takes in some of what other workers handed over, before this one's own sockets.
     pub(super) fn take_parcels(&mut self, now: Instant) {
-        for parcel in self.exchange.parcels(self.place.0) {
+        for _ in 0..PARCELS_PER_TURN {
+            let Some(parcel) = self.parcels.pop_front() else { return };
             self.unpublished = true;
             self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
             match parcel.kind {
                 Kind::Packets { port } => self.take_packets(&parcel, port, now),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches(&parcel, now, |worker| {
+                    self.take_batches(&parcel, |worker| {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
                     });
                 }
@@ -308,13 +327,13 @@ impl Worker {
     fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
-        self.take_batches(parcel, now, |worker| {
+        self.take_batches(parcel, |worker| {
             worker.downlink(now, |downlink, batch| downlink.batch(batch, received));
         });
     }
 
     /// Puts the pieces of a parcel where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, parcel: &Parcel, _now: Instant, mut pass: impl FnMut(&mut Self)) {
+    fn take_batches(&mut self, parcel: &Parcel, mut pass: impl FnMut(&mut Self)) {
         self.batch.clear();
         for (piece, data) in parcel.pieces() {
             if self.batch.len() == self.batch.slots() {
@@ -342,7 +361,7 @@ impl Worker {
                         Kind::Packets { .. } => {}
                         Kind::Frames { peer, .. } => {
                             if let Some(state) = self.peers.get_mut(peer.0 as usize) {
-                                state.relay.downlink.receive(counted, parcel.len() as u64);
+                                state.relay.downlink.receive(counted, parcel.counted_bytes());
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }

@@ -119,10 +119,20 @@ impl Worker {
                 break;
             }
         }
-        // Peers are told; attempts to reach one that does not answer are not waited for.
-        if self.stopping && !self.control.iter().any(|connection| connection.key.is_some()) {
-            self.ended = true;
+    }
+
+    /// Ends a worker that has shut down, once no other hands it anything more: `all_stopped` is how it was when the turn
+    /// began. Peers are told first; attempts to reach one that does not answer are not waited for.
+    pub(super) fn end_if_done(&mut self, all_stopped: bool) {
+        if !self.stopping {
+            return;
         }
+        if !self.stopped {
+            self.stopped = true;
+            self.exchange.stopped();
+        }
+        let telling = self.control.iter().any(|connection| connection.key.is_some());
+        self.ended |= all_stopped && !telling && self.parcels.is_empty();
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
@@ -228,6 +238,9 @@ impl Worker {
             Message::ServicesChanged(services) => {
                 let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
                 let Some(session) = state.session.as_mut() else { return };
+                if session.hello.services == services {
+                    return;
+                }
                 session.hello.services.clone_from(&services);
                 let session = session.id;
                 self.tell_all(|| Order::Services { peer, session, services: services.clone() }, now);

@@ -139,6 +139,8 @@ impl Worker {
             place,
             exchange,
             outgoing: Outgoing::default(),
+            parcels: VecDeque::new(),
+            stopped: false,
             ports: Vec::new(),
             ready,
             doors,
