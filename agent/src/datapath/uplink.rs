@@ -10,7 +10,8 @@ use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerId},
     relay::{
-        Client, Context, DatagramRelay, DropReason, FlowId, Header, NO_LANE, Origin, ServiceNumber, Standing,
+        Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE, Origin,
+        ServiceNumber, Standing,
     },
     worker::Outgoing,
 };
@@ -258,19 +259,35 @@ impl Uplink<'_> {
             match result {
                 Ok(()) => {}
                 Err(PushError::TooLarge { most }) => {
-                    let size = data.len().saturating_sub(place * segment).min(segment);
+                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let size = rest.len().min(segment);
+                    if let Some(Context::Open { number, .. }) = Context::decode(header.as_slice())
+                        && let Some(keeper) = self.relay.flows.elsewhere(number)
+                        && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
+                    {
+                        // It fits only without the opening form: it and what follows wait where the flow lives.
+                        let counted = u32::try_from(left).unwrap_or(u32::MAX);
+                        self.relay.uplink.handed_over += left;
+                        self.outgoing.returned(keeper, self.peer, (header, counted), rest, segment);
+                        return;
+                    }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
                     *self.too_large = Some(TooLarge { size, most });
                     place += 1;
-                    if let Some(Context::Open { number, service, .. }) = Context::decode(header.as_slice()) {
-                        // It may fit once the flow is confirmed: what the client sends then need not carry the opening.
-                        let ask = Context::OpenEmpty { number, service }.encode();
-                        let _asked = self.send_message(way, ask.as_slice()).is_ok();
-                    }
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
                 Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
             }
+        }
+    }
+
+    /// Takes back datagrams that did not fit beside the opening form, where their flow lives: they wait for its confirmation.
+    pub fn take_back(&mut self, (header, counted): (Header, u32), data: &[u8], segment: usize) {
+        self.relay.uplink.taken_over += u64::from(counted);
+        let number = Context::decode(header.as_slice()).and_then(|context| context.flow());
+        match number.and_then(|number| self.relay.flows.of_number(number)) {
+            Some(flow) => self.await_confirmation(flow, data, segment),
+            None => self.relay.uplink.drop(DropReason::UnknownFlow, u64::from(counted)),
         }
     }
 
@@ -376,6 +393,11 @@ impl Uplink<'_> {
 
 /// How long a flow opened before the first connection may be silent.
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
+
+/// The header of a datagram of a confirmed flow.
+fn short_header(number: FlowNumber) -> Header {
+    Context::Flow { number, payload_at: 0 }.encode()
+}
 
 /// How many datagrams of `segment` bytes a buffer holds; an empty buffer is one empty datagram.
 fn count(data: &[u8], segment: usize) -> usize {

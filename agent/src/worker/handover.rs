@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Frames { peer: PeerId, lane: u8 },
     /// Payloads, or messages about flows, for lane `lane`.
     Payloads { peer: PeerId, lane: u8 },
+    /// Payloads that did not fit beside the opening form, back to where their flow lives.
+    Returned { peer: PeerId },
 }
 
 impl Kind {
@@ -56,7 +58,7 @@ impl Kind {
         match self {
             Self::Packets { .. } => 0,
             Self::Frames { .. } => 1,
-            Self::Payloads { .. } => 2,
+            Self::Payloads { .. } | Self::Returned { .. } => 2,
         }
     }
 }
@@ -125,7 +127,7 @@ impl Parcel {
     fn peer(&self) -> Option<PeerId> {
         match self.kind {
             Kind::Packets { .. } => None,
-            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } => Some(peer),
+            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
         }
     }
 }
@@ -176,6 +178,20 @@ impl Outgoing {
         let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len() };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
+    }
+
+    /// Payloads of a flow that the worker `to` keeps, which did not fit beside `header`.
+    pub(crate) fn returned(
+        &mut self,
+        to: u8,
+        peer: PeerId,
+        (header, counted): (Header, u32),
+        data: &[u8],
+        segment: usize,
+    ) {
+        let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len() };
+        self.add(to, Kind::Returned { peer }, piece, data);
     }
 
     fn add(&mut self, to: u8, kind: Kind, piece: Piece, data: &[u8]) {

@@ -311,6 +311,15 @@ impl Worker {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
                     });
                 }
+                Kind::Returned { peer } => {
+                    if let Some(mut uplink) = self.uplink(peer, now) {
+                        for (piece, data) in parcel.pieces() {
+                            let header = piece.header.unwrap_or_default();
+                            uplink.take_back((header, piece.counted), data, piece.meta.segment);
+                        }
+                    }
+                    self.watch_queue(peer, now);
+                }
                 Kind::Payloads { peer, lane } => {
                     if let Some(mut uplink) = self.uplink(peer, now) {
                         for (piece, data) in parcel.pieces() {
@@ -365,7 +374,7 @@ impl Worker {
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
-                        Kind::Payloads { peer, .. } => {
+                        Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
                             if let Some(state) = self.peers.get_mut(peer.0 as usize) {
                                 state.relay.uplink.handed_over -= counted;
                                 state.relay.uplink.drop(DropReason::HandOverFull, counted);

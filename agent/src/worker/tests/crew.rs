@@ -290,3 +290,27 @@ fn a_lane_that_only_the_listener_sends_on_is_found_dead_as_well() {
     assert_eq!(pair.upstream_ports(&mut clients), upstream);
     pair.assert_balanced();
 }
+
+#[test]
+fn the_largest_datagram_waits_for_the_confirmation_at_a_worker_without_lanes_too() {
+    let mut pair = Pair::with_workers(800, (3, 1), "lanes = 1", "");
+    pair.wait_for_lanes(1);
+    pair.world.run(Duration::from_secs(2));
+    let packet = pair.world.metric(pair.entry, "culvert_lane_packet_bytes{peer=\"exit\"}") as usize;
+    // Header 13, frame type 1, context and flow number 1 each, tag 16.
+    let largest = packet - 13 - 1 - 2 - 16;
+    let mut clients = pair.clients(9);
+    for client in &mut clients {
+        client.send(INGRESS, &vec![1; largest]);
+        client.send(INGRESS, &vec![1; largest + 1]);
+    }
+    pair.run_served(Duration::from_millis(100));
+    for client in &mut clients {
+        let sizes: Vec<usize> = client.receive().iter().map(|(_, payload)| payload.len()).collect();
+        assert_eq!(sizes, [largest]);
+    }
+    assert!(pair.handed_over() > 0);
+    let dropped = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"too_large\"}";
+    assert_eq!(pair.world.metric(pair.entry, dropped), 9);
+    pair.assert_balanced();
+}
