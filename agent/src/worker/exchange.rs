@@ -362,3 +362,62 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while one of these locks is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::{Clock, ManualClock},
+        control::messages::Features,
+    };
+
+    fn connected(exchange: &Exchange, owner: u8, instance: u8) -> Arc<Connected> {
+        let hello = Hello {
+            instance: [instance; 16],
+            software: "test".to_owned(),
+            workers: 1,
+            max_lanes: 64,
+            max_datagram_packet: 1452,
+            services: Vec::new(),
+            features: Features::default(),
+        };
+        let session = exchange.name_session();
+        Arc::new(Connected { peer: PeerId(0), session, owner, dialled: true, key: [1; 32], hello, wanted: 1 })
+    }
+
+    #[test]
+    fn what_was_said_of_a_replaced_session_is_not_current_when_it_is_read() {
+        let exchange = Exchange::new(3, 1, ManualClock::default().now());
+        let first = connected(&exchange, 0, 7);
+        assert_eq!(exchange.establish(&first, |_| false), Ok(None));
+        // Worker 1 has not read of it when it has a session of its own.
+        let second = connected(&exchange, 1, 8);
+        let replaced = exchange.establish(&second, |_| false).unwrap().unwrap();
+        assert_eq!((replaced.owner, replaced.session), (0, first.session));
+        let told: Vec<bool> = exchange
+            .orders(1)
+            .iter()
+            .map(|order| match order {
+                Order::Connected(connected) => exchange.is_current(connected.peer, connected.session),
+                order => panic!("{order:?}"),
+            })
+            .collect();
+        assert_eq!(told, [false]);
+        let to_first = exchange.orders(0);
+        assert!(matches!(to_first[0], Order::EndSession { session, .. } if session == first.session));
+        assert!(matches!(&to_first[1], Order::Connected(connected) if connected.session == second.session));
+        // The end of the first comes late, and does not end the second.
+        exchange.end(PeerId(0), first.session, 0);
+        assert!(exchange.is_current(PeerId(0), second.session));
+        assert_eq!(exchange.establish(&connected(&exchange, 2, 9), |_| true), Err(Stays));
+    }
+
+    #[test]
+    fn workers_have_stopped_when_each_has() {
+        let exchange = Exchange::new(2, 0, ManualClock::default().now());
+        exchange.stopped();
+        assert!(!exchange.all_stopped());
+        exchange.stopped();
+        assert!(exchange.all_stopped());
+    }
+}
