@@ -215,7 +215,10 @@ impl Exchange {
     /// The orders that wait for `worker`, oldest first.
     pub(super) fn orders(&self, worker: u8) -> VecDeque<Order> {
         match self.boxes.get(usize::from(worker)) {
-            Some(mailbox) if mailbox.has_orders.swap(false, Ordering::Acquire) => {
+            Some(mailbox)
+                if mailbox.has_orders.load(Ordering::Relaxed)
+                    && mailbox.has_orders.swap(false, Ordering::Acquire) =>
+            {
                 std::mem::take(&mut *lock(&mailbox.orders))
             }
             Some(_) | None => VecDeque::new(),

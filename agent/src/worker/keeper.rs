@@ -30,25 +30,22 @@ impl Worker {
         if self.link_named(peer, session).is_none() {
             return;
         }
-        let Some((id, slot)) = self.lane_socket(order).and_then(|(underlay, remote)| {
-            let Some(core) = self.lane_core(order) else {
-                self.release_underlay(underlay);
-                return None;
-            };
-            let place = (index, order.name.epoch);
-            let path = (underlay, order.budget);
-            let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
-            if let Some(destination) = remote {
-                slot.validate(Path { destination, source: None, ecn: 0 }, self.doors.random_bytes(), now);
-            }
-            let id = self.lanes.insert(slot);
-            self.exchange.lane_kept(peer);
-            Some((id, underlay))
-        }) else {
+        let Some((underlay, remote)) = self.lane_socket(order) else {
             self.report_lane(order.name, LaneLoss::NoSocket, now);
             return;
         };
-        debug_assert!(self.lanes.get(id).is_some_and(|lane| lane.underlay == slot), "it was just made");
+        let Some(core) = self.lane_core(order) else {
+            self.release_underlay(underlay);
+            self.report_lane(order.name, LaneLoss::NoSocket, now);
+            return;
+        };
+        let (place, path) = ((index, order.name.epoch), (underlay, order.budget));
+        let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
+        if let Some(destination) = remote {
+            slot.validate(Path { destination, source: None, ecn: 0 }, self.doors.random_bytes(), now);
+        }
+        let id = self.lanes.insert(slot);
+        self.exchange.lane_kept(peer);
         self.lanes.touch(id);
         let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {

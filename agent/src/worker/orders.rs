@@ -20,11 +20,11 @@ use crate::{
     relay::{DropReason, NO_LANE, Origin},
 };
 
-/// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
-const HURRY_INTERVAL: Duration = Duration::from_millis(100);
-
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.
 const PARCELS_PER_TURN: usize = 64;
+
+/// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
+const HURRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What it was told is true for so long.
 const HURRY_LASTS: Duration = Duration::from_secs(1);
@@ -54,9 +54,11 @@ impl Worker {
 
     /// Does what other workers said since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
-        // First: what was handed over was so after the orders that it depends on.
-        let mut parcels = self.exchange.parcels(self.place.0);
-        self.parcels.append(&mut parcels);
+        // First: what was handed over was so after the orders that it depends on. Only when all before it has been taken in, so
+        // that the ring's bound is the bound of what waits.
+        if self.parcels.is_empty() {
+            self.parcels = self.exchange.parcels(self.place.0);
+        }
         for order in self.exchange.orders(self.place.0) {
             self.unpublished = true;
             self.obey(order, now);
