@@ -123,11 +123,7 @@ pub struct Level {
 impl Level {
     /// Sets this source's share.
     pub fn set(&mut self, value: u64) {
-        self.set_signed(i64::try_from(value).unwrap_or(i64::MAX));
-    }
-
-    /// Sets this source's share of what it gives to, or takes from, another source.
-    pub fn set_signed(&mut self, value: i64) {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
         if value != self.last {
             self.gauge.add(value - self.last);
             self.last = value;

@@ -406,10 +406,8 @@ impl PeerHandles {
             handles.peer_datagrams_received.publish(account.received);
             handles.peer_datagrams_delivered.publish(account.delivered);
             handles.peer_datagrams_dropped.publish(account.dropped_total());
-            // What is between two workers is queued, in the sum of the shares.
-            let queued = i128::from(relay.queued(direction)) + i128::from(account.handed_over)
-                - i128::from(account.taken_over);
-            handles.peer_datagrams_queued.set_signed(i64::try_from(queued).unwrap_or(0));
+            // Not what is between two workers: they publish at different moments, and the difference could be below 0.
+            handles.peer_datagrams_queued.set(relay.queued(direction));
             handles.peer_bytes_received.publish(account.received_bytes);
             handles.peer_bytes_delivered.publish(bytes);
         }
