@@ -62,7 +62,7 @@ impl Case {
         };
         agent.configure(
             &[
-                format!("[transport]\n{listen}{transport}"),
+                format!("[transport]\n{listen}{transport}[access]\nknock = \"off\"\n"),
                 service("echo", ""),
                 service("streams", "protocol = \"tcp\""),
                 service("brief", "idle = \"300ms\""),

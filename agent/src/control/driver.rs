@@ -20,18 +20,21 @@ use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId,
+    crypto,
 };
 use rustc_hash::FxHashMap;
 
-use super::messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError};
+use super::messages::{
+    CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL,
+};
 use crate::{
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
 };
 
-/// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
-const MAX_HANDSHAKES: usize = 256;
+/// Unfinished handshakes from which on a client without a knock must prove its address first (RFC 9000 §8.1.2).
+const VALIDATE_FROM: usize = 32;
 
 /// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
@@ -67,6 +70,41 @@ pub enum Event {
     Drained,
 }
 
+/// A handshake that the gate let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The destination that its client chose for its first Initial; the knock is bound to it.
+    pub dcid: [u8; 8],
+    /// The last bytes of the token: its name in the single-use table.
+    pub tag: [u8; 16],
+    /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
+    pub agreement: [u8; 32],
+}
+
+/// Whose handshakes an endpoint accepts.
+pub enum Acceptance {
+    /// Nobody's: it only dials.
+    Nobody,
+    /// Those that the gate admitted, each with a configuration of its own.
+    Knocked {
+        /// The QUIC parameters and the key of Retry tokens; its TLS accepts no client.
+        server: Arc<ServerConfig>,
+        /// TLS for the one client that holds the Ed25519 key of an X25519 key.
+        tls: Box<dyn Fn(&[u8; 32]) -> Option<Arc<dyn crypto::ServerConfig>>>,
+    },
+    /// Anyone's whose key TLS allows.
+    Anyone(Arc<ServerConfig>),
+}
+
+impl Acceptance {
+    fn server(&self) -> Option<Arc<ServerConfig>> {
+        match self {
+            Self::Nobody => None,
+            Self::Knocked { server, .. } | Self::Anyone(server) => Some(Arc::clone(server)),
+        }
+    }
+}
+
 /// One control connection.
 pub struct ControlConnection {
     quinn: Connection,
@@ -75,6 +113,8 @@ pub struct ControlConnection {
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
     pub key: Option<[u8; 32]>,
+    /// The knock that let it in.
+    admission: Option<Admission>,
     control: Option<StreamId>,
     framer: Framer,
     outgoing: Vec<u8>,
@@ -99,6 +139,20 @@ impl ControlConnection {
     #[must_use]
     pub fn side(&self) -> Side {
         self.quinn.side()
+    }
+
+    /// The knock that let it in, if another dialled it and had to knock.
+    #[must_use]
+    pub fn admission(&self) -> Option<&Admission> {
+        self.admission.as_ref()
+    }
+
+    /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
+    #[must_use]
+    pub fn exported(&self) -> Option<[u8; 32]> {
+        let mut bytes = [0; 32];
+        self.quinn.crypto_session().export_keying_material(&mut bytes, POSSESSION_LABEL, &[]).ok()?;
+        Some(bytes)
     }
 
     /// The socket that it runs on.
@@ -131,6 +185,8 @@ pub struct ControlStats {
     pub handshakes_accepted: u64,
     /// Handshakes not begun because too many were under way, or because the first packet was broken.
     pub handshakes_ignored: u64,
+    /// Clients without a knock that were asked to prove their address, because many handshakes were under way.
+    pub retries_sent: u64,
     /// Packets that quinn-proto would have sent to strangers.
     pub answers_suppressed: u64,
     /// Datagrams that belong to no lane and no connection.
@@ -142,6 +198,11 @@ pub struct ControlStats {
 /// All control connections of a worker.
 pub struct Control {
     endpoint: Endpoint,
+    acceptance: Acceptance,
+    /// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
+    most_handshakes: usize,
+    /// Retry packets to be sent.
+    retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     connections: FxHashMap<ConnectionHandle, ControlConnection>,
     dirty: Vec<ConnectionHandle>,
     /// Connections whose far end does not read what it asked for.
@@ -157,11 +218,14 @@ pub struct Control {
 }
 
 impl Control {
-    /// An endpoint that dials, and accepts if there is a server configuration.
+    /// An endpoint that dials, and accepts whom `acceptance` names: `most_handshakes` at a time.
     #[must_use]
-    pub fn new(config: EndpointConfig, server: Option<Arc<ServerConfig>>) -> Self {
+    pub fn new(config: EndpointConfig, acceptance: Acceptance, most_handshakes: usize) -> Self {
         Self {
-            endpoint: Endpoint::new(Arc::new(config), server, true, None),
+            endpoint: Endpoint::new(Arc::new(config), acceptance.server(), true, None),
+            acceptance,
+            most_handshakes,
+            retries: Vec::new(),
             connections: FxHashMap::default(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
@@ -189,17 +253,18 @@ impl Control {
     ) -> Option<ConnectionHandle> {
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
-        self.insert(handle, quinn, underlay, Some(peer), None);
+        self.insert(handle, quinn, underlay, (Some(peer), None), None);
         Some(handle)
     }
 
-    /// Takes a datagram that is no lane's.
+    /// Takes a datagram that the gate let through and that is no lane's. If it is the first of a handshake, `admission`
+    /// says whose.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
         (remote, local): (SocketAddr, Option<IpAddr>),
         ecn: u8,
-        data: &[u8],
+        (data, admission): (&[u8], Option<Admission>),
         now: Instant,
     ) {
         self.scratch.clear();
@@ -211,7 +276,9 @@ impl Control {
                     self.touch(handle);
                 }
             }
-            Some(DatagramEvent::NewConnection(incoming)) => self.accept(incoming, underlay, now),
+            Some(DatagramEvent::NewConnection(incoming)) => {
+                self.incoming(incoming, (underlay, local), admission, now);
+            }
             Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
             None => self.stats.unroutable += 1,
         }
@@ -334,6 +401,13 @@ impl Control {
         mut arm: impl FnMut(ConnectionHandle, Instant),
         events: &mut Vec<(ConnectionHandle, Event)>,
     ) {
+        for (underlay, path, packet) in self.retries.drain(..) {
+            // What finds no room is asked for again: the client repeats its Initial.
+            let _sent = underlays.packet(lanes, underlay, &path, packet.len(), now, |_, tail| {
+                tail.copy_from_slice(&packet);
+                Some(packet.len())
+            });
+        }
         while let Some(handle) = self.dirty.pop() {
             let Some(mut connection) = self.connections.remove(&handle) else { continue };
             connection.dirty = false;
@@ -376,7 +450,7 @@ impl Control {
         handle: ConnectionHandle,
         quinn: Connection,
         underlay: UnderlayId,
-        peer: Option<PeerId>,
+        (peer, admission): (Option<PeerId>, Option<Admission>),
         establish_by: Option<Instant>,
     ) {
         let connection = ControlConnection {
@@ -384,6 +458,7 @@ impl Control {
             underlay,
             peer,
             key: None,
+            admission,
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
@@ -414,24 +489,68 @@ impl Control {
         }
     }
 
-    fn accept(&mut self, incoming: Incoming, underlay: UnderlayId, now: Instant) {
-        if self.closed || self.handshakes >= MAX_HANDSHAKES {
+    /// Decides about a handshake that another starts.
+    fn incoming(
+        &mut self,
+        incoming: Incoming,
+        (underlay, local): (UnderlayId, Option<IpAddr>),
+        admission: Option<Admission>,
+        now: Instant,
+    ) {
+        let config = match &self.acceptance {
+            // An admission holds for the handshake that the client started, and for that alone.
+            Acceptance::Knocked { server, tls } => admission
+                .filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid)
+                .and_then(|admission| tls(&admission.agreement))
+                .map(|crypto| {
+                    let mut own = ServerConfig::clone(server);
+                    own.crypto = crypto;
+                    Arc::new(own)
+                }),
+            Acceptance::Anyone(server) => Some(Arc::clone(server)),
+            Acceptance::Nobody => None,
+        };
+        let Some(config) = config.filter(|_| !self.closed && self.handshakes < self.most_handshakes) else {
             self.stats.handshakes_ignored += 1;
             self.endpoint.ignore(incoming);
             return;
+        };
+        let knocked = match self.acceptance {
+            Acceptance::Knocked { .. } => admission,
+            Acceptance::Anyone(_) | Acceptance::Nobody => None,
+        };
+        if knocked.is_none() && self.handshakes >= VALIDATE_FROM && !incoming.remote_address_validated() {
+            self.retry(incoming, (underlay, local));
+            return;
         }
         self.scratch.clear();
-        match self.endpoint.accept(incoming, now, &mut self.scratch, None) {
+        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
             Ok((handle, quinn)) => {
                 self.stats.handshakes_accepted += 1;
                 self.handshakes += 1;
-                self.insert(handle, quinn, underlay, None, Some(now + ESTABLISH_TIMEOUT));
+                self.insert(handle, quinn, underlay, (None, knocked), Some(now + ESTABLISH_TIMEOUT));
             }
             Err(refused) => {
                 self.stats.handshakes_ignored += 1;
                 if refused.response.is_some() {
                     self.stats.answers_suppressed += 1;
                 }
+            }
+        }
+    }
+
+    /// Asks a client to prove its address.
+    fn retry(&mut self, incoming: Incoming, (underlay, local): (UnderlayId, Option<IpAddr>)) {
+        self.scratch.clear();
+        match self.endpoint.retry(incoming, &mut self.scratch) {
+            Ok(transmit) => {
+                let path = Path { destination: transmit.destination, source: local, ecn: 0 };
+                self.stats.retries_sent += 1;
+                self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                self.endpoint.ignore(refused.into_incoming());
             }
         }
     }

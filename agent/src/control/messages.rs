@@ -165,6 +165,23 @@ pub struct Hello {
     pub services: Vec<Service>,
     /// What it can do beyond the version.
     pub features: Features,
+    /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
+    pub possession: Option<[u8; SIGNATURE_BYTES]>,
+}
+
+/// Bytes of an Ed25519 signature (RFC 8032 §5.1.6).
+pub const SIGNATURE_BYTES: usize = 64;
+
+/// The label under which TLS exports the bytes that a dialler signs (RFC 8446 §7.5).
+pub const POSSESSION_LABEL: &[u8] = b"EXPORTER-culvert-possession";
+
+/// What a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
+/// elsewhere, and 32 bytes that only the two ends of this connection have.
+#[must_use]
+pub fn possession(exported: &[u8; 32]) -> [u8; 52] {
+    let mut message = *b"culvert possession 1                                ";
+    message[20..].copy_from_slice(exported);
+    message
 }
 
 /// A set of optional abilities; unknown bits are kept and mean nothing.
@@ -301,6 +318,10 @@ impl TryFrom<wire::Hello> for Hello {
             max_datagram_packet: narrow("max_datagram_packet", hello.max_datagram_packet, packets)?,
             services: services(hello.services)?,
             features: Features(hello.features),
+            possession: match &hello.possession[..] {
+                [] => None,
+                signature => Some(id("possession", signature)?),
+            },
         })
     }
 }
@@ -368,6 +389,7 @@ impl From<&Hello> for wire::Hello {
             max_datagram_packet: hello.max_datagram_packet.into(),
             services: hello.services.iter().map(wire::Service::from).collect(),
             features: hello.features.0,
+            possession: hello.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
         }
     }
 }

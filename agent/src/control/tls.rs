@@ -81,6 +81,12 @@ impl TlsIdentity {
         &self.public_key
     }
 
+    /// Signs `message` with the identity key (RFC 8032 §5.1.6).
+    pub fn sign(&self, message: &[u8]) -> Option<[u8; 64]> {
+        let signer = self.key.key.choose_scheme(&[SignatureScheme::ED25519])?;
+        signer.sign(message).ok()?.try_into().ok()
+    }
+
     fn resolver(&self) -> Arc<SingleCertAndKey> {
         Arc::new(SingleCertAndKey::from(Arc::clone(&self.key)))
     }

@@ -40,6 +40,8 @@ pub(super) struct Hello {
     pub(super) services: Vec<Service>,
     #[prost(uint64, tag = "8")]
     pub(super) features: u64,
+    #[prost(bytes = "vec", tag = "9")]
+    pub(super) possession: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

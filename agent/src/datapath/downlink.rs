@@ -14,6 +14,7 @@ use crate::{
     config::Config,
     control::driver::Control,
     forward::{LocalId, Locals},
+    gate::{Arrival, Gate, Verdict},
     io::{
         Path, ReceiveBatch,
         batch::{MOST_SEGMENTS, Meta},
@@ -29,7 +30,9 @@ use crate::{
 pub struct Downlink<'a> {
     /// The peers.
     pub peers: &'a mut [Peer],
-    /// Where datagrams go that are no lane's.
+    /// What datagrams pass that are no lane's.
+    pub gate: &'a mut Gate,
+    /// Where they go then.
     pub control: &'a mut Control,
     /// All lanes.
     pub lanes: &'a mut Lanes,
@@ -105,7 +108,7 @@ struct Origins {
 pub struct Received {
     /// The socket.
     pub underlay: UnderlayId,
-    /// Its place in `transport.listen`, if other workers listen on that port too.
+    /// Its place in `transport.listen`, if it is one of those.
     pub port: Option<usize>,
 }
 
@@ -139,12 +142,10 @@ impl Downlink<'_> {
 
     /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
     fn buffer(&mut self, batch: &mut ReceiveBatch, received: Received, slot: usize) {
-        let Received { underlay, port } = received;
         let meta = *batch.meta(slot);
-        let (ecn, source, local) = (meta.ecn, meta.source, meta.local);
         let origins = Origins {
-            underlay,
-            path: Path { destination: source, source: local, ecn: 0 },
+            underlay: received.underlay,
+            path: Path { destination: meta.source, source: meta.local, ecn: 0 },
             slot,
             age: meta.age,
         };
@@ -161,15 +162,47 @@ impl Downlink<'_> {
             });
             match lane {
                 Some(lane) => self.packet(batch, &origins, lane, place),
-                None => match (steering::owner(datagram, self.place.1), port) {
-                    (owner, Some(port)) if owner != self.place.0 => {
-                        let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
-                        self.outgoing.packet(owner, port, meta, datagram);
-                    }
-                    _ => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
-                },
+                None => {
+                    let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
+                    self.outside(received, meta, datagram);
+                }
             }
         }
+    }
+
+    /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or a stranger's.
+    fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
+        let Received { underlay, port } = received;
+        if let Some(port) = port
+            && let owner = steering::owner(datagram, self.place.1)
+            && owner != self.place.0
+        {
+            self.outgoing.packet(owner, port, meta, datagram);
+            return;
+        }
+        let arrival = Arrival { source: meta.source, listening: port.is_some() };
+        let admission = match self.gate.check(datagram, arrival, self.now) {
+            Verdict::Pass => None,
+            Verdict::Admit(admission) => Some(admission),
+            Verdict::Retry => {
+                let (packet, now) = (self.gate.retry_packet(), self.now);
+                let path = Path { destination: meta.source, source: meta.local, ecn: 0 };
+                // What finds no room is asked for again: the client repeats its Initial.
+                let _sent = self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
+                    tail.copy_from_slice(packet);
+                    Some(packet.len())
+                });
+                return;
+            }
+            Verdict::Ignore | Verdict::Stranger => return,
+        };
+        self.control.datagram(
+            underlay,
+            (meta.source, meta.local),
+            meta.ecn,
+            (datagram, admission),
+            self.now,
+        );
     }
 
     /// Opens one packet of a lane in place and takes its frames.

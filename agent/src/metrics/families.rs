@@ -182,6 +182,7 @@ metrics! {
     /// What one worker counts without labels.
     group WorkerMetrics() {
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
+        gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards begun by either end, those that were then refused included.";
@@ -199,6 +200,7 @@ metrics! {
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
         handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
         refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";
+        gate_datagrams: counter "culvert_gate_datagrams_total" [step], "Datagrams at the gate, by the step at which they ended.";
         control_message_errors: counter "culvert_control_message_errors_total" [reason], "Control messages that could not be used, by reason.";
         handed_over: counter "culvert_handed_over_datagrams_total" [kind], "Datagrams handed to another worker, because their connection, lane or flow lives there.";
         taken_over: counter "culvert_taken_over_datagrams_total" [kind], "Datagrams taken from another worker.";

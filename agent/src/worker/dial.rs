@@ -3,10 +3,17 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
+use rand::{RngExt, seq::IndexedRandom};
 
 use super::{Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
 use crate::{
-    control::{messages::CloseReason, tls},
+    control::{
+        knock::{self, Knock},
+        messages::CloseReason,
+        tls,
+    },
+    gate::knock::ServerKey,
+    identity::PublicKey,
     io::Token,
     lanes::UnderlayId,
     peer::PeerId,
@@ -87,9 +94,20 @@ impl Worker {
         };
         let streams = self.config.limits.tcp_streams_per_peer;
         let transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
-        let mut client = quinn_proto::ClientConfig::new(crypto);
+        // During a rotation the peer holds one of its keys, and the next attempt may choose another.
+        let choice = keys.choose(self.doors.rng());
+        let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
+            tracing::error!(peer = &*name, "the peer's key is no point of its curve (remedy: culvert check)");
+            return;
+        };
+        let knock = Knock::new(
+            Arc::clone(self.own.agreement()),
+            Arc::new(server),
+            self.clock.unix_seconds(),
+            self.doors.rng().random(),
+        );
+        let mut client = knock::arm(crypto, knock, self.ids.initial(id));
         client.transport_config(Arc::new(transport));
-        client.initial_dst_cid_provider(self.ids.initial(id));
         let underlay = match self.doors.dial(&mut self.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
@@ -193,8 +211,10 @@ fn in_words(reason: &ConnectionError) -> String {
 fn likely_cause(reason: &ConnectionError) -> &'static str {
     match reason {
         ConnectionError::TimedOut => {
-            "is the peer running, is its UDP port reachable, is the endpoint right? \
-             A peer that does not know us may stay silent"
+            "a peer is silent to whom it does not accept. Likely causes: it is not running, or a firewall blocks UDP to it \
+             (path); `endpoints` is wrong (path); `public_key` is not its key (key); our key is not among its peers \
+             (allowlist); our clock differs from its by more than its access.clock_window (clock). Its log says which, if \
+             our packets reach it and `public_key` is right"
         }
         ConnectionError::TransportError(_) => "the key it proved is not one of `public_key` of this [[peer]]",
         ConnectionError::ConnectionClosed(_) => "is our public key in a [[peer]] of its configuration?",

@@ -36,6 +36,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::{
+    clock::Clock,
     config::Config,
     control::{
         cid::ConnectionIds,
@@ -50,6 +51,7 @@ use crate::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
     },
+    gate::{Gate, Own, refusals::Refusals},
     io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
     log::RateLimit,
@@ -150,6 +152,10 @@ pub struct Worker {
     ready: Ready,
     doors: Doors,
     ids: ConnectionIds,
+    own: Arc<Own>,
+    clock: Arc<dyn Clock + Send + Sync>,
+    gate: Gate,
+    refusals: Arc<Refusals>,
     control: Control,
     peers: Vec<Peer>,
     lanes: Lanes,
@@ -273,8 +279,8 @@ impl Worker {
             }
         }
         let port = match underlay.role {
-            UdpRole::QuicListen if self.place.1 > 1 => self.ports.iter().position(|port| *port == id),
-            UdpRole::QuicListen | UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream => None,
+            UdpRole::QuicListen => self.ports.iter().position(|port| *port == id),
+            UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream => None,
         };
         let received = Received { underlay: id, port };
         self.downlink(now, |downlink, batch| downlink.batch(batch, received));
@@ -285,6 +291,7 @@ impl Worker {
     fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut Downlink<'_>, &mut ReceiveBatch)) {
         let mut downlink = Downlink {
             peers: &mut self.peers,
+            gate: &mut self.gate,
             control: &mut self.control,
             lanes: &mut self.lanes,
             underlays: &mut self.underlays,

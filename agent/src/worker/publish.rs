@@ -65,6 +65,7 @@ pub struct Publisher {
     flows_ended: Counters,
     handshakes: Counters,
     refused_datagrams: Counters,
+    gate: Counters,
     control: [ControlMetrics; 2],
     message_errors: Counters,
     tcp: [TcpDirectionMetrics; 2],
@@ -117,6 +118,7 @@ impl Publisher {
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
             handshakes: Counters::bind(&families.handshakes, &[], &HANDSHAKES),
             refused_datagrams: Counters::bind(&families.refused_datagrams, &[], &REFUSED_DATAGRAMS),
+            gate: Counters::bind(&families.gate_datagrams, &[], &Step::LABELS),
             control: [uplink, downlink].map(|label| ControlMetrics::bind(metrics, label)),
             message_errors: Counters::bind(
                 &families.control_message_errors,
@@ -302,6 +304,8 @@ impl Worker {
             control.handshakes_ignored,
         ]);
         metrics.refused_datagrams.publish(&[control.unroutable, control.answers_suppressed]);
+        metrics.gate.publish(&self.gate.stats.ended);
+        metrics.own.gate_used_tokens.set(self.gate.remembered() as u64);
         metrics.control[0].control_messages.publish(control.messages_sent);
         metrics.control[1].control_messages.publish(control.messages_received);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());

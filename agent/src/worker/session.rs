@@ -16,7 +16,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use quinn_proto::{ConnectionHandle, Side};
@@ -29,37 +29,46 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    config::{Config, MaxPacket},
+    config::{self, Config, MaxPacket},
     control::{
         cid::ConnectionIds,
-        driver::{Control, Event},
-        messages::{CloseReason, Features, Hello, Message, MessageError, Service},
+        driver::{Acceptance, Control, Event},
+        messages::{self, CloseReason, Features, Hello, Message, MessageError, Service},
         tls,
+    },
+    gate::{
+        Own,
+        refusals::{Refusal, Why},
     },
     identity::PublicKey,
     lanes::{Openings, pool},
     log::RateLimit,
     peer::{PeerId, Session},
     relay::{Context, Origin},
+    roster::Roster,
 };
 
-/// The keys that may connect, and how often another one tried.
-struct Allowlist {
-    keys: Vec<PublicKey>,
+/// The one client that may present its certificate in a handshake.
+struct Guest {
+    roster: Arc<Roster>,
+    /// The X25519 key that knocked; without one, any allowed key.
+    agreement: Option<[u8; 32]>,
     refused: Arc<AtomicU64>,
-    log: Mutex<RateLimit>,
+    log: Arc<Mutex<RateLimit>>,
 }
 
-impl tls::ClientKeys for Allowlist {
+impl tls::ClientKeys for Guest {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
-        self.keys.contains(&PublicKey(*key))
+        // Asked in the midst of the handshake: the key may have been removed since it knocked.
+        let knocked = self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked));
+        knocked && (self.roster.peer_of(key).is_some() || self.roster.is_open())
     }
 
     fn refused(&self, refusal: &tls::Refusal) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(suppressed) = log.allow(SystemClock.now()) {
-            tracing::warn!(%refusal, suppressed, "handshake refused: not the key of a configured peer");
+            tracing::warn!(%refusal, suppressed, "handshake refused: not the key of a peer, or not the one that knocked");
         }
     }
 }
@@ -67,31 +76,59 @@ impl tls::ClientKeys for Allowlist {
 /// The endpoint of a worker.
 pub(super) fn control(
     config: &Config,
-    identity: &tls::TlsIdentity,
-    ids: &ConnectionIds,
+    (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
+    (ids, roster): (&ConnectionIds, &Arc<Roster>),
     metrics: &publish::Publisher,
-    seed: [u8; 32],
+    (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
 ) -> Result<Control, StartError> {
     let generator = ids.clone();
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
     let endpoint =
         tls::endpoint_config(move || Box::new(generator.clone()), reset_key, max_packet(config), Some(seed));
-    let server = if config.transport.listen.is_empty() {
-        None
+    let acceptance = if config.transport.listen.is_empty() {
+        Acceptance::Nobody
     } else {
-        let keys = config.peers.iter().flat_map(|peer| peer.public_keys.iter().copied()).collect();
-        let allowlist = Allowlist {
-            keys,
-            refused: metrics.refused_keys(),
-            log: Mutex::new(RateLimit::new(super::LOG_INTERVAL)),
+        let (roster, refused) = (Arc::clone(roster), metrics.refused_keys());
+        let log = Arc::new(Mutex::new(RateLimit::new(super::LOG_INTERVAL)));
+        let guest = move |agreement: Option<[u8; 32]>| Guest {
+            roster: Arc::clone(&roster),
+            agreement,
+            refused: Arc::clone(&refused),
+            log: Arc::clone(&log),
         };
-        let crypto = tls::server_crypto(identity, Arc::new(allowlist))?;
         // The dialler keeps the connection alive: it is the one behind a NAT.
         let transport = tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer);
-        let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed);
-        Some(Arc::new(tls::server_config(crypto, Arc::new(transport), Arc::new(token_key))))
+        let server = |token_key| -> Result<_, StartError> {
+            let crypto = tls::server_crypto(identity, Arc::new(guest(None)))?;
+            let mut server = tls::server_config(crypto, Arc::new(transport), token_key);
+            server.time_source(Arc::new(WallClock(Arc::clone(clock))));
+            Ok(Arc::new(server))
+        };
+        match config.access.knock {
+            config::Knock::Off => {
+                let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed);
+                Acceptance::Anyone(server(Arc::new(token_key))?)
+            }
+            config::Knock::Required => {
+                let server = server(Arc::clone(own.retry()) as _)?;
+                let identity = Arc::clone(identity);
+                let tls = move |agreement: &[u8; 32]| {
+                    tls::server_crypto(&identity, Arc::new(guest(Some(*agreement)))).ok()
+                };
+                Acceptance::Knocked { server, tls: Box::new(tls) }
+            }
+        }
     };
-    Ok(Control::new(endpoint, server))
+    Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
+}
+
+/// Our wall clock, as quinn-proto asks for it: when was a Retry token made?
+struct WallClock(Arc<dyn Clock + Send + Sync>);
+
+impl quinn_proto::TimeSource for WallClock {
+    fn now(&self) -> SystemTime {
+        UNIX_EPOCH + self.0.unix_time()
+    }
 }
 
 pub(super) fn max_packet(config: &Config) -> Option<u16> {
@@ -155,6 +192,7 @@ impl Worker {
 
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
+        self.admission_ended(handle);
         if key == self.identity.public_key() {
             tracing::error!("this agent reached itself: an endpoint in the configuration is its own");
             self.close(handle, CloseReason::SelfConnect, now);
@@ -183,13 +221,39 @@ impl Worker {
             connection.key = Some(*key);
         }
         if side == Side::Client {
-            let hello = self.hello(peer);
+            let possession = self
+                .control
+                .get(handle)
+                .and_then(|connection| connection.exported())
+                .and_then(|exported| self.identity.sign(&messages::possession(&exported)));
+            let hello = self.hello(peer, possession);
             self.control.send(handle, &hello);
         }
     }
 
+    /// A handshake that knocked is over, either way: its token is of no more use.
+    pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
+        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
+            self.gate.handshake_ended(admission);
+        }
+    }
+
+    /// Whether the dialler of a connection has proved with its hello that it holds the key that it `named`.
+    ///
+    /// TLS has checked its signature already. A knock can be made by whoever stole our private key, so whoever came in by
+    /// one says it again, bound to this connection.
+    fn possesses(&self, handle: ConnectionHandle, named: &[u8; 32], hello: &Hello) -> bool {
+        let Some(connection) = self.control.get(handle) else { return false };
+        match (&hello.possession, connection.admission()) {
+            (None, admission) => admission.is_none(),
+            (Some(signature), _) => connection.exported().is_some_and(|exported| {
+                PublicKey(*named).verify(&messages::possession(&exported), signature)
+            }),
+        }
+    }
+
     /// What we say of ourselves to `peer`.
-    fn hello(&self, peer: PeerId) -> Message {
+    fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
         let allowed = self.peers.get(peer.0 as usize).map_or(&[][..], |peer| &peer.config.services);
         let services = allowed.iter().filter_map(|place| {
             let service = self.config.services.get(*place)?;
@@ -204,6 +268,7 @@ impl Worker {
             max_datagram_packet: largest_packet(&self.config),
             services: services.collect(),
             features: Features::default(),
+            possession,
         })
     }
 
@@ -218,7 +283,11 @@ impl Worker {
         match message {
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
-                    let answer = self.hello(peer);
+                    if !self.possesses(handle, &key, &hello) {
+                        self.not_possessed(handle, now);
+                        return;
+                    }
+                    let answer = self.hello(peer, None);
                     self.control.send(handle, &answer);
                 }
                 self.establish(peer, (handle, side, key), hello, now);
@@ -246,6 +315,14 @@ impl Worker {
                 self.tell_all(|| Order::Services { peer, session, services: services.clone() }, now);
             }
         }
+    }
+
+    fn not_possessed(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(connection) = self.control.get(handle) {
+            let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
+            self.refusals.note(Refusal { at, source, why: Why::Possession });
+        }
+        self.close(handle, CloseReason::ProtocolViolation, now);
     }
 
     fn log_overflow(&mut self, handle: ConnectionHandle, now: Instant) {
@@ -457,6 +534,7 @@ impl Worker {
     /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
     fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
         self.lose(handle, "it is gone", now);
+        self.admission_ended(handle);
         if let Some(underlay) = self.control.remove(handle) {
             self.release_underlay(underlay);
         }
@@ -520,4 +598,12 @@ pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
 /// The largest packet that we send or accept on a lane, in bytes of UDP payload.
 pub(super) fn largest_packet(config: &Config) -> u16 {
     max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
+}
+
+#[cfg(test)]
+impl Worker {
+    /// Spends what the gate may spend on clients that have not proved their address.
+    pub(super) fn exhaust_gate_budget(&mut self, now: Instant) {
+        self.gate.exhaust_budget(now);
+    }
 }

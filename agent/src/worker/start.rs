@@ -29,6 +29,16 @@ pub struct Setup {
     pub config: Arc<Config>,
     /// Our key and certificate.
     pub identity: Arc<TlsIdentity>,
+    /// The other keys that follow from the identity.
+    pub own: Arc<Own>,
+    /// Who may connect.
+    pub roster: Arc<Roster>,
+    /// Where refused handshakes are noted.
+    pub refusals: Arc<Refusals>,
+    /// The knocks that were used, those of earlier processes included; whether all of them are known.
+    pub used: (SingleUse, bool),
+    /// Wall-clock time.
+    pub clock: Arc<dyn Clock + Send + Sync>,
     /// The outside world.
     pub net: Box<dyn Net>,
     /// Where sources report that they are ready.
@@ -95,11 +105,31 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, net, ready, instance, seed, worker, exchange, metrics } = setup;
+        let Setup { config, identity, own, roster, refusals, used, clock, .. } = setup;
+        let Setup { net, ready, instance, seed, worker, exchange, metrics, .. } = setup;
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(rng.random(), place.0, place.1);
-        let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
+        let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
+        let control = session::control(
+            &config,
+            (&identity, &own),
+            (&ids, &roster),
+            &metrics,
+            (&clock, rng.random()),
+        )?;
+        let gate = Gate::new(GateSetup {
+            own: Arc::clone(&own),
+            ids: ids.clone(),
+            roster: Arc::clone(&roster),
+            refusals: Arc::clone(&refusals),
+            required: config.access.knock == config::Knock::Required,
+            window: config.access.clock_window.as_secs(),
+            used,
+            budget: Budget::new(place.1),
+            clock: Arc::clone(&clock),
+            crypto: control.initial_crypto(&identity)?,
+            rng: StdRng::from_seed(rng.random()),
+        });
         let most_segments = net.most_segments();
         let mut doors = Doors::new(net, &config, rng);
         let inbox_token = doors.token(Source::Inbox);

@@ -49,6 +49,29 @@ struct InTransit {
     payload: Vec<u8>,
 }
 
+/// A datagram that a host put on the network, before the weather.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tapped {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) ecn: u8,
+    pub(super) payload: Vec<u8>,
+}
+
+/// A machine's clock: the world's, and how many seconds it is ahead.
+struct Skewed(ManualClock, i64);
+
+impl Clock for Skewed {
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn unix_time(&self) -> Duration {
+        let seconds = self.0.unix_time().as_secs().saturating_add_signed(self.1);
+        Duration::from_secs(seconds)
+    }
+}
+
 /// A simulated network, its clock and its agents.
 pub(super) struct World {
     pub(super) clock: ManualClock,
@@ -59,6 +82,13 @@ pub(super) struct World {
     agents: Vec<Option<Agent>>,
     /// How many workers the next agent gets.
     workers: u8,
+    /// How many seconds the clock of the next agent is ahead.
+    skew: i64,
+    /// Each agent's state directory: the knocks that it let in.
+    journals: Vec<MemoryJournals>,
+    tap: Rc<RefCell<Option<Vec<Tapped>>>>,
+    /// Addresses that a NAT between the hosts translates: inside, outside.
+    nat: Rc<RefCell<Vec<(SocketAddr, SocketAddr)>>>,
 }
 
 /// One agent of a world.
@@ -102,23 +132,37 @@ impl World {
         let agent_addresses = Rc::<RefCell<Vec<IpAddr>>>::default();
         let (now, rules, heap) = (clock.clone(), Rc::clone(&weather), Rc::clone(&transit));
         let known = Rc::clone(&agent_addresses);
+        let tap = Rc::<RefCell<Option<Vec<Tapped>>>>::default();
+        let tapped = Rc::clone(&tap);
+        let nat = Rc::<RefCell<Vec<(SocketAddr, SocketAddr)>>>::default();
+        let translated = Rc::clone(&nat);
         fabric.set_hook(move |datagram| {
             if datagram.to.ip().is_loopback() {
                 return Verdict::Deliver;
             }
+            let outside = |address: SocketAddr| {
+                translated.borrow().iter().find(|pair| pair.0 == address).map_or(address, |pair| pair.1)
+            };
+            let inside = |address: SocketAddr| {
+                translated.borrow().iter().find(|pair| pair.1 == address).map_or(address, |pair| pair.0)
+            };
+            let (from, to) = (outside(datagram.from), inside(datagram.to));
+            if let Some(tapped) = tapped.borrow_mut().as_mut() {
+                let (ecn, payload) = (datagram.ecn, datagram.payload.to_vec());
+                tapped.push(Tapped { from, to, ecn, payload });
+            }
             let rules = rules.borrow();
-            let between_agents =
-                [datagram.from, datagram.to].iter().all(|end| known.borrow().contains(&end.ip()));
+            let between_agents = [from, to].iter().all(|end| known.borrow().contains(&end.ip()));
             let lost = between_agents && rng.random_range(0..100) < rules.loss_percent;
-            if lost || (rules.block)(datagram.from, datagram.to) {
+            if lost || (rules.block)(from, to) {
                 return Verdict::Drop;
             }
             order += 1;
             heap.borrow_mut().push(Reverse(InTransit {
                 arrives: now.now() + rules.delay,
                 order,
-                from: datagram.from,
-                to: datagram.to,
+                from,
+                to,
                 ecn: datagram.ecn,
                 payload: datagram.payload.to_vec(),
             }));
@@ -131,8 +175,44 @@ impl World {
             transit,
             agent_addresses,
             agents: Vec::new(),
-            workers: std::env::var("CW").map_or(1, |w| w.parse().unwrap()),
+            workers: 1,
+            skew: 0,
+            journals: Vec::new(),
+            tap,
+            nat,
         }
+    }
+
+    /// What was put on the network since this was last asked, from the first time on.
+    pub(super) fn tapped(&self) -> Vec<Tapped> {
+        self.tap.borrow_mut().replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// From now on a NAT shows `inside` as `outside`, in place of what it showed before.
+    pub(super) fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
+        let mut nat = self.nat.borrow_mut();
+        nat.retain(|pair| pair.0 != inside);
+        nat.push((inside, outside));
+    }
+
+    /// Puts a datagram on the network in anyone's name; it arrives as any other.
+    pub(super) fn send_as(&self, datagram: &Tapped) {
+        self.fabric.inject(&Datagram {
+            from: datagram.from,
+            to: datagram.to,
+            ecn: datagram.ecn,
+            payload: &datagram.payload,
+        });
+    }
+
+    /// How many seconds the clocks of the agents are ahead that are started from now on.
+    pub(super) fn set_skew(&mut self, seconds: i64) {
+        self.skew = seconds;
+    }
+
+    /// Loses an agent's state directory.
+    pub(super) fn lose_state(&mut self, place: usize) {
+        self.journals[place] = MemoryJournals::default();
     }
 
     /// How many workers the agents have that are started from now on.
@@ -143,6 +223,7 @@ impl World {
     /// Starts an agent on a host of its own with these addresses; returns its place.
     pub(super) fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
+        self.journals.push(MemoryJournals::default());
         self.agent_addresses.borrow_mut().extend_from_slice(addresses);
         let place = self.agents.len() - 1;
         self.restart(place, toml, identity, addresses, seed);

@@ -8,6 +8,7 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod crew;
+mod gate;
 mod harness;
 mod hostile;
 mod packing;
@@ -42,6 +43,15 @@ impl Pair {
 
     /// With this many workers at the entry and at the exit.
     fn with_workers(seed: u64, workers: (u8, u8), entry_extra: &str, exit_extra: &str) -> Self {
+        Self::with_all(seed, (workers, 0), entry_extra, exit_extra)
+    }
+
+    /// The entry's clock is `skew` seconds ahead of the exit's.
+    fn with_skew(seed: u64, skew: i64) -> Self {
+        Self::with_all(seed, ((1, 1), skew), "", "")
+    }
+
+    fn with_all(seed: u64, (workers, skew): ((u8, u8), i64), entry_extra: &str, exit_extra: &str) -> Self {
         println!("seed {seed}, workers {workers:?}");
         let mut world = World::new(seed);
         let (entry_key, exit_key) = (Identity::generate().unwrap(), Identity::generate().unwrap());
@@ -83,8 +93,10 @@ impl Pair {
         world.set_workers(workers.1);
         let exit = world.start(&exit_toml, &exit_key, &[EXIT], 1);
         world.set_workers(workers.0);
+        world.set_skew(skew);
         let entry = world.start(&entry_toml, &entry_key, &[ENTRY], 2);
         world.set_workers(workers.1);
+        world.set_skew(0);
         let clients = world.host(&[CLIENT]);
         let mut services = world.host(&[SERVICE]);
         let echo = services.udp(UPSTREAM, None);

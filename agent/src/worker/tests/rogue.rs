@@ -16,13 +16,19 @@ use ring::hmac;
 
 use super::harness::{Host, Udp};
 use crate::{
+    clock::{Clock, ManualClock},
     control::{
         cid::ConnectionIds,
-        messages::{CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message},
+        knock::{self, Knock},
+        messages::{
+            CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL, possession,
+        },
         suite, tls,
     },
-    identity::Identity,
+    gate::{Own, knock::ServerKey},
+    identity::{Identity, PublicKey},
     lanes::pool,
+    peer::PeerId,
     relay::FlowNumber,
 };
 
@@ -37,7 +43,10 @@ pub(super) struct Rogue {
     handle: ConnectionHandle,
     quinn: Connection,
     ids: ConnectionIds,
+    own: tls::TlsIdentity,
     control: Option<StreamId>,
+    /// To be said first, once the handshake is complete.
+    waiting: Option<Hello>,
     outgoing: Vec<u8>,
     framer: Framer,
     asked: Vec<LaneOffer>,
@@ -63,17 +72,22 @@ impl Rogue {
         remote: SocketAddr,
         (identity, expected): (&Identity, [u8; 32]),
         window: Option<u32>,
-        now: Instant,
+        clock: &ManualClock,
     ) -> Self {
+        let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
         let own = tls::TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
         let seed = [u8::try_from(local.port() & 0xff).unwrap(); 32];
-        let ids = ConnectionIds::new(seed, 0, 1);
+        let keys = Own::new(identity);
+        let ids = ConnectionIds::new(keys.issued().clone(), seed, 0, 1);
         let generator = ids.clone();
         let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
         let config =
             tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(1200), Some(seed));
         let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
-        let mut client = ClientConfig::new(tls::client_crypto(&own, &[expected]).unwrap());
+        let server = Arc::new(ServerKey::new(&PublicKey(expected)).unwrap());
+        let knock = Knock::new(Arc::clone(keys.agreement()), server, unix_seconds, rand::random());
+        let crypto = tls::client_crypto(&own, &[expected]).unwrap();
+        let mut client = knock::arm(crypto, knock, ids.initial(PeerId(0)));
         let mut transport = tls::transport_config(None, Some(1200), 4);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
@@ -87,12 +101,14 @@ impl Rogue {
             handle,
             quinn,
             ids,
+            own,
             control: None,
+            waiting: None,
             outgoing: Vec::new(),
             framer: Framer::new(MAX_MESSAGE_BYTES),
             asked: Vec::new(),
             lanes: Vec::new(),
-            parity: u64::from(own.public_key() > &expected),
+            parity: u64::from(identity.public_key().0 > expected),
             connected: false,
             lost: None,
             messages: Vec::new(),
@@ -115,12 +131,37 @@ impl Rogue {
             max_datagram_packet: 1200,
             services: Vec::new(),
             features: Features::default(),
+            possession: None,
         })
     }
 
     /// Writes a message to the control stream.
     pub(super) fn say(&mut self, message: &Message) {
-        message.encode(&mut self.outgoing);
+        match message {
+            // It proves possession of the key, which needs the finished handshake.
+            Message::Hello(hello) if !self.connected => self.waiting = Some(hello.clone()),
+            Message::Hello(hello) => self.proven(hello.clone()).encode(&mut self.outgoing),
+            Message::LaneOpen(_)
+            | Message::LaneAccept(_)
+            | Message::LaneRefuse(_)
+            | Message::LaneClose(_)
+            | Message::ServicesChanged(_) => message.encode(&mut self.outgoing),
+        }
+    }
+
+    /// Says hello with this in place of the proof that it holds its key.
+    pub(super) fn say_unproven(&mut self, possession: Option<[u8; 64]>) {
+        if let Message::Hello(hello) = Self::hello() {
+            Message::Hello(Hello { possession, ..hello }).encode(&mut self.outgoing);
+        }
+    }
+
+    /// The hello with the signature that belongs to this connection.
+    fn proven(&self, hello: Hello) -> Message {
+        let mut exported = [0; 32];
+        let session = self.quinn.crypto_session();
+        session.export_keying_material(&mut exported, POSSESSION_LABEL, &[]).unwrap();
+        Message::Hello(Hello { possession: self.own.sign(&possession(&exported)), ..hello })
     }
 
     /// Writes bytes to the control stream.
@@ -242,7 +283,14 @@ impl Rogue {
     fn events(&mut self) {
         while let Some(event) = self.quinn.poll() {
             match event {
-                Event::Connected => self.connected = true,
+                Event::Connected => {
+                    self.connected = true;
+                    if let Some(hello) = self.waiting.take() {
+                        let mut first = Vec::new();
+                        self.proven(hello).encode(&mut first);
+                        self.outgoing.splice(0..0, first);
+                    }
+                }
                 Event::ConnectionLost { reason } => self.lost = Some(reason),
                 Event::Stream(
                     StreamEvent::Opened { .. }

@@ -144,7 +144,7 @@ pub(super) fn dial(
 ) -> Rogue {
     let exit = SocketAddr::new(EXIT, 4433);
     let keys = (identity, pair.exit_key.public_key().0);
-    Rogue::dial(host, address(ROGUE, place), exit, keys, window, pair.world.clock.now())
+    Rogue::dial(host, address(ROGUE, place), exit, keys, window, &pair.world.clock)
 }
 
 /// What was logged on this thread.

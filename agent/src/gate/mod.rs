@@ -1,0 +1,392 @@
+//! The gate: what stands before QUIC. A datagram that does not prove knowledge of our public key never reaches
+//! quinn-proto, and draws no byte.
+//!
+//! | question | file |
+//! |---|---|
+//! | in which order is a datagram checked | this one: [`Gate::check`] |
+//! | what kind of packet is it | `classify.rs` |
+//! | how does a client prove that it knows our key, and who it is | `knock.rs` |
+//! | was this proof used before | `table.rs` |
+//! | how much is spent on whose proofs | `budget.rs` |
+//! | is the proof about this very ClientHello | `initial.rs` |
+//! | what is asked of clients under load | `retry.rs` |
+//! | where strangers go | `decoy.rs` |
+//! | why were they refused, for those who may know | `refusals.rs` |
+//!
+//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
+//!
+//! ```text
+//!   short header, Handshake, Retry ── to a connection ID of ours? ───────────────────────► QUIC
+//!   Initial ─┬─ without a token, to a connection ID of ours: our own dialling's answer ──► QUIC
+//!            └─ with one, on a listening port:
+//!                 1  ≥ 1200 bytes, a token of the right length
+//!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
+//!                 3  mac1: knows our public key          0.3 µs; strangers end here
+//!                 4  budget; over it, a Retry first
+//!                 5  X25519 and AEAD: who it is         83 µs
+//!                 6  clock, allowlist
+//!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
+//!   anything else: a stranger's
+//! ```
+//!
+//! For strangers nothing is allocated and nothing is locked.
+
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+use quinn_proto::crypto::ServerConfig as CryptoConfig;
+use rand::{RngExt, rngs::StdRng};
+
+pub mod budget;
+pub mod classify;
+mod initial;
+pub mod knock;
+mod own;
+pub mod refusals;
+pub mod retry;
+pub mod table;
+
+use self::{
+    budget::{Budget, Take},
+    classify::{Class, Initial, classify},
+    initial::{HelloError, client_hello_hash},
+    knock::{KNOCK_BYTES, KnockError, Opened},
+    refusals::{Refusal, Refusals, Why},
+    retry::{RETRY_TOKEN_BYTES, RetryKey},
+    table::{InsertError, SingleUse, Used},
+};
+pub use self::own::Own;
+use crate::{
+    clock::Clock,
+    control::{cid::ConnectionIds, driver::Admission, tls::MIN_PACKET},
+    roster::{Admits, Roster},
+};
+
+/// What is to be done with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It belongs to a connection, or may: quinn-proto decides.
+    Pass,
+    /// It is the first of a handshake that may begin.
+    Admit(Admission),
+    /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
+    Retry,
+    /// It comes from someone who knows our public key and is refused, or repeats what was used: silence.
+    Ignore,
+    /// It comes from a stranger: silence, or the decoy.
+    Stranger,
+}
+
+/// Where datagrams ended; monotonic counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GateStats {
+    /// By [`Step`].
+    pub ended: [u64; Step::LABELS.len()],
+}
+
+/// The step of the gate at which a datagram ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Passed on to a connection.
+    Passed,
+    /// Admitted as the first datagram of a handshake.
+    Admitted,
+    /// Answered with a Retry.
+    Retry,
+    /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
+    Class,
+    /// A token of another length than ours, or none.
+    Token,
+    /// A token that was used.
+    Used,
+    /// A token that was not made with our public key.
+    Mac,
+    /// A Retry token that is not ours, too old, or of another address.
+    RetryToken,
+    /// More than is spent on such a source.
+    Budget,
+    /// A knock that does not open.
+    Knock,
+    /// A knock of another time.
+    Clock,
+    /// A key that may not connect.
+    Key,
+    /// A knock about another ClientHello, or none that can be read.
+    Hello,
+    /// The table of used tokens is full.
+    Full,
+}
+
+impl Step {
+    /// The values of the metric label `step`.
+    pub const LABELS: [&'static str; 14] = [
+        "passed", "admitted", "retry", "class", "token", "used", "mac", "retry_token", "budget", "knock", "clock",
+        "key", "hello", "full",
+    ];
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// The gate of one worker.
+pub struct Gate {
+    own: Arc<Own>,
+    ids: ConnectionIds,
+    roster: Arc<Roster>,
+    refusals: Arc<Refusals>,
+    /// Whether clients must knock.
+    required: bool,
+    /// How far a knock's time may be from ours, seconds.
+    window: u64,
+    /// Knocks of before are refused: what was used then is not known any more. Unix seconds.
+    not_before: u64,
+    table: SingleUse,
+    budget: Budget,
+    clock: Arc<dyn Clock + Send + Sync>,
+    /// Removes the protection of Initial packets, and makes the tag of a Retry.
+    crypto: Arc<dyn CryptoConfig>,
+    rng: StdRng,
+    retry_packet: Vec<u8>,
+    /// What it counted.
+    pub stats: GateStats,
+}
+
+/// What a gate is made of.
+pub struct GateSetup {
+    /// Our keys.
+    pub own: Arc<Own>,
+    /// How our connection IDs are told.
+    pub ids: ConnectionIds,
+    /// Who may connect.
+    pub roster: Arc<Roster>,
+    /// Where refusals are noted.
+    pub refusals: Arc<Refusals>,
+    /// Whether clients must knock.
+    pub required: bool,
+    /// How far a knock's time may be from ours, seconds.
+    pub window: u64,
+    /// The knocks that were used, those of earlier processes included; whether all of them are known.
+    pub used: (SingleUse, bool),
+    /// What may be spent.
+    pub budget: Budget,
+    /// Wall-clock time.
+    pub clock: Arc<dyn Clock + Send + Sync>,
+    /// Any server configuration: for the keys of Initial packets, which follow from the connection ID.
+    pub crypto: Arc<dyn CryptoConfig>,
+    /// For the connection IDs of Retry packets.
+    pub rng: StdRng,
+}
+
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// Whether it came to a port on which we listen.
+    pub listening: bool,
+}
+
+impl Gate {
+    /// The gate of one worker.
+    #[must_use]
+    pub fn new(setup: GateSetup) -> Self {
+        let GateSetup { own, ids, roster, refusals, required, window, used, budget, clock, crypto, rng } = setup;
+        let (table, all_known) = used;
+        let not_before = if all_known { 0 } else { clock.unix_seconds() };
+        Self {
+            own,
+            ids,
+            roster,
+            refusals,
+            required,
+            window,
+            not_before,
+            table,
+            budget,
+            clock,
+            crypto,
+            rng,
+            retry_packet: Vec::new(),
+            stats: GateStats::default(),
+        }
+    }
+
+    /// Decides about a datagram that no lane wants.
+    pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
+        let (verdict, step) = self.decide(datagram, arrival, now);
+        self.stats.ended[step.index()] += 1;
+        verdict
+    }
+
+    /// The Retry packet that [`Verdict::Retry`] is about.
+    #[must_use]
+    pub fn retry_packet(&self) -> &[u8] {
+        &self.retry_packet
+    }
+
+    /// A handshake that was admitted has ended, either way: nothing more comes with its token.
+    pub fn handshake_ended(&mut self, admission: &Admission) {
+        self.table.done(&admission.tag);
+    }
+
+    /// Forgets tokens whose time is over: no knock could be accepted any more under them.
+    pub fn expire(&mut self, now: Instant) {
+        self.table.expire(now, self.clock.unix_seconds());
+    }
+
+    /// How many used tokens it remembers.
+    #[must_use]
+    pub fn remembered(&self) -> usize {
+        self.table.len()
+    }
+
+    fn decide(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> (Verdict, Step) {
+        match classify(datagram) {
+            Class::Short { cid } if self.ids.issued().is_ours(cid) => (Verdict::Pass, Step::Passed),
+            Class::Handshake { dcid } | Class::Retry { dcid } if self.is_ours(dcid) => (Verdict::Pass, Step::Passed),
+            Class::Initial(initial) => self.initial(datagram, &initial, arrival, now),
+            Class::Short { .. }
+            | Class::Handshake { .. }
+            | Class::Retry { .. }
+            | Class::ZeroRtt { .. }
+            | Class::Other => (Verdict::Stranger, Step::Class),
+        }
+    }
+
+    fn is_ours(&self, dcid: &[u8]) -> bool {
+        dcid.try_into().is_ok_and(|dcid| self.ids.issued().is_ours(dcid))
+    }
+
+    fn initial(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        arrival: Arrival,
+        now: Instant,
+    ) -> (Verdict, Step) {
+        let ours = self.is_ours(initial.dcid);
+        if ours && initial.token.is_empty() {
+            return (Verdict::Pass, Step::Passed);
+        }
+        if !self.required && arrival.listening {
+            return (Verdict::Pass, Step::Passed);
+        }
+        let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
+            return (Verdict::Stranger, if arrival.listening { Step::Token } else { Step::Class });
+        };
+        let retried = initial.token.len() == RETRY_TOKEN_BYTES;
+        if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
+            return (Verdict::Stranger, Step::Token);
+        }
+        if let Some(used) = self.table.look(&tag) {
+            return if used.passes(arrival.source) { (Verdict::Pass, Step::Passed) } else { (Verdict::Stranger, Step::Used) };
+        }
+        if !self.own.server().is_proof(initial.dcid, initial.token) {
+            return (Verdict::Stranger, Step::Mac);
+        }
+        match self.knock(datagram, initial, (arrival.source, retried, tag), now) {
+            Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
+            Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
+            Err(why) => {
+                self.refusals.note(Refusal { at: self.clock.unix_seconds(), source: arrival.source, why });
+                (Verdict::Ignore, why.step())
+            }
+        }
+    }
+
+    /// The rest of the way, of someone who knows our public key.
+    fn knock(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        (source, retried, tag): (SocketAddr, bool, [u8; 16]),
+        now: Instant,
+    ) -> Result<Knocked, Why> {
+        let unix_seconds = self.clock.unix_seconds();
+        let (knock, original) = if retried {
+            let opened = self.own.retry().open(source, initial.token, unix_seconds).map_err(Why::RetryToken)?;
+            (opened.knock, opened.original_dcid)
+        } else {
+            let knock = initial.token.try_into().map_err(|_| Why::Knock(KnockError::Mac))?;
+            // Ours have eight bytes, so that a listener can steer by them.
+            (knock, initial.dcid.try_into().map_err(|_| Why::ConnectionId)?)
+        };
+        if retried {
+            // The knock within was checked before the Retry was made, but for what follows.
+            let inner = knock.last_chunk::<16>().copied().unwrap_or_default();
+            if self.table.look(&inner).is_some() {
+                return Err(Why::Repeated);
+            }
+        }
+        match self.budget.take(source.ip(), retried, now) {
+            Take::Granted => {}
+            Take::Retry => {
+                self.make_retry(initial, &knock, (source, unix_seconds));
+                return Ok(Knocked::Retry);
+            }
+            Take::Refused => return Err(Why::Budget),
+        }
+        let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
+        self.is_fresh(&opened, unix_seconds)?;
+        match self.roster.admits(&opened.client) {
+            Admits::Peer(_) | Admits::Anyone => {}
+            Admits::Nobody => return Err(Why::Key(opened.client)),
+        }
+        let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
+        if hash != opened.hello_hash {
+            return Err(Why::Hello(HelloError::Other));
+        }
+        let used = Used::new(source, original, opened.unix_seconds.saturating_add(self.window));
+        if retried {
+            // Neither the Retry token nor the knock in it is good for anything else.
+            let inner = knock.last_chunk::<16>().copied().unwrap_or_default();
+            self.remember(inner, used, (now, unix_seconds))?;
+            self.table.done(&inner);
+        }
+        self.remember(tag, used, (now, unix_seconds))?;
+        Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
+    }
+
+    fn remember(&mut self, tag: [u8; 16], used: Used, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
+        self.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
+            InsertError::Full => Why::Full,
+            InsertError::Used => Why::Repeated,
+        })
+    }
+
+    fn is_fresh(&self, opened: &Opened, unix_seconds: u64) -> Result<(), Why> {
+        let ahead = i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
+        if ahead.unsigned_abs() > self.window {
+            return Err(Why::Clock { ahead });
+        }
+        if opened.unix_seconds < self.not_before {
+            return Err(Why::BeforeStart);
+        }
+        Ok(())
+    }
+
+    fn make_retry(
+        &mut self,
+        initial: &Initial<'_>,
+        knock: &[u8; KNOCK_BYTES],
+        (source, unix_seconds): (SocketAddr, u64),
+    ) {
+        let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
+        let token =
+            self.own.retry().token(self.own.server(), source, initial.dcid, unix_seconds, knock, &dcid, nonce);
+        self.retry_packet.clear();
+        retry::packet(&*self.crypto, initial.scid, initial.dcid, &dcid, &token, &mut self.retry_packet);
+    }
+}
+
+/// What became of a knock.
+enum Knocked {
+    Admitted(Admission),
+    Retry,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("stats", &self.stats).finish_non_exhaustive()
+    }
+}

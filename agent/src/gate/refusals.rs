@@ -1,0 +1,169 @@
+//! Why handshakes of those who know our public key are refused: for the log, `status` and metrics of this end. The other
+//! end is told nothing.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
+use crate::{
+    clock::{Clock, SystemClock},
+    log::RateLimit,
+};
+
+/// Refusals that are remembered.
+const REMEMBERED: usize = 16;
+
+/// Between two lines about refusals in the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why a handshake was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A Retry token that does not hold.
+    RetryToken(RetryError),
+    /// A destination connection ID of another length than eight bytes.
+    ConnectionId,
+    /// The knock within a Retry token was used.
+    Repeated,
+    /// More is not spent on such a source.
+    Budget,
+    /// The knock does not open.
+    Knock(KnockError),
+    /// The client's clock and ours differ: by so many seconds it is ahead.
+    Clock {
+        /// Seconds; negative if it is behind.
+        ahead: i64,
+    },
+    /// It was made before this process started, and what was used then is not known.
+    BeforeStart,
+    /// No peer has this X25519 key.
+    Key([u8; 32]),
+    /// The knock is about another ClientHello.
+    Hello(HelloError),
+    /// No further token can be remembered.
+    Full,
+    /// TLS: the certificate is not of the key that knocked, or the key was removed since.
+    Certificate,
+    /// The client did not prove that it holds its key.
+    Possession,
+}
+
+impl Why {
+    /// Where in the gate it ended.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        match self {
+            Self::RetryToken(_) => Step::RetryToken,
+            Self::ConnectionId | Self::Knock(_) => Step::Knock,
+            Self::Repeated => Step::Used,
+            Self::Budget => Step::Budget,
+            Self::Clock { .. } | Self::BeforeStart => Step::Clock,
+            Self::Key(_) | Self::Certificate | Self::Possession => Step::Key,
+            Self::Hello(_) => Step::Hello,
+            Self::Full => Step::Full,
+        }
+    }
+
+    /// What the operator can do.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Clock { .. } => "set the clocks of both hosts, e.g. by NTP; access.clock_window is how far they may differ",
+            Self::BeforeStart => "none needed: the client knocks anew every second; or set its clock, if it goes on",
+            Self::Key(_) => "if it is a peer of yours, add its key: culvert peer add",
+            Self::Certificate => "the client presents a certificate of another key than it knocked with",
+            Self::Budget => "many handshakes at once: a restart of many peers, or someone who knows the link",
+            Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::RetryToken(_) => {
+                "is the client of another version, or is something between altering packets?"
+            }
+            Self::Repeated => "none needed, unless it goes on: someone repeats packets",
+            Self::Full => "more handshakes within access.clock_window than can be remembered",
+            Self::Possession => "the client does not prove that it holds its key; is it of another version?",
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RetryToken(why) => write!(f, "its Retry token does not hold: {why}"),
+            Self::ConnectionId => f.write_str("its connection ID has not eight bytes"),
+            Self::Repeated => f.write_str("its knock was used before"),
+            Self::Budget => f.write_str("too many handshakes from there"),
+            Self::Knock(why) => write!(f, "its knock does not open: {why}"),
+            Self::Clock { ahead } if *ahead < 0 => {
+                write!(f, "its clock is {} s behind ours", ahead.unsigned_abs())
+            }
+            Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
+            Self::BeforeStart => f.write_str("its knock is older than this process"),
+            Self::Key(_) => f.write_str("its key is not on the allowlist"),
+            Self::Hello(why) => write!(f, "its knock is about another ClientHello: {why}"),
+            Self::Full => f.write_str("no more knocks can be remembered"),
+            Self::Certificate => f.write_str("its certificate is not of an allowed key"),
+            Self::Possession => f.write_str("it did not prove that it holds its key"),
+        }
+    }
+}
+
+/// A refused handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// When, unix seconds.
+    pub at: u64,
+    /// From where; the address need not be true.
+    pub source: SocketAddr,
+    /// Why.
+    pub why: Why,
+}
+
+/// The latest refusals of all workers. Only who knows our public key gets here, so it may lock.
+#[derive(Debug)]
+pub struct Refusals {
+    inside: Mutex<Inside>,
+}
+
+#[derive(Debug)]
+struct Inside {
+    latest: VecDeque<Refusal>,
+    log: RateLimit,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let log = RateLimit::new(LOG_INTERVAL);
+        Self { inside: Mutex::new(Inside { latest: VecDeque::with_capacity(REMEMBERED), log }) }
+    }
+}
+
+impl Refusals {
+    /// Notes a refusal, and says so in the log unless that was just done.
+    pub fn note(&self, refusal: Refusal) {
+        let mut inside = self.lock();
+        if inside.latest.len() == REMEMBERED {
+            inside.latest.pop_front();
+        }
+        inside.latest.push_back(refusal);
+        let suppressed = inside.log.allow(SystemClock.now());
+        drop(inside);
+        if let Some(suppressed) = suppressed {
+            let Refusal { source, why, .. } = refusal;
+            tracing::warn!(%source, suppressed, "handshake refused: {why} (remedy: {})", why.remedy());
+        }
+    }
+
+    /// The latest ones, oldest first.
+    #[must_use]
+    pub fn latest(&self) -> Vec<Refusal> {
+        self.lock().latest.iter().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        // Nothing panics while it is held.
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
