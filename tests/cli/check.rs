@@ -26,7 +26,7 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         keygen(&folder.path().join("identity.key"));
         let text = format!(
-            "[identity]\nkey_file = \"identity.key\"\n\
+            "[identity]\nkey_file = \"identity.key\"\nstate_dir = \"state\"\n\
              [transport]\nlisten = [\"127.0.0.1:4433\"]\n\
              [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
              [[udp]]\nlisten = \"127.0.0.1:5300\"\npeer = \"exit\"\nservice = \"dns\"\n\
@@ -90,12 +90,11 @@ fn a_valid_configuration_passes() {
 #[test]
 fn an_unknown_key_is_refused() {
     let case = Case::new().add("keep_alive = \"1s\"\n");
-    case.is_refused(&["culvert.toml:15:", "peer[0].keep_alive", "unknown key", "did you mean keepalive?"]);
+    case.is_refused(&["culvert.toml:16:", "peer[0].keep_alive", "unknown key", "did you mean keepalive?"]);
 }
 
 #[test]
 fn a_key_of_a_feature_that_is_not_there_is_refused() {
-    Case::new().add("[access]\nmode = \"open\"\n").is_refused(&["access", "not available in this version"]);
     Case::new().add("dscp = \"copy\"\n").is_refused(&["peer[0].dscp", "not available in this version"]);
     Case::new().add("[[tun]]\nname = \"c0\"\n").is_refused(&["tun", "not available in this version"]);
 }

@@ -22,7 +22,7 @@ fn configuration(more: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     keygen(&folder.path().join("identity.key"));
     let config = format!(
-        "identity.key_file = \"identity.key\"\n{more}\n\
+        "identity = {{ key_file = \"identity.key\", state_dir = \"state\" }}\ncontrol.socket = \"\"\n{more}\n\
          [[peer]]\nname = \"exit\"\npublic_key = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE\"\n\
          endpoints = [\"127.0.0.1:9\"]\n"
     );

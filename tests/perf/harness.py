@@ -257,7 +257,8 @@ class Culvert:
         transport = f"workers = {workers}" if workers else ""
         lanes = f"lanes = {workers}" if workers else ""
         (folder / "exit.toml").write_text(f"""
-identity = {{ key_file = "{folder}/exit.key" }}
+identity = {{ key_file = "{folder}/exit.key", state_dir = "{folder}/exit" }}
+control = {{ socket = "" }}
 metrics = {{ listen = "127.0.0.1:{self.metrics["exit"]}" }}
 [transport]
 listen = ["127.0.0.1:{quic}"]
@@ -275,7 +276,8 @@ name = "probe"
 upstream = "127.0.0.1:{self.probe_sink}"
 """)
         (folder / "entry.toml").write_text(f"""
-identity = {{ key_file = "{folder}/entry.key" }}
+identity = {{ key_file = "{folder}/entry.key", state_dir = "{folder}/entry" }}
+control = {{ socket = "" }}
 metrics = {{ listen = "127.0.0.1:{self.metrics["entry"]}" }}
 [transport]
 {transport}

@@ -180,7 +180,7 @@ fn stranger_key(place: u64) -> String {
 fn entry(folder: &Path, place: u64, exit_key: &str, underlay: SocketAddr) -> Running {
     let file = folder.join(format!("{place}.toml"));
     let text = format!(
-        "identity.key_file = \"{place}.key\"\n[[peer]]\nname = \"exit\"\npublic_key = \"{exit_key}\"\n\
+        "identity = {{ key_file = \"{place}.key\", state_dir = \"{place}\" }}\ncontrol.socket = \"\"\n[[peer]]\nname = \"exit\"\npublic_key = \"{exit_key}\"\n\
          endpoints = [\"{underlay}\"]\nlanes = 1\n"
     );
     fs::write(&file, text).expect("the folder is ours");

@@ -70,7 +70,8 @@ impl Agent {
     /// When the disk is full.
     pub fn configure(&self, body: &str) {
         let common = format!(
-            "identity.key_file = \"identity.key\"\nmetrics.listen = \"{}\"\nlog.level = \"debug\"\n{body}",
+            "identity.key_file = \"identity.key\"\nidentity.state_dir = \"state\"\n\
+             control.socket = \"control\"\nmetrics.listen = \"{}\"\nlog.level = \"debug\"\n{body}",
             self.metrics
         );
         fs::write(self.config(), common).expect("the folder is ours");

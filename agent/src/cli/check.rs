@@ -19,7 +19,11 @@ impl Check {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let (config, identity) = Config::load(&self.config)?;
         let (file, key) = (self.config.display(), identity.public_key());
-        Ok(out::say(&format_args!("{file}: valid: {key} with {}", summary(&config)))?)
+        out::say(&format_args!("{file}: valid: {key} with {}", summary(&config)))?;
+        for note in &config.notes {
+            out::say(&format_args!("{}: note: {note}", note.place(&self.config)))?;
+        }
+        Ok(())
     }
 }
 

@@ -19,6 +19,9 @@ impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let (config, identity) = Config::load(&self.config)?;
         log::init(config.log).map_err(anyhow::Error::from)?;
+        for note in &config.notes {
+            tracing::warn!("{}: {note}", note.place(&self.config));
+        }
         Ok(daemon::run(config, &identity)?)
     }
 }

@@ -10,7 +10,8 @@ use std::{
 };
 
 use super::{
-    file::{Amount, Field, Leaf},
+    PeerOrigin,
+    field::{Amount, Field, Leaf},
     problem::Report,
     value::{self, Bad},
 };
@@ -20,16 +21,17 @@ use crate::identity::PublicKey;
 pub(super) const MISSING: &str = "is missing";
 
 /// What the checks of all sections share.
-pub(super) struct Checks<'t> {
-    pub(super) report: Report<'t>,
+pub(super) struct Checks {
+    pub(super) report: Report,
     pub(super) keys: Vec<PinnedKey>,
     pub(super) udp_listeners: Vec<Listener>,
     pub(super) tcp_listeners: Vec<Listener>,
 }
 
-/// A public key that the file names, and where.
+/// A public key that a file names, and where.
 pub(super) struct PinnedKey {
     pub(super) key: PublicKey,
+    pub(super) origin: PeerOrigin,
     pub(super) at: String,
     pub(super) span: Range<usize>,
 }
@@ -47,7 +49,11 @@ pub(super) struct Listener {
     pub(super) span: Range<usize>,
 }
 
-impl Checks<'_> {
+impl Checks {
+    pub(super) fn new(report: Report) -> Self {
+        Self { report, keys: Vec::new(), udp_listeners: Vec::new(), tcp_listeners: Vec::new() }
+    }
+
     /// The value if the key is there and has the right TOML type.
     pub(super) fn take<T: Leaf>(&mut self, at: &str, field: Option<Field<T>>) -> Option<At<T>> {
         let field = field?;
@@ -203,18 +209,18 @@ impl Checks<'_> {
         duration
     }
 
-    /// A name that is well formed and not taken; what is wrong stays usable for the checks that follow.
+    /// A name that is well formed and not taken (`taken` says by whom); what is wrong stays usable for the checks that follow.
     pub(super) fn unique_name(
         &mut self,
         at: &str,
         field: Option<Field<String>>,
         header: &Range<usize>,
-        taken: impl Fn(&str) -> bool,
+        taken: impl Fn(&str) -> Option<&'static str>,
     ) -> Arc<str> {
         let Some(name) = self.require(at, field, header, "give it a name") else { return "".into() };
         self.read(at, &name, value::check_name);
-        if taken(&name.value) {
-            let problem = format!("{:?} is taken by an earlier one", name.value);
+        if let Some(taker) = taken(&name.value) {
+            let problem = format!("{:?} is taken by {taker}", name.value);
             self.report.add(at, Some(name.span), problem, "choose another name");
         }
         name.value.into()

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
+use super::{
+    Access, AccessMode, DropPolicy, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue,
+    Transport,
+};
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
 /// else runs on a CPU.
@@ -14,6 +17,21 @@ pub const TRANSPORT: Transport = Transport {
     mark: 0,
     advertise: None,
     max_packet: MaxPacket::Auto,
+};
+
+/// `identity.state_dir`: where systemd's `StateDirectory=` puts it.
+pub const STATE_DIR: &str = "/var/lib/culvert";
+
+/// `control.socket`: where systemd's `RuntimeDirectory=` makes a folder for it.
+pub const CONTROL_SOCKET: &str = "/run/culvert/culvert.sock";
+
+/// `[access]`: 90 s are 15 s of a client's retransmissions, and what clocks without NTP are off by.
+pub const ACCESS: Access = Access {
+    mode: AccessMode::Allowlist,
+    services: Vec::new(),
+    clock_window: Duration::from_secs(90),
+    knock: Knock::Required,
+    decoy: None,
 };
 
 /// `peer.lanes`: one per worker.
@@ -45,11 +63,16 @@ pub const BURST: u16 = 128;
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 
-/// `[limits]`: 25,000 flows are about what the ports of one source address allow.
+/// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
+/// descriptors.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
     tcp_streams_per_peer: 1024,
     pending_open_packets: 64,
     receive_buffer: 4 << 20,
+    peers: 1000,
+    open_peers: 256,
+    decoy_flows: 4096,
+    handshakes: 256,
 };

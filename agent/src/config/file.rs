@@ -3,11 +3,11 @@
 //! Every value keeps its position, and a value of the wrong type is kept as such instead of ending the reading, so
 //! that all problems of a file are reported at once.
 
-use std::{fmt, mem, ops::Range};
+use std::mem;
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, DeserializeOwned, MapAccess, SeqAccess, Visitor, value},
+    de::{self, DeserializeOwned, Visitor, value},
     forward_to_deserialize_any,
 };
 use toml::{
@@ -15,7 +15,10 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::problem::Report;
+use super::{
+    field::{Amount, Field, OneOrMany},
+    problem::Report,
+};
 
 /// The whole file.
 #[derive(Default, Deserialize)]
@@ -23,11 +26,13 @@ use super::problem::Report;
 pub(super) struct File {
     pub(super) identity: Option<Identity>,
     pub(super) transport: Option<Transport>,
+    pub(super) access: Option<Access>,
     pub(super) peer: Vec<Spanned<Peer>>,
     pub(super) udp: Vec<Spanned<Forward>>,
     pub(super) tcp: Vec<Spanned<Forward>>,
     pub(super) service: Vec<Spanned<Service>>,
     pub(super) metrics: Option<Metrics>,
+    pub(super) control: Option<Control>,
     pub(super) log: Option<Log>,
     pub(super) limits: Option<Limits>,
 }
@@ -36,6 +41,7 @@ pub(super) struct File {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Identity {
     pub(super) key_file: Option<Field<String>>,
+    pub(super) state_dir: Option<Field<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -48,6 +54,16 @@ pub(super) struct Transport {
     pub(super) mark: Option<Field<i64>>,
     pub(super) advertise: Option<Field<String>>,
     pub(super) max_packet: Option<Field<Amount>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Access {
+    pub(super) mode: Option<Field<String>>,
+    pub(super) services: Option<Field<Vec<Field<String>>>>,
+    pub(super) clock_window: Option<Field<String>>,
+    pub(super) knock: Option<Field<String>>,
+    pub(super) decoy: Option<Field<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -99,6 +115,12 @@ pub(super) struct Metrics {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+pub(super) struct Control {
+    pub(super) socket: Option<Field<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
     pub(super) level: Option<Field<String>>,
     pub(super) format: Option<Field<String>>,
@@ -112,15 +134,26 @@ pub(super) struct Limits {
     pub(super) tcp_streams_per_peer: Option<Field<i64>>,
     pub(super) pending_open_packets: Option<Field<i64>>,
     pub(super) receive_buffer: Option<Field<Amount>>,
+    pub(super) peers: Option<Field<i64>>,
+    pub(super) open_peers: Option<Field<i64>>,
+    pub(super) decoy_flows: Option<Field<i64>>,
+    pub(super) handshakes: Option<Field<i64>>,
+}
+
+/// The state file: what `culvert peer` has changed.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct State {
+    pub(super) removed: Option<Field<Vec<Field<String>>>>,
+    pub(super) peer: Vec<Spanned<Peer>>,
 }
 
 /// Keys of later versions, as (table, key): refused like a typo, but with another remedy.
-const NOT_YET: &[(&str, &str)] =
-    &[("", "access"), ("", "tun"), ("", "control"), ("peer", "dscp"), ("peer", "allowed_ips")];
+const NOT_YET: &[(&str, &str)] = &[("", "tun"), ("peer", "dscp"), ("peer", "allowed_ips")];
 
 /// Reads `text`, reporting what is not TOML, keys that do not exist and sections of the wrong shape.
 /// `None` when it is no TOML at all.
-pub(super) fn read(text: &str, report: &mut Report<'_>) -> Option<File> {
+pub(super) fn read<T: DeserializeOwned>(text: &str, schema: &Schema, report: &mut Report) -> Option<T> {
     let (mut root, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         report.add(
@@ -133,8 +166,8 @@ pub(super) fn read(text: &str, report: &mut Report<'_>) -> Option<File> {
     if !errors.is_empty() {
         return None;
     }
-    schema().prune(root.get_mut(), "", report);
-    match File::deserialize(toml::Deserializer::from(root)) {
+    schema.prune(root.get_mut(), "", report);
+    match T::deserialize(toml::Deserializer::from(root)) {
         Ok(file) => Some(file),
         Err(error) => {
             let problem = one_line(error.message());
@@ -163,15 +196,26 @@ pub(super) fn schema() -> Schema {
     let tables = vec![
         Schema::table::<Identity>("identity"),
         Schema::table::<Transport>("transport"),
-        Schema { tables: vec![Schema::table::<Queue>("queue")], ..Schema::list::<Peer>("peer") },
+        Schema::table::<Access>("access"),
+        peer_schema(),
         Schema::list::<Forward>("udp"),
         Schema::list::<Forward>("tcp"),
         Schema::list::<Service>("service"),
         Schema::table::<Metrics>("metrics"),
+        Schema::table::<Control>("control"),
         Schema::table::<Log>("log"),
         Schema::table::<Limits>("limits"),
     ];
     Schema { tables, ..Schema::table::<File>("") }
+}
+
+/// The schema of the state file.
+pub(super) fn state_schema() -> Schema {
+    Schema { tables: vec![peer_schema()], ..Schema::table::<State>("") }
+}
+
+fn peer_schema() -> Schema {
+    Schema { tables: vec![Schema::table::<Queue>("queue")], ..Schema::list::<Peer>("peer") }
 }
 
 impl Schema {
@@ -184,7 +228,7 @@ impl Schema {
     }
 
     /// Reports and removes what `table` must not have.
-    fn prune(&self, table: &mut DeTable<'_>, path: &str, report: &mut Report<'_>) {
+    fn prune(&self, table: &mut DeTable<'_>, path: &str, report: &mut Report) {
         let inner = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         for (key, mut value) in mem::take(table) {
             let name = key.get_ref().as_ref();
@@ -200,7 +244,7 @@ impl Schema {
     }
 
     /// Whether `value` has the shape of this table; its inside is pruned.
-    fn prune_value(&self, value: &mut Spanned<DeValue<'_>>, path: &str, report: &mut Report<'_>) -> bool {
+    fn prune_value(&self, value: &mut Spanned<DeValue<'_>>, path: &str, report: &mut Report) -> bool {
         let span = value.span();
         let fits = match (value.get_mut(), self.many) {
             (DeValue::Table(table), false) => {
@@ -296,173 +340,4 @@ fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
     // The error is how the walk ends: no value was given, only the names were asked for.
     drop(T::deserialize(Fields(&mut names)));
     names
-}
-
-/// A value with its position, or the TOML type that stands there instead.
-pub(super) struct Field<T> {
-    pub(super) span: Range<usize>,
-    pub(super) value: Result<T, &'static str>,
-}
-
-impl<'de, T: Leaf> Deserialize<'de> for Field<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = Spanned::<Raw>::deserialize(deserializer)?;
-        let span = raw.span();
-        Ok(Self { span, value: T::from_raw(raw.into_inner()) })
-    }
-}
-
-/// A type that a value in the file may have.
-pub(super) trait Leaf: Sized {
-    /// What an operator is told to write.
-    const EXPECTED: &'static str;
-    /// Takes the value, or names the type that it has instead.
-    fn from_raw(raw: Raw) -> Result<Self, &'static str>;
-}
-
-/// A number or a text with a unit.
-pub(super) enum Amount {
-    Number(i64),
-    Text(String),
-}
-
-/// A text, or a list of them.
-pub(super) enum OneOrMany {
-    One(String),
-    Many(Vec<Field<String>>),
-}
-
-/// Any TOML value.
-pub(super) enum Raw {
-    Text(String),
-    Integer(i64),
-    Float(f64),
-    Bool(bool),
-    List(Vec<Spanned<Self>>),
-    Other(&'static str),
-}
-
-impl Raw {
-    fn type_name(&self) -> &'static str {
-        match self {
-            Self::Text(_) => "a text",
-            Self::Integer(_) => "an integer",
-            Self::Float(_) => "a fraction",
-            Self::Bool(_) => "a boolean",
-            Self::List(_) => "a list",
-            Self::Other(name) => name,
-        }
-    }
-}
-
-impl Leaf for String {
-    const EXPECTED: &'static str = "a text in quotes";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        if let Raw::Text(text) = raw { Ok(text) } else { Err(raw.type_name()) }
-    }
-}
-
-impl Leaf for i64 {
-    const EXPECTED: &'static str = "a whole number without quotes";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        if let Raw::Integer(number) = raw { Ok(number) } else { Err(raw.type_name()) }
-    }
-}
-
-impl Leaf for bool {
-    const EXPECTED: &'static str = "true or false, without quotes";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        if let Raw::Bool(value) = raw { Ok(value) } else { Err(raw.type_name()) }
-    }
-}
-
-impl Leaf for f64 {
-    const EXPECTED: &'static str = "a number such as 0.5, without quotes";
-    #[expect(clippy::cast_precision_loss, reason = "shares are small")]
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        match raw {
-            Raw::Float(number) => Ok(number),
-            Raw::Integer(number) => Ok(number as Self),
-            Raw::Text(_) | Raw::Bool(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
-        }
-    }
-}
-
-impl Leaf for Amount {
-    const EXPECTED: &'static str = "a whole number, or a text in quotes";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        match raw {
-            Raw::Integer(number) => Ok(Self::Number(number)),
-            Raw::Text(text) => Ok(Self::Text(text)),
-            Raw::Float(_) | Raw::Bool(_) | Raw::List(_) | Raw::Other(_) => Err(raw.type_name()),
-        }
-    }
-}
-
-impl<T: Leaf> Leaf for Vec<Field<T>> {
-    const EXPECTED: &'static str = "a list in brackets";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        let Raw::List(elements) = raw else { return Err(raw.type_name()) };
-        let field = |e: Spanned<Raw>| Field { span: e.span(), value: T::from_raw(e.into_inner()) };
-        Ok(elements.into_iter().map(field).collect())
-    }
-}
-
-impl Leaf for OneOrMany {
-    const EXPECTED: &'static str = "a text in quotes, or a list of them";
-    fn from_raw(raw: Raw) -> Result<Self, &'static str> {
-        match raw {
-            Raw::Text(text) => Ok(Self::One(text)),
-            Raw::List(_) => Vec::from_raw(raw).map(Self::Many),
-            Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_) | Raw::Other(_) => Err(raw.type_name()),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Raw {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-
-        impl<'de> Visitor<'de> for Any {
-            type Value = Raw;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-                Ok(Raw::Bool(value))
-            }
-            fn visit_i64<E>(self, number: i64) -> Result<Raw, E> {
-                Ok(Raw::Integer(number))
-            }
-            fn visit_u64<E>(self, number: u64) -> Result<Raw, E> {
-                Ok(i64::try_from(number).map_or(Raw::Other("a huge integer"), Raw::Integer))
-            }
-            fn visit_i128<E>(self, _: i128) -> Result<Raw, E> {
-                Ok(Raw::Other("a huge integer"))
-            }
-            fn visit_u128<E>(self, _: u128) -> Result<Raw, E> {
-                Ok(Raw::Other("a huge integer"))
-            }
-            fn visit_f64<E>(self, number: f64) -> Result<Raw, E> {
-                Ok(Raw::Float(number))
-            }
-            fn visit_str<E>(self, text: &str) -> Result<Raw, E> {
-                Ok(Raw::Text(text.to_owned()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Raw, A::Error> {
-                let mut elements = Vec::new();
-                while let Some(element) = list.next_element()? {
-                    elements.push(element);
-                }
-                Ok(Raw::List(elements))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-                while map.next_entry::<de::IgnoredAny, de::IgnoredAny>()?.is_some() {}
-                Ok(Raw::Other("a table or date"))
-            }
-        }
-
-        deserializer.deserialize_any(Any)
-    }
 }

@@ -3,13 +3,14 @@
 //! | question | file |
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
-//! | which keys the file may have, and their TOML types | `file.rs` |
-//! | what a value may be, and what it is when left out | `resolve.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | which keys the file may have, and their TOML types | `file.rs`, `field.rs` |
+//! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
-    fs,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,11 +22,19 @@ use crate::{
     io::process,
 };
 
+mod access;
+#[cfg(test)]
+mod access_tests;
 mod checks;
 pub mod defaults;
+mod field;
 mod file;
+mod peers;
 mod problem;
 mod resolve;
+pub mod state;
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -41,9 +50,13 @@ pub const MAX_WORKERS: u8 = 64;
 pub struct Config {
     /// The file of our private key; relative paths were resolved against the folder of the configuration file.
     pub identity_key_file: PathBuf,
+    /// The folder of what must survive a restart: [`state`] and the knocks that were used.
+    pub state_dir: PathBuf,
     /// The underlay: where we listen, and how packets leave.
     pub transport: Transport,
-    /// The other agents that we know, in the order of the file.
+    /// Who may connect, and what everybody else meets.
+    pub access: Access,
+    /// The other agents that we know: those of the configuration, then those of the state file, in the order of the files.
     pub peers: Vec<Peer>,
     /// Local UDP ports whose datagrams go to a peer's service.
     pub udp: Vec<Forward>,
@@ -53,10 +66,14 @@ pub struct Config {
     pub services: Vec<Service>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served; `None`: nowhere.
     pub metrics: Option<SocketAddr>,
+    /// The socket at which commands are taken; `None`: nowhere.
+    pub control: Option<PathBuf>,
     /// What is logged, and how.
     pub log: Log,
     /// Hard ceilings.
     pub limits: Limits,
+    /// What an operator should know, although the agent starts.
+    pub notes: Vec<ConfigProblem>,
 }
 
 /// `[transport]`: the underlay.
@@ -87,11 +104,66 @@ pub enum MaxPacket {
     Bytes(u16),
 }
 
+/// `[access]`: who may connect, and what everybody else meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Whose handshake is completed.
+    pub mode: AccessMode,
+    /// Indices into [`Config::services`]: what peers of open mode may use.
+    pub services: Vec<usize>,
+    /// How far a client's clock may be from ours, in either direction.
+    pub clock_window: Duration,
+    /// Whether a client must prove in its first packet that it knows our public key.
+    pub knock: Knock,
+    /// Where strangers' datagrams go; `None`: nowhere, and they get no answer.
+    pub decoy: Option<SocketAddr>,
+}
+
+/// Whose handshake is completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    /// Only that of a known peer.
+    Allowlist,
+    /// That of everybody who knows our public key.
+    Open,
+}
+
+/// Whether a client must prove in its first packet that it knows our public key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knock {
+    /// Yes: who does not is a stranger.
+    Required,
+    /// No: any QUIC client may start a handshake.
+    Off,
+}
+
+/// Which file a peer stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerOrigin {
+    /// The configuration, which only its author changes.
+    Config,
+    /// The state file, which `culvert peer` writes.
+    State,
+}
+
+impl PeerOrigin {
+    /// The file, as an operator calls it.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Config => "the configuration",
+            Self::State => "the state file",
+        }
+    }
+}
+
 /// `[[peer]]`: another agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peer {
     /// Its name here: in logs, metrics and `[[udp]]`/`[[tcp]]`.
     pub name: Arc<str>,
+    /// Which file it stands in.
+    pub origin: PeerOrigin,
     /// The keys that it may prove; more than one during a rotation, never none.
     pub public_keys: Vec<PublicKey>,
     /// Where to dial it; empty: it dials us.
@@ -215,29 +287,45 @@ pub struct Limits {
     pub pending_open_packets: usize,
     /// Socket buffer to ask the kernel for, in bytes per UDP socket.
     pub receive_buffer: usize,
+    /// Peers of both files together.
+    pub peers: usize,
+    /// Peers that open mode has let in.
+    pub open_peers: usize,
+    /// Strangers whose datagrams go to the decoy at a time.
+    pub decoy_flows: usize,
+    /// Handshakes that others have begun and not completed.
+    pub handshakes: usize,
 }
 
 impl Config {
-    /// Reads and checks the file at `path` and the identity that it names; no peer may have our own key.
+    /// Reads and checks the file at `path`, the state file and the identity that it names; no peer may have our own key.
     ///
     /// # Errors
     /// The file cannot be read, or every problem that it has.
     pub fn load(path: &Path) -> Result<(Self, Identity), LoadError> {
+        Self::load_with(path, state::read)
+    }
+
+    /// The same, with the text of the state file from `read_state`, which gets its path.
+    pub(super) fn load_with(
+        path: &Path,
+        read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
+    ) -> Result<(Self, Identity), LoadError> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(cause) => return Err(LoadError::Read { path: path.to_owned(), cause }),
         };
         // The parent of a bare file name is the empty path, which joins to nothing: the current folder.
-        let draft = Draft::read(&text, path.parent().unwrap_or_else(|| Path::new("")));
+        let draft = Draft::read(&text, path.parent().unwrap_or_else(|| Path::new("")), read_state);
         Ok(draft.finish_with_identity(path)?)
     }
 
-    /// Checks `text`; relative paths in it are taken from `base`.
+    /// Checks `text`, without a state file; relative paths in it are taken from `base`.
     ///
     /// # Errors
     /// Every problem of the text, in the order of its lines.
     pub fn parse(text: &str, base: &Path) -> Result<Self, ConfigProblems> {
-        Draft::read(text, base).finish(None)
+        Draft::read(text, base, |_| Ok(None)).finish(None)
     }
 
     /// How many workers to start: `transport.workers`, or if that is 0 one per CPU that this process may use.

@@ -9,6 +9,8 @@ use std::{
 /// One thing that is wrong with the configuration, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
+    /// The state file, if it is there; `None`: the configuration file.
+    pub file: Option<PathBuf>,
     /// Which key, as in `peer[0].endpoints[1]`; empty when it is about the file as a whole.
     pub key_path: String,
     /// The line in the file, counted from 1; `None` when the problem is that something is missing.
@@ -17,6 +19,15 @@ pub struct ConfigProblem {
     pub problem: String,
     /// What to do.
     pub remedy: String,
+}
+
+impl ConfigProblem {
+    /// Where it is, as "file:line"; `file` is the configuration file.
+    #[must_use]
+    pub fn place(&self, file: &Path) -> String {
+        let file = self.file.as_deref().unwrap_or(file).display();
+        self.line.map_or_else(|| file.to_string(), |line| format!("{file}:{line}"))
+    }
 }
 
 impl fmt::Display for ConfigProblem {
@@ -33,7 +44,7 @@ impl fmt::Display for ConfigProblem {
 pub struct ConfigProblems {
     /// The file, as the operator named it; `None` for text that came from elsewhere.
     pub file: Option<PathBuf>,
-    /// The problems in the order of their lines, never none.
+    /// The problems in the order of their lines, those of the state file last, never none.
     pub problems: Vec<ConfigProblem>,
 }
 
@@ -45,9 +56,8 @@ impl fmt::Display for ConfigProblems {
             if index > 0 {
                 writeln!(f)?;
             }
-            match (&self.file, problem.line) {
-                (Some(file), Some(line)) => write!(f, "{}:{line}: {problem}", file.display())?,
-                (Some(file), None) => write!(f, "{}: {problem}", file.display())?,
+            match (problem.file.as_ref().or(self.file.as_ref()), problem.line) {
+                (Some(file), _) => write!(f, "{}: {problem}", problem.place(file))?,
                 (None, Some(line)) => write!(f, "line {line}: {problem}")?,
                 (None, None) => write!(f, "{problem}")?,
             }
@@ -73,14 +83,17 @@ pub enum LoadError {
 }
 
 /// Collects the problems of one text.
-pub(super) struct Report<'t> {
-    text: &'t str,
+pub(super) struct Report {
+    text: String,
+    /// The state file; `None`: the configuration file.
+    file: Option<PathBuf>,
     problems: Vec<ConfigProblem>,
+    notes: Vec<ConfigProblem>,
 }
 
-impl<'t> Report<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
-        Self { text, problems: Vec::new() }
+impl Report {
+    pub(super) fn new(text: String, file: Option<PathBuf>) -> Self {
+        Self { text, file, problems: Vec::new(), notes: Vec::new() }
     }
 
     /// Records a problem; `span` is its position in the text, in bytes.
@@ -91,26 +104,42 @@ impl<'t> Report<'t> {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) {
+        let problem = self.describe(key_path, span, problem.into(), remedy.into());
+        self.problems.push(problem);
+    }
+
+    /// Records what an operator should know, although the agent starts.
+    pub(super) fn note(
+        &mut self,
+        key_path: &str,
+        span: Option<Range<usize>>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let note = self.describe(key_path, span, problem.into(), remedy.into());
+        self.notes.push(note);
+    }
+
+    fn describe(
+        &self,
+        key_path: &str,
+        span: Option<Range<usize>>,
+        problem: String,
+        remedy: String,
+    ) -> ConfigProblem {
         let line = |span: Range<usize>| {
             let before = self.text.as_bytes().iter().take(span.start);
             1 + before.filter(|b| **b == b'\n').count()
         };
-        self.problems.push(ConfigProblem {
-            key_path: key_path.to_owned(),
-            line: span.map(line),
-            problem: problem.into(),
-            remedy: remedy.into(),
-        });
+        let (file, key_path) = (self.file.clone(), key_path.to_owned());
+        ConfigProblem { file, key_path, line: span.map(line), problem, remedy }
     }
 
-    /// Whether nothing was reported.
-    pub(super) fn is_empty(&self) -> bool {
-        self.problems.is_empty()
-    }
-
-    /// What was reported, in the order of the lines.
-    pub(super) fn into_problems(mut self, file: Option<&Path>) -> ConfigProblems {
-        self.problems.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
-        ConfigProblems { file: file.map(Path::to_owned), problems: self.problems }
+    /// The problems and the notes, each in the order of their lines.
+    pub(super) fn into_parts(mut self) -> (Vec<ConfigProblem>, Vec<ConfigProblem>) {
+        for list in [&mut self.problems, &mut self.notes] {
+            list.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
+        }
+        (self.problems, self.notes)
     }
 }

@@ -4,6 +4,7 @@
 //! never becomes a [`Config`].
 
 use std::{
+    io,
     net::SocketAddr,
     ops::{Range, RangeInclusive},
     path::Path,
@@ -14,49 +15,77 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, Profile,
-    Queue, Service, Transport,
-    checks::{At, Checks, Listener, MISSING, PinnedKey},
+    AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
+    Service, Transport,
+    checks::{Checks, Listener, MISSING, PinnedKey},
     defaults,
-    file::{self, Amount, Field, OneOrMany},
-    problem::{ConfigProblems, Report},
-    value,
+    field::{Amount, Field},
+    file,
+    peers::Around,
+    problem::{ConfigProblem, ConfigProblems, Report},
+    state, value,
 };
-use crate::identity::{Endpoint, Identity, PublicKey};
+use crate::identity::{Endpoint, Identity};
 
 /// A configuration whose problems are still being collected.
-pub(super) struct Draft<'t> {
-    report: Report<'t>,
+pub(super) struct Draft {
+    report: Report,
+    /// Of the state file, if there is one.
+    state_report: Option<Report>,
     config: Config,
     key_file: Option<Range<usize>>,
     keys: Vec<PinnedKey>,
 }
 
-impl<'t> Draft<'t> {
-    /// Reads and checks all of `text`.
-    pub(super) fn read(text: &'t str, base: &Path) -> Self {
-        let mut report = Report::new(text);
-        let file = file::read(text, &mut report);
+impl Draft {
+    /// Reads and checks all of `text`, and the state file, which `read_state` reads: its text, or `None` if there is none.
+    pub(super) fn read(
+        text: &str,
+        base: &Path,
+        read_state: impl FnOnce(&Path) -> Result<Option<String>, io::Error>,
+    ) -> Self {
+        let mut report = Report::new(text.to_owned(), None);
+        let file = file::read::<file::File>(text, &file::schema(), &mut report);
         let readable = file.is_some();
         let file = file.unwrap_or_default();
-        let mut checks =
-            Checks { report, keys: Vec::new(), udp_listeners: Vec::new(), tcp_listeners: Vec::new() };
+        let mut checks = Checks::new(report);
 
-        let key_file = file.identity.unwrap_or_default().key_file;
-        let names_key = key_file.is_some();
-        let key_file = checks.take("identity.key_file", key_file);
+        let file_identity = file.identity.unwrap_or_default();
+        let names_key = file_identity.key_file.is_some();
+        let key_file = checks.take("identity.key_file", file_identity.key_file);
+        let state_dir = checks.take("identity.state_dir", file_identity.state_dir);
+        let state_span = state_dir.as_ref().map(|state_dir| state_dir.span.clone());
+        let state_dir = base.join(state_dir.as_ref().map_or(defaults::STATE_DIR, |dir| &dir.value));
         let file_transport = file.transport.unwrap_or_default();
         let listens =
             file_transport.listen.as_ref().is_some_and(|l| !l.value.as_ref().is_ok_and(Vec::is_empty));
-        let dials = !file.peer.is_empty();
+        let mut dials = !file.peer.is_empty();
         let transport = checks.transport(file_transport);
         let services = checks.services(file.service);
-        let peers = checks.peers(file.peer, &services, listens);
-        let udp = checks.forwards("udp", file.udp, &peers);
-        let tcp = checks.forwards("tcp", file.tcp, &peers);
+        let mut peers = Vec::new();
+        let mut around = Around { services: &services, listens, origin: PeerOrigin::Config };
+        checks.peers(file.peer, around, &mut peers);
+        around.origin = PeerOrigin::State;
+        let state_file = state_dir.join(state::FILE_NAME);
+        let state = match read_state(&state_file) {
+            Ok(text) => text.map(|text| checks.state(text, state_file, around, &mut peers)),
+            Err(cause) => {
+                let problem = format!("{} cannot be read: {cause}", state_file.display());
+                let remedy = "let the user that runs culvert read it, or set identity.state_dir";
+                checks.report.add("identity.state_dir", state_span, problem, remedy);
+                None
+            }
+        };
+        dials |= state.is_some();
+        let (state_report, removed) = state.unzip();
+        let removed = removed.unwrap_or_default();
+        let udp = checks.forwards("udp", file.udp, &peers, &removed);
+        let tcp = checks.forwards("tcp", file.tcp, &peers, &removed);
+        let access = checks.access(file.access.unwrap_or_default(), &services, listens);
         let metrics = checks.metrics(file.metrics.unwrap_or_default());
+        let control = checks.control(file.control.unwrap_or_default(), base);
         let log = checks.log(file.log.unwrap_or_default());
-        let limits = checks.limits(file.limits.unwrap_or_default());
+        let limits = checks.limits(file.limits.unwrap_or_default(), peers.len());
         checks.clashes();
 
         let Checks { mut report, keys, .. } = checks;
@@ -67,40 +96,80 @@ impl<'t> Draft<'t> {
         if readable && !listens && !dials {
             let remedy = "add transport.listen, or a [[peer]] with endpoints";
             report.add("", None, "nothing to do: this agent neither listens nor dials", remedy);
+        } else if peers.is_empty() && access.mode == AccessMode::Allowlist {
+            let remedy = "add one with culvert peer add, or a [[peer]]";
+            report.note("", None, "there is no peer: nobody can connect yet", remedy);
         }
         let identity_key_file = base.join(key_file.as_ref().map_or("", |key_file| &key_file.value));
         let key_file = key_file.map(|key_file| key_file.span);
-        let config = Config { identity_key_file, transport, peers, udp, tcp, services, metrics, log, limits };
-        Self { report, config, key_file, keys }
+        let config = Config {
+            identity_key_file,
+            state_dir,
+            transport,
+            access,
+            peers,
+            udp,
+            tcp,
+            services,
+            metrics,
+            control,
+            log,
+            limits,
+            notes: Vec::new(),
+        };
+        Self { report, state_report, config, key_file, keys }
     }
 
     /// The configuration, or every problem that it has.
     pub(super) fn finish(self, file: Option<&Path>) -> Result<Config, ConfigProblems> {
-        if self.report.is_empty() { Ok(self.config) } else { Err(self.report.into_problems(file)) }
+        let (config, problems) = self.into_parts();
+        if problems.is_empty() {
+            return Ok(config);
+        }
+        Err(ConfigProblems { file: file.map(Path::to_owned), problems })
     }
 
     /// The same with the identity, whose problems are among those of the file.
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
-        let Some(key_file) = self.key_file.take() else {
-            return Err(self.report.into_problems(Some(file)));
-        };
-        let identity = match Identity::load(&self.config.identity_key_file) {
-            Ok(identity) => identity,
-            Err(error) => {
-                self.report.add("identity.key_file", Some(key_file), error.to_string(), error.remedy());
-                return Err(self.report.into_problems(Some(file)));
+        let loaded = self.key_file.take().map(|span| (span, Identity::load(&self.config.identity_key_file)));
+        let identity = match loaded {
+            None => None,
+            Some((_, Ok(identity))) => Some(identity),
+            Some((span, Err(error))) => {
+                self.report.add("identity.key_file", Some(span), error.to_string(), error.remedy());
+                None
             }
         };
-        for pinned in self.keys.iter().filter(|pinned| pinned.key == identity.public_key()) {
+        let own = identity.as_ref().map(Identity::public_key);
+        for pinned in self.keys.iter().filter(|pinned| Some(pinned.key) == own) {
+            let report = match (pinned.origin, &mut self.state_report) {
+                (PeerOrigin::State, Some(report)) => report,
+                (PeerOrigin::State, None) | (PeerOrigin::Config, _) => &mut self.report,
+            };
             let remedy = "write the peer's key, as culvert pubkey prints it there";
-            self.report.add(&pinned.at, Some(pinned.span.clone()), "is our own public key", remedy);
+            report.add(&pinned.at, Some(pinned.span.clone()), "is our own public key", remedy);
         }
-        Ok((self.finish(Some(file))?, identity))
+        match (self.into_parts(), identity) {
+            ((config, problems), Some(identity)) if problems.is_empty() => Ok((config, identity)),
+            ((_, problems), _) => Err(ConfigProblems { file: Some(file.to_owned()), problems }),
+        }
+    }
+
+    /// The configuration with its notes, and the problems of both files.
+    fn into_parts(mut self) -> (Config, Vec<ConfigProblem>) {
+        let (mut problems, mut notes) = self.report.into_parts();
+        if let Some(report) = self.state_report {
+            let (more_problems, more_notes) = report.into_parts();
+            problems.extend(more_problems);
+            notes.extend(more_notes);
+        }
+        self.config.notes = notes;
+        (self.config, problems)
     }
 }
 
 // One function per section of the file.
-impl Checks<'_> {
+impl Checks {
     fn transport(&mut self, file: file::Transport) -> Transport {
         let default = defaults::TRANSPORT;
         let mut listen = Vec::new();
@@ -164,7 +233,7 @@ impl Checks<'_> {
             let at = |key: &str| format!("service[{index}].{key}");
             let (header, table) = (table.span(), table.into_inner());
             let name = self.unique_name(&at("name"), table.name, &header, |name| {
-                services.iter().any(|service| *service.name == *name)
+                services.iter().any(|service| *service.name == *name).then_some("an earlier one")
             });
             let upstream =
                 self.require(&at("upstream"), table.upstream, &header, "write an address and a port");
@@ -187,151 +256,13 @@ impl Checks<'_> {
         services
     }
 
-    fn peers(&mut self, file: Vec<Spanned<file::Peer>>, services: &[Service], listens: bool) -> Vec<Peer> {
-        let mut peers: Vec<Peer> = Vec::with_capacity(file.len());
-        for (index, table) in file.into_iter().enumerate() {
-            let at = |key: &str| format!("peer[{index}].{key}");
-            let (header, table) = (table.span(), table.into_inner());
-            let name = self.unique_name(&at("name"), table.name, &header, |name| {
-                peers.iter().any(|peer| *peer.name == *name)
-            });
-            let public_keys = self.public_keys(&at("public_key"), table.public_key, &header);
-            let dials = table.endpoints.is_some();
-            let endpoints = self.endpoints(&at("endpoints"), table.endpoints);
-            if !listens && !dials {
-                let remedy = "add endpoints, or transport.listen so that it can dial us";
-                let problem = "missing, and nobody can dial us either: this peer can never be connected";
-                self.report.add(&at("endpoints"), Some(header), problem, remedy);
-            }
-            let lanes = self.number(&at("lanes"), table.lanes, 0..=64, defaults::LANES);
-            let keepalive = self.keepalive(&at("keepalive"), table.keepalive);
-            let queue = self.queue(&at("queue"), table.queue.unwrap_or_default());
-            let profiles = [("throughput", Profile::Throughput), ("latency", Profile::Latency)];
-            let profile = self.choice(&at("profile"), table.profile, &profiles).unwrap_or(defaults::PROFILE);
-            let policies = [("oldest", DropPolicy::Oldest), ("newest", DropPolicy::Newest)];
-            let drop = self.choice(&at("drop"), table.drop, &policies).unwrap_or(defaults::DROP);
-            let quota = self.quota(&at("quota"), table.quota);
-            let services = self.granted(&at("services"), table.services, services);
-            peers.push(Peer {
-                name,
-                public_keys,
-                endpoints,
-                lanes,
-                profile,
-                keepalive,
-                queue,
-                drop,
-                quota,
-                services,
-            });
-        }
-        peers
-    }
-
-    fn public_keys(
+    fn forwards(
         &mut self,
-        at: &str,
-        field: Option<Field<OneOrMany>>,
-        header: &Range<usize>,
-    ) -> Vec<PublicKey> {
-        const REMEDY: &str = "write what culvert pubkey prints at that peer";
-        let Some(field) = self.require(at, field, header, REMEDY) else { return Vec::new() };
-        let texts = match field.value {
-            OneOrMany::One(value) => vec![(at.to_owned(), At { value, span: field.span })],
-            OneOrMany::Many(list) if list.is_empty() => {
-                self.report.add(at, Some(field.span), "is an empty list", REMEDY);
-                return Vec::new();
-            }
-            OneOrMany::Many(list) => self.elements(at, list),
-        };
-        let mut keys = Vec::with_capacity(texts.len());
-        for (at, text) in texts {
-            let Some(key) = self.parse::<PublicKey>(&at, &text, REMEDY) else { continue };
-            if let Some(first) = self.keys.iter().find(|pinned| pinned.key == key) {
-                let problem = format!("is the same key as {}", first.at);
-                self.report.add(&at, Some(text.span), problem, "each peer has a key of its own: remove one");
-                continue;
-            }
-            self.keys.push(PinnedKey { key, at, span: text.span });
-            keys.push(key);
-        }
-        keys
-    }
-
-    fn endpoints(&mut self, at: &str, field: Option<Field<Vec<Field<String>>>>) -> Vec<Endpoint> {
-        const REMEDY: &str = "write host:port, as in \"exit.example.net:4433\"";
-        if let Some(Field { span, value: Ok(list) }) = &field
-            && list.is_empty()
-        {
-            let remedy = "write host:port, or leave the key out: then the peer dials us";
-            self.report.add(at, Some(span.clone()), "is an empty list", remedy);
-        }
-        let texts = self.list(at, field);
-        texts.into_iter().filter_map(|(at, text)| self.parse(&at, &text, REMEDY)).collect()
-    }
-
-    fn keepalive(&mut self, at: &str, field: Option<Field<String>>) -> Option<Duration> {
-        let Some(text) = self.take(at, field) else { return defaults::KEEPALIVE };
-        let keepalive = self.read(at, &text, value::duration)?;
-        // A connection that is silent for 30 s is closed, so a longer keepalive would not keep it alive.
-        let useful = TENTH..=Duration::from_secs(25);
-        if !keepalive.is_zero() && !useful.contains(&keepalive) {
-            let problem = format!("{:?} is out of range", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"100ms\" to \"25s\", or \"0s\" for none");
-        }
-        (!keepalive.is_zero()).then_some(keepalive)
-    }
-
-    fn queue(&mut self, at: &str, file: file::Queue) -> Queue {
-        let default = defaults::QUEUE;
-        let at = |key: &str| format!("{at}.{key}");
-        Queue {
-            packets: self.number(&at("packets"), file.packets, 1..=1 << 20, default.packets),
-            // The largest UDP payload must fit.
-            bytes: self.size(&at("bytes"), file.bytes, 64 << 10..=1 << 30, default.bytes),
-            time: self.duration(
-                &at("time"),
-                file.time,
-                Duration::from_millis(1)..=Duration::from_secs(10),
-                default.time,
-            ),
-        }
-    }
-
-    fn quota(&mut self, at: &str, field: Option<Field<f64>>) -> f64 {
-        let Some(quota) = self.take(at, field) else { return defaults::QUOTA };
-        if !(quota.value > 0.0 && quota.value <= 1.0) {
-            let problem = format!("{} is not a share", quota.value);
-            self.report.add(at, Some(quota.span), problem, "write a number above 0 and at most 1");
-        }
-        quota.value
-    }
-
-    /// The indices of the services that a peer may use.
-    fn granted(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-        services: &[Service],
-    ) -> Vec<usize> {
-        let mut granted = Vec::new();
-        for (at, name) in self.list(at, field) {
-            match services.iter().position(|service| *service.name == *name.value) {
-                Some(index) if granted.contains(&index) => {
-                    self.report.add(&at, Some(name.span), "is named twice", "remove one");
-                }
-                Some(index) => granted.push(index),
-                None => {
-                    let problem = format!("no [[service]] is named {:?}", name.value);
-                    let remedy = known("add that [[service]]", services.iter().map(|service| &service.name));
-                    self.report.add(&at, Some(name.span), problem, remedy);
-                }
-            }
-        }
-        granted
-    }
-
-    fn forwards(&mut self, section: &str, file: Vec<Spanned<file::Forward>>, peers: &[Peer]) -> Vec<Forward> {
+        section: &str,
+        file: Vec<Spanned<file::Forward>>,
+        peers: &[Peer],
+        removed: &[String],
+    ) -> Vec<Forward> {
         let mut forwards = Vec::with_capacity(file.len());
         for (index, table) in file.into_iter().enumerate() {
             let at = |key: &str| format!("{section}[{index}].{key}");
@@ -347,7 +278,12 @@ impl Checks<'_> {
             });
             let peer = self.require(&at("peer"), table.peer, &header, "name a [[peer]]").and_then(|name| {
                 let found = peers.iter().position(|peer| *peer.name == *name.value);
-                if found.is_none() {
+                if found.is_none() && removed.contains(&name.value) {
+                    let problem =
+                        format!("{:?} was removed with culvert peer: this port stays closed", name.value);
+                    let remedy = format!("add the peer again, or remove this [[{section}]]");
+                    self.report.note(&at("peer"), Some(name.span), problem, remedy);
+                } else if found.is_none() {
                     let problem = format!("no [[peer]] is named {:?}", name.value);
                     let remedy = known("add that [[peer]]", peers.iter().map(|peer| &peer.name));
                     self.report.add(&at("peer"), Some(name.span), problem, remedy);
@@ -388,11 +324,15 @@ impl Checks<'_> {
         }
     }
 
-    fn limits(&mut self, file: file::Limits) -> Limits {
+    fn limits(&mut self, file: file::Limits, peers: usize) -> Limits {
         // Far above what one machine's memory and ports carry; they only keep sums from overflowing.
         const FLOWS: RangeInclusive<i64> = 1..=10_000_000;
+        const PEERS: RangeInclusive<i64> = 1..=1_000_000;
+        // Each is a socket.
+        const DECOY_FLOWS: RangeInclusive<i64> = 1..=65_535;
         let default = defaults::LIMITS;
-        Limits {
+        let peers_span = file.peers.as_ref().map(|field| field.span.clone());
+        let limits = Limits {
             flows_per_peer: self.number(
                 "limits.flows_per_peer",
                 file.flows_per_peer,
@@ -418,7 +358,21 @@ impl Checks<'_> {
                 64 << 10..=1 << 30,
                 default.receive_buffer,
             ),
+            peers: self.number("limits.peers", file.peers, PEERS, default.peers),
+            open_peers: self.number("limits.open_peers", file.open_peers, PEERS, default.open_peers),
+            decoy_flows: self.number(
+                "limits.decoy_flows",
+                file.decoy_flows,
+                DECOY_FLOWS,
+                default.decoy_flows,
+            ),
+            handshakes: self.number("limits.handshakes", file.handshakes, PEERS, default.handshakes),
+        };
+        if peers > limits.peers {
+            let problem = format!("there are {peers} peers, and {} are allowed", limits.peers);
+            self.report.add("limits.peers", peers_span, problem, "raise it, or remove peers");
         }
+        limits
     }
 
     /// Listeners of one protocol that the kernel would refuse together.
@@ -438,10 +392,10 @@ impl Checks<'_> {
 /// Stands for an address that was reported as wrong.
 const PLACEHOLDER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
 /// Shorter, and timers would cost more than what they guard.
-const TENTH: Duration = Duration::from_millis(100);
+pub(super) const TENTH: Duration = Duration::from_millis(100);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-fn known<'a>(remedy: &str, names: impl Iterator<Item = &'a Arc<str>>) -> String {
+pub(super) fn known<'a>(remedy: &str, names: impl Iterator<Item = &'a Arc<str>>) -> String {
     let names: Vec<&str> = names.map(|name| &**name).collect();
     if names.is_empty() { remedy.to_owned() } else { format!("{remedy}, or use {}", names.join(" or ")) }
 }

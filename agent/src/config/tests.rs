@@ -1,14 +1,14 @@
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
+use std::{collections::BTreeSet, fs};
 
 use proptest::prelude::*;
 
 use super::*;
 
-const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
-const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
+pub(super) const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+pub(super) const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
 /// Lines 1 to 8, so that what a test appends begins at line 9.
-const BASE: &str = r#"identity.key_file = "id.key"
+pub(super) const BASE: &str = r#"identity.key_file = "id.key"
 transport.listen = ["127.0.0.1:4433"]
 [[service]]
 name = "dns"
@@ -18,11 +18,11 @@ name = "exit"
 public_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 "#;
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn parse(text: &str) -> Result<Config, ConfigProblems> {
+pub(super) fn parse(text: &str) -> Result<Config, ConfigProblems> {
     Config::parse(text, Path::new("/etc/culvert"))
 }
 
@@ -35,7 +35,7 @@ fn problems(text: &str) -> Vec<(usize, String)> {
 }
 
 #[track_caller]
-fn only_problem(text: &str) -> ConfigProblem {
+pub(super) fn only_problem(text: &str) -> ConfigProblem {
     let mut found = parse(text).unwrap_err().problems;
     assert_eq!(found.len(), 1, "{found:#?}");
     found.remove(0)
@@ -43,7 +43,7 @@ fn only_problem(text: &str) -> ConfigProblem {
 
 /// Appends `more` to the base, whose last table is a peer, and expects one problem there.
 #[track_caller]
-fn expect(more: &str, line: usize, key_path: &str, words: &str) {
+pub(super) fn expect(more: &str, line: usize, key_path: &str, words: &str) {
     let problem = only_problem(&format!("{BASE}{more}"));
     assert_eq!((problem.line, problem.key_path.as_str()), (Some(line), key_path), "{problem}");
     let text = problem.to_string();
@@ -60,6 +60,7 @@ fn defaults_stand_for_what_is_left_out() {
     assert_eq!((config.log, config.limits, config.metrics), (defaults::LOG, defaults::LIMITS, None));
     let peer = Peer {
         name: "exit".into(),
+        origin: PeerOrigin::Config,
         public_keys: vec![PublicKey([0; 32])],
         endpoints: Vec::new(),
         lanes: 0,
@@ -136,6 +137,10 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+peers = 5
+open_peers = 6
+decoy_flows = 7
+handshakes = 8
 "#
     );
     let config = parse(&text).unwrap();
@@ -167,6 +172,10 @@ receive_buffer = 65536
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
         receive_buffer: 65_536,
+        peers: 5,
+        open_peers: 6,
+        decoy_flows: 7,
+        handshakes: 8,
     };
     assert_eq!(config.limits, limits);
 }
@@ -264,9 +273,7 @@ fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
         ("dscp = \"copy\"\n", 9, "peer[0].dscp"),
         ("dscp = 46\n", 9, "peer[0].dscp"),
         ("allowed_ips = []\n", 9, "peer[0].allowed_ips"),
-        ("[access]\nmode = \"open\"\n", 9, "access"),
         ("[tun]\n", 9, "tun"),
-        ("[control]\nsocket = \"x\"\n", 9, "control"),
     ] {
         expect(more, line, key_path, "not available in this version");
     }
@@ -335,6 +342,10 @@ fn listeners_of_one_protocol_must_not_clash() {
 fn an_agent_without_anything_to_do_is_refused() {
     assert_eq!(problems("identity.key_file = \"x\"\n"), [(0, String::new())]);
     assert_eq!(problems(""), [(0, "identity.key_file".to_owned()), (0, String::new())]);
+    let empty = "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:1\"]\n";
+    let notes = parse(empty).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].to_string().contains("culvert peer add"), "{notes:?}");
+    assert_eq!(parse(&format!("{empty}access.mode = \"open\"\n")).unwrap().notes, []);
     let silent = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", "");
     assert_eq!(problems(&silent), [(6, "peer[0].endpoints".to_owned())]);
     parse(&format!("{silent}endpoints = [\"a:1\"]\n")).unwrap();
@@ -367,36 +378,6 @@ lanes = -1
 }
 
 #[test]
-fn load_names_file_line_and_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("culvert.toml");
-    let missing = Config::load(&path).unwrap_err();
-    assert!(matches!(missing, LoadError::Read { .. }), "{missing}");
-
-    fs::write(&path, BASE).unwrap();
-    let no_key = Config::load(&path).unwrap_err().to_string();
-    let key_file = folder.path().join("id.key");
-    let expected = format!("{}:1: identity.key_file: {} does not exist", path.display(), key_file.display());
-    assert!(no_key.starts_with(&expected), "{no_key}");
-    assert!(no_key.contains("culvert keygen --out"), "{no_key}");
-
-    let identity = Identity::generate().unwrap();
-    identity.write_new(&folder.path().join("id.key")).unwrap();
-    let (config, loaded) = Config::load(&path).unwrap();
-    assert_eq!(config.identity_key_file, folder.path().join("id.key"));
-    assert_eq!(loaded.public_key(), identity.public_key());
-
-    fs::write(&path, BASE.replace(KEY, &identity.public_key().to_string())).unwrap();
-    let own = Config::load(&path).unwrap_err().to_string();
-    let expected = format!("{}:8: peer[0].public_key: is our own public key", path.display());
-    assert!(own.starts_with(&expected), "{own}");
-
-    fs::set_permissions(folder.path().join("id.key"), fs::Permissions::from_mode(0o604)).unwrap();
-    let exposed = Config::load(&path).unwrap_err().to_string();
-    assert!(exposed.contains("(mode 0604) (remedy: chmod o= "), "{exposed}");
-}
-
-#[test]
 fn example_files_are_valid() {
     for name in ["agent.example.toml", "entry.toml", "exit.toml"] {
         let text = fs::read_to_string(root().join("config").join(name)).unwrap();
@@ -414,6 +395,7 @@ fn the_agent_example_shows_the_defaults() {
     let transport = Transport { listen: Vec::new(), advertise: None, ..shown.transport };
     assert_eq!(transport, defaults::TRANSPORT);
     assert_eq!((shown.log, shown.limits), (bare.log, bare.limits));
+    assert_eq!((shown.access, shown.control, shown.state_dir), (bare.access, bare.control, bare.state_dir));
     let (shown_peer, bare_peer) = (&shown.peers[0], &bare.peers[0]);
     assert_eq!(shown_peer.queue, bare_peer.queue);
     assert_eq!(
@@ -470,6 +452,13 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
         ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
+        ("limits.peers", limits.peers.to_string()),
+        ("limits.open_peers", limits.open_peers.to_string()),
+        ("limits.decoy_flows", limits.decoy_flows.to_string()),
+        ("limits.handshakes", limits.handshakes.to_string()),
+        ("identity.state_dir", format!("{:?}", defaults::STATE_DIR)),
+        ("control.socket", format!("{:?}", defaults::CONTROL_SOCKET)),
+        ("access.clock_window", format!("\"{}s\"", defaults::ACCESS.clock_window.as_secs())),
     ] {
         let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).unwrap();
         let column = row.split('|').nth(3).unwrap().trim();

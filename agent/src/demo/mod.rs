@@ -105,6 +105,7 @@ fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
     format!(
         r#"
         identity = {{ key_file = "generated for the demo" }}
+        control = {{ socket = "" }}
         transport = {{ listen = ["127.0.0.1:0"] }}
         [[peer]]
         name = "entry"
@@ -123,6 +124,7 @@ fn entry_toml(exit: &Identity, endpoint: SocketAddr, metrics: SocketAddr) -> Str
     format!(
         r#"
         identity = {{ key_file = "generated for the demo" }}
+        control = {{ socket = "" }}
         metrics = {{ listen = "{metrics}" }}
         [[peer]]
         name = "exit"
