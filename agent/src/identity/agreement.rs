@@ -208,8 +208,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_key_or_none(bytes: [u8; 32]) {
-            let _ = PublicKey(bytes).agreement();
+        fn any_key_that_converts_has_a_secret_with_us(bytes: [u8; 32]) {
+            if let Some(other) = PublicKey(bytes).agreement() {
+                prop_assert!(identity([1; 32]).agreement_key().shared(&other).is_some());
+            }
         }
     }
 }

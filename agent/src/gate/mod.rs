@@ -1,0 +1,7 @@
+//! What stands before QUIC: a datagram that does not prove knowledge of our public key never reaches quinn-proto.
+//!
+//! | question | file |
+//! |---|---|
+//! | what is this datagram, by the bits that nothing protects? | `classify.rs` |
+
+pub mod classify;
