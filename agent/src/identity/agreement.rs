@@ -27,6 +27,15 @@ impl AgreementKey {
         Self { secret, public }
     }
 
+    /// The key of these halves, which belong together.
+    pub(crate) fn from_halves(secret: Zeroizing<[u8; 32]>, public: [u8; 32]) -> Self {
+        Self { secret, public }
+    }
+
+    pub(crate) fn secret(&self) -> &[u8; 32] {
+        &self.secret
+    }
+
     /// What the other end computes with.
     #[must_use]
     pub fn public(&self) -> &[u8; 32] {
