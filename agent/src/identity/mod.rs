@@ -1,5 +1,5 @@
-//! Who an agent is: its Ed25519 key, the public key that others pin (both here), and the share link that tells them
-//! whom to expect where (`link.rs`).
+//! Who an agent is: its Ed25519 key, the public key that others pin (both here), what the key is used for beside TLS
+//! (`agreement.rs`), and the share link that tells others whom to expect where (`link.rs`).
 
 use std::{
     fmt,
@@ -18,8 +18,10 @@ use ring::{
 use rustls_pki_types::pem::{PemObject, SectionKind};
 use zeroize::Zeroizing;
 
+mod agreement;
 mod link;
 
+pub use agreement::AgreementKey;
 pub use link::{Endpoint, EndpointError, ShareLink, ShareLinkError};
 
 /// The Ed25519 public key by which an agent is known.
