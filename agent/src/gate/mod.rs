@@ -1,0 +1,7 @@
+//! What stands before QUIC: a datagram that does not prove knowledge of our public key never reaches `quinn-proto`.
+//!
+//! | question | file |
+//! |---|---|
+//! | was this knock seen before, and may its source go on with it | `table.rs` (pure) |
+
+pub mod table;
