@@ -12,6 +12,7 @@
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | the used knocks on disk, across a restart | `journal/` |
 //! | the limits and CPUs of this process | `process.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
@@ -27,6 +28,7 @@ use std::{
 pub mod alarm;
 pub mod batch;
 mod delivery;
+pub mod journal;
 pub mod kernel;
 pub mod memory;
 pub mod ports;
