@@ -20,6 +20,7 @@ use crate::{
     clock::{Clock, SystemClock},
     config::Config,
     control::tls::TlsIdentity,
+    gate::{Knocks, Own, refusals::Refusals},
     identity::Identity,
     io::{
         Ready,
@@ -28,9 +29,10 @@ use crate::{
         process,
     },
     metrics::Metrics,
+    roster::Roster,
     worker::{
         Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Worker, port_plan,
-        shell,
+        shell, used_knocks,
     },
 };
 
@@ -72,15 +74,22 @@ impl Daemon {
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
+        let (own, roster) = (Own::new(identity), Roster::new(&config));
+        let refusals = Arc::<Refusals>::default();
+        let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
         let mut threads = Vec::new();
         let mut addresses = None;
-        for (worker, ports) in (0..workers).zip(open_ports(&config, workers)?) {
+        for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
             let place = usize::from(worker);
             let (health, snapshots) = (Arc::clone(&health), Arc::clone(&snapshots));
             let start = WorkerStart {
                 identity: Arc::clone(&certificate),
+                own: Arc::clone(&own),
+                roster: Arc::clone(&roster),
+                refusals: Arc::clone(&refusals),
+                knocks,
                 publisher: Publisher::new(&metrics, &config, place, health, snapshots),
                 config: Arc::clone(&config),
                 instance,
@@ -157,6 +166,10 @@ impl Daemon {
 /// What the worker's thread is given.
 struct WorkerStart {
     identity: Arc<TlsIdentity>,
+    own: Arc<Own>,
+    roster: Arc<Roster>,
+    refusals: Arc<Refusals>,
+    knocks: Knocks,
     publisher: Publisher,
     config: Arc<Config>,
     instance: [u8; 16],
@@ -228,6 +241,11 @@ impl WorkerStart {
             let setup = Setup {
                 config: self.config,
                 identity: self.identity,
+                own: self.own,
+                roster: self.roster,
+                refusals: self.refusals,
+                knocks: self.knocks,
+                clock: Arc::new(SystemClock),
                 net: Box::new(net),
                 ready,
                 instance: self.instance,

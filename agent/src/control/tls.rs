@@ -202,6 +202,19 @@ fn cpu_has_aes() -> bool {
     }
 }
 
+/// The TLS side of a server that admits nobody: it removes the protection of Initial packets, whose keys follow from
+/// their connection ID, and makes the tag of a Retry.
+pub fn initial_crypto(identity: &TlsIdentity) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
+    struct Nobody;
+    impl ClientKeys for Nobody {
+        fn is_allowed(&self, _: &[u8; 32]) -> bool {
+            false
+        }
+        fn refused(&self, _: &Refusal) {}
+    }
+    server_crypto(identity, Arc::new(Nobody))
+}
+
 pub(super) fn server_crypto_with(
     first: FirstSuite,
     identity: &TlsIdentity,

@@ -31,7 +31,9 @@
 //!
 //! For strangers nothing is allocated and nothing is locked.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+#[cfg(test)]
+use std::net::IpAddr;
 
 use quinn_proto::crypto::ServerConfig as CryptoConfig;
 use rand::{RngExt, rngs::StdRng};
@@ -165,8 +167,8 @@ pub struct GateSetup {
     pub required: bool,
     /// How far a knock's time may be from ours, seconds.
     pub window: u64,
-    /// The knocks that were used, those of earlier processes included; whether all of them are known.
-    pub used: (SingleUse, bool),
+    /// The knocks that were used, those of earlier processes included.
+    pub knocks: Knocks,
     /// What may be spent.
     pub budget: Budget,
     /// Wall-clock time.
@@ -175,6 +177,14 @@ pub struct GateSetup {
     pub crypto: Arc<dyn CryptoConfig>,
     /// For the connection IDs of Retry packets.
     pub rng: StdRng,
+}
+
+/// The knocks that a worker knows to be used.
+pub struct Knocks {
+    /// They.
+    pub table: SingleUse,
+    /// Knocks of before this unix second may have been used and not be in the table: they are refused.
+    pub not_before: u64,
 }
 
 /// Where a datagram came from.
@@ -190,9 +200,8 @@ impl Gate {
     /// The gate of one worker.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
-        let GateSetup { own, ids, roster, refusals, required, window, used, budget, clock, crypto, rng } = setup;
-        let (table, all_known) = used;
-        let not_before = if all_known { 0 } else { clock.unix_seconds() };
+        let GateSetup { own, ids, roster, refusals, required, window, knocks, budget, clock, crypto, rng } = setup;
+        let Knocks { table, not_before } = knocks;
         Self {
             own,
             ids,
@@ -232,6 +241,20 @@ impl Gate {
     /// Forgets tokens whose time is over: no knock could be accepted any more under them.
     pub fn expire(&mut self, now: Instant) {
         self.table.expire(now, self.clock.unix_seconds());
+    }
+
+    /// Why the table could not be written to its journal, once.
+    pub fn take_journal_error(&mut self) -> Option<io::Error> {
+        self.table.take_journal_error()
+    }
+
+    /// Spends what may be spent on clients that have not proved their address.
+    #[cfg(test)]
+    pub(crate) fn exhaust_budget(&mut self, now: Instant) {
+        while self.budget.take(IpAddr::from([0, 0, 0, 0]), false, now) == Take::Granted {}
+        for last in 1..=u8::MAX {
+            while self.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
+        }
     }
 
     /// How many used tokens it remembers.

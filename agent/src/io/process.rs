@@ -26,6 +26,14 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     Ok(raised)
 }
 
+/// What the kernel calls this boot of the machine: 36 characters and a line feed.
+///
+/// # Errors
+/// The kernel's, where `/proc` is not mounted.
+pub fn boot_id() -> io::Result<Vec<u8>> {
+    std::fs::read("/proc/sys/kernel/random/boot_id")
+}
+
 /// CPUs that this process may use, by its affinity and its CPU quota; 1 when the kernel does not say.
 #[must_use]
 pub fn available_cpus() -> usize {

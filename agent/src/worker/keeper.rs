@@ -218,6 +218,17 @@ impl Worker {
             self.keep_alive(id, now);
         }
         self.take_stock(now);
+        self.gate.expire(now);
+        if let Some(error) = self.gate.take_journal_error()
+            && let Some(suppressed) = self.journal_log.allow(now)
+        {
+            tracing::warn!(
+                %error,
+                suppressed,
+                "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
+                 none of before would be trusted"
+            );
+        }
     }
 
     /// Asks a peer for a sign of life on every lane.

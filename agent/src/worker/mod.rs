@@ -13,6 +13,7 @@
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
+//! | the knocks that were used, over a restart | `knocks.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
@@ -66,6 +67,7 @@ mod doors;
 mod exchange;
 mod handover;
 mod keeper;
+mod knocks;
 mod lanes;
 mod orders;
 mod plain;
@@ -82,6 +84,7 @@ pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
 pub use handover::Outgoing;
+pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError};
@@ -189,6 +192,7 @@ pub struct Worker {
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,
+    journal_log: RateLimit,
     /// Where TCP is read into.
     piece: Vec<u8>,
 }

@@ -11,15 +11,22 @@ use super::{
     number, session, shell,
 };
 use crate::{
-    config::Config,
-    control::{cid::ConnectionIds, dial::Dialler, tls::TlsIdentity},
+    clock::Clock,
+    config::{self, Config},
+    control::{
+        cid::ConnectionIds,
+        dial::Dialler,
+        tls::{self, TlsIdentity},
+    },
     datapath::downlink::Notes,
     forward::{IngressId, Local, Locals, tcp},
+    gate::{Gate, GateSetup, Knocks, Own, budget::Budget, refusals::Refusals},
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
     relay::DatagramRelay,
+    roster::Roster,
     timers::Timers,
 };
 
@@ -35,8 +42,8 @@ pub struct Setup {
     pub roster: Arc<Roster>,
     /// Where refused handshakes are noted.
     pub refusals: Arc<Refusals>,
-    /// The knocks that were used, those of earlier processes included; whether all of them are known.
-    pub used: (SingleUse, bool),
+    /// The knocks that were used, those of earlier processes included.
+    pub knocks: Knocks,
     /// Wall-clock time.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// The outside world.
@@ -105,8 +112,8 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, own, roster, refusals, used, clock, .. } = setup;
-        let Setup { net, ready, instance, seed, worker, exchange, metrics, .. } = setup;
+        let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } = setup;
+        let Setup { seed, worker, exchange, metrics, .. } = setup;
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
@@ -124,10 +131,10 @@ impl Worker {
             refusals: Arc::clone(&refusals),
             required: config.access.knock == config::Knock::Required,
             window: config.access.clock_window.as_secs(),
-            used,
-            budget: Budget::new(place.1),
+            knocks,
+            budget: Budget::new(place.1, now),
             clock: Arc::clone(&clock),
-            crypto: control.initial_crypto(&identity)?,
+            crypto: tls::initial_crypto(&identity)?,
             rng: StdRng::from_seed(rng.random()),
         });
         let most_segments = net.most_segments();
@@ -175,6 +182,10 @@ impl Worker {
             ready,
             doors,
             ids,
+            own,
+            clock,
+            gate,
+            refusals,
             control,
             peers,
             lanes: Lanes::default(),
@@ -204,6 +215,7 @@ impl Worker {
             drops_log: RateLimit::new(LOG_INTERVAL),
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),
+            journal_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,
         };

@@ -109,14 +109,7 @@ fn knocking(seed: u64, workers: (u8, u8)) -> (Pair, Tapped) {
 fn resealed(packet: &[u8], change: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>)) -> Vec<u8> {
     let Class::Initial(initial) = classify(packet) else { panic!("an Initial goes in") };
     let own = tls::TlsIdentity::from_pkcs8(&Identity::generate().unwrap().pkcs8_der()).unwrap();
-    struct Nobody;
-    impl tls::ClientKeys for Nobody {
-        fn is_allowed(&self, _: &[u8; 32]) -> bool {
-            false
-        }
-        fn refused(&self, _: &tls::Refusal) {}
-    }
-    let crypto = tls::server_crypto(&own, Arc::new(Nobody)).unwrap();
+    let crypto = tls::initial_crypto(&own).unwrap();
     let keys = crypto.initial_keys(1, &quinn_proto::ConnectionId::new(initial.dcid)).unwrap();
     let mut plain = packet[..initial.end].to_vec();
     keys.header.remote.decrypt(initial.packet_number_at, &mut plain);

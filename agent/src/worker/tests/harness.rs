@@ -18,13 +18,16 @@ use crate::{
     clock::{Clock, ManualClock},
     config::Config,
     control::tls::TlsIdentity,
+    gate::{Knocks, Own, table::SingleUse},
     identity::Identity,
     io::{
         Net, Path as UdpPath, Ready, ReceiveBatch, SendBatch, TcpStream, Token, UdpOptions, UdpRole,
         UdpSocket,
+        journal::MemoryJournal,
         memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     },
     metrics::Metrics,
+    roster::Roster,
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, Worker},
 };
 
@@ -84,8 +87,8 @@ pub(super) struct World {
     workers: u8,
     /// How many seconds the clock of the next agent is ahead.
     skew: i64,
-    /// Each agent's state directory: the knocks that it let in.
-    journals: Vec<MemoryJournals>,
+    /// Each agent's state directory: the knocks that its workers let in. `None` where there is none to be trusted.
+    journals: Vec<Option<Vec<MemoryJournal>>>,
     tap: Rc<RefCell<Option<Vec<Tapped>>>>,
     /// Addresses that a NAT between the hosts translates: inside, outside.
     nat: Rc<RefCell<Vec<(SocketAddr, SocketAddr)>>>,
@@ -212,7 +215,7 @@ impl World {
 
     /// Loses an agent's state directory.
     pub(super) fn lose_state(&mut self, place: usize) {
-        self.journals[place] = MemoryJournals::default();
+        self.journals[place] = None;
     }
 
     /// How many workers the agents have that are started from now on.
@@ -223,7 +226,7 @@ impl World {
     /// Starts an agent on a host of its own with these addresses; returns its place.
     pub(super) fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
-        self.journals.push(MemoryJournals::default());
+        self.journals.push(None);
         self.agent_addresses.borrow_mut().extend_from_slice(addresses);
         let place = self.agents.len() - 1;
         self.restart(place, toml, identity, addresses, seed);
@@ -245,12 +248,21 @@ impl World {
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
         let exchange = Exchange::new(self.workers, config.peers.len(), now);
+        let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
+        let knocks = self.knocks(place, &*clock);
+        let (own, roster) = (Own::new(identity), Roster::new(&config));
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let nets = self.fabric.worker_hosts(addresses, &readies);
-        let workers = (0..self.workers).zip(nets).zip(readies).map(|((worker, net), ready)| {
+        let started = (0..self.workers).zip(nets).zip(readies).zip(knocks);
+        let workers = started.map(|(((worker, net), ready), knocks)| {
             let place = usize::from(worker);
             let setup = Setup {
                 identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
+                own: Arc::clone(&own),
+                roster: Arc::clone(&roster),
+                refusals: Arc::default(),
+                knocks,
+                clock: Arc::clone(&clock),
                 net: Box::new(net),
                 ready,
                 instance: [seed; 16],
@@ -271,6 +283,18 @@ impl World {
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
         self.agents[place] = Some(Agent { workers, metrics, snapshots, deadlines });
+    }
+
+    /// What an agent finds in its state directory.
+    fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<Knocks> {
+        let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
+        let before = self.journals[place].take();
+        let not_before = if before.is_some() { 0 } else { unix_seconds };
+        let records: Vec<_> = before.iter().flatten().flat_map(MemoryJournal::records).collect();
+        let journals: Vec<MemoryJournal> = (0..self.workers).map(|_| MemoryJournal::default()).collect();
+        self.journals[place] = Some(journals.clone());
+        let table = |journal| SingleUse::restore(Box::new(journal), self.workers, records.clone(), now, unix_seconds);
+        journals.into_iter().map(|journal| Knocks { table: table(journal), not_before }).collect()
     }
 
     /// Ends an agent without a word, as `kill -9` does.

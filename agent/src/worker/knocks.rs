@@ -1,0 +1,59 @@
+//! Where the knocks that were used are kept over a restart: the state directory, or memory where there is none.
+
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
+
+use crate::{
+    clock::Clock,
+    config::{Config, Knock},
+    gate::{Knocks, table::SingleUse},
+    io::{
+        journal::{self, BootId, JournalError, MemoryJournal},
+        process,
+    },
+};
+
+/// The used knocks of all workers, as an earlier process left them.
+///
+/// Without a state directory the agent runs all the same: after a restart it then trusts no knock of before.
+#[must_use]
+pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Knocks> {
+    let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
+    let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
+    if listens && !config.state_dir.as_os_str().is_empty() {
+        match open(&config.state_dir, workers, unix_seconds) {
+            Ok(opened) => {
+                if !opened.trusted {
+                    tracing::info!(
+                        state_dir = %config.state_dir.display(),
+                        "no complete record of used knocks from this boot: those of before this start are refused"
+                    );
+                }
+                let not_before = opened.blind_until;
+                let table = |(journal, records)| {
+                    SingleUse::restore(Box::new(journal), workers, records, now, unix_seconds)
+                };
+                let tables = opened.workers.into_iter().map(table);
+                return tables.map(|table| Knocks { table, not_before }).collect();
+            }
+            Err(error) => tracing::warn!(
+                "used knocks are not kept over a restart, after which none of before is trusted: {error}"
+            ),
+        }
+    }
+    let table = || SingleUse::new(Box::<MemoryJournal>::default(), workers, now);
+    (0..workers).map(|_| Knocks { table: table(), not_before: unix_seconds }).collect()
+}
+
+fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<journal::Opened, JournalError> {
+    let denied = |error: io::Error| JournalError::Failed { path: directory.to_owned(), error };
+    // Below a folder that exists: a mistyped path makes no tree.
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Ok(()) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        // What is wrong with it is said when it is opened.
+        Err(error) => tracing::debug!(%error, "cannot make the state directory"),
+    }
+    let boot = process::boot_id().ok().and_then(|content| BootId::parse(&content));
+    let boot = boot.ok_or(io::ErrorKind::InvalidData).map_err(io::Error::from).map_err(denied)?;
+    journal::open(directory, workers, boot, unix_seconds)
+}
