@@ -2,6 +2,8 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | may this datagram cost a Diffie-Hellman operation | `budget.rs` (pure) |
 //! | was this knock seen before, and may its source go on with it | `table.rs` (pure) |
 
+pub mod budget;
 pub mod table;
