@@ -74,7 +74,7 @@ impl Daemon {
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
-        let (own, roster) = (Own::new(identity), Roster::new(&config));
+        let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
         let refusals = Arc::<Refusals>::default();
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();

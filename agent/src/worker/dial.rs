@@ -100,12 +100,12 @@ impl Worker {
             tracing::error!(peer = &*name, "the peer's key is no point of its curve (remedy: culvert check)");
             return;
         };
-        let knock = Knock::new(
-            Arc::clone(self.own.agreement()),
-            Arc::new(server),
-            self.clock.unix_seconds(),
-            self.doors.rng().random(),
-        );
+        let knock = Knock {
+            own: Arc::clone(self.own.agreement()),
+            server: Arc::new(server),
+            unix_seconds: self.clock.unix_seconds(),
+            ephemeral: self.doors.rng().random(),
+        };
         let mut client = knock::arm(crypto, knock, self.ids.initial(id));
         client.transport_config(Arc::new(transport));
         let underlay = match self.doors.dial(&mut self.underlays, remote) {

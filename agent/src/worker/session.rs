@@ -61,7 +61,7 @@ impl tls::ClientKeys for Guest {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
         // Asked in the midst of the handshake: the key may have been removed since it knocked.
         let knocked = self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked));
-        knocked && (self.roster.peer_of(key).is_some() || self.roster.is_open())
+        knocked && self.roster.allows(key)
     }
 
     fn refused(&self, refusal: &tls::Refusal) {

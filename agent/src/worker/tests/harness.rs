@@ -250,7 +250,7 @@ impl World {
         let exchange = Exchange::new(self.workers, config.peers.len(), now);
         let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
         let knocks = self.knocks(place, &*clock);
-        let (own, roster) = (Own::new(identity), Roster::new(&config));
+        let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let nets = self.fabric.worker_hosts(addresses, &readies);
         let started = (0..self.workers).zip(nets).zip(readies).zip(knocks);
