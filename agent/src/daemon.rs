@@ -20,7 +20,7 @@ use crate::{
     clock::{Clock, SystemClock},
     config::Config,
     control::tls::TlsIdentity,
-    gate::{Knocks, Own, refusals::Refusals},
+    gate::{Own, refusals::Refusals, table::SingleUse},
     identity::Identity,
     io::{
         Ready,
@@ -169,7 +169,7 @@ struct WorkerStart {
     own: Arc<Own>,
     roster: Arc<Roster>,
     refusals: Arc<Refusals>,
-    knocks: Knocks,
+    knocks: SingleUse,
     publisher: Publisher,
     config: Arc<Config>,
     instance: [u8; 16],

@@ -31,7 +31,12 @@
 //!
 //! For strangers nothing is allocated and nothing is locked.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 #[cfg(test)]
 use std::net::IpAddr;
 
@@ -138,10 +143,8 @@ pub struct Gate {
     refusals: Arc<Refusals>,
     /// Whether clients must knock.
     required: bool,
-    /// How far a knock's time may be from ours, seconds.
-    window: u64,
-    /// Knocks of before are refused: what was used then is not known any more. Unix seconds.
-    not_before: u64,
+    /// How far a knock's time may be from ours; whole seconds.
+    window: Duration,
     table: SingleUse,
     budget: Budget,
     clock: Arc<dyn Clock + Send + Sync>,
@@ -165,10 +168,10 @@ pub struct GateSetup {
     pub refusals: Arc<Refusals>,
     /// Whether clients must knock.
     pub required: bool,
-    /// How far a knock's time may be from ours, seconds.
-    pub window: u64,
+    /// How far a knock's time may be from ours; whole seconds.
+    pub window: Duration,
     /// The knocks that were used, those of earlier processes included.
-    pub knocks: Knocks,
+    pub table: SingleUse,
     /// What may be spent.
     pub budget: Budget,
     /// Wall-clock time.
@@ -177,14 +180,6 @@ pub struct GateSetup {
     pub crypto: Arc<dyn CryptoConfig>,
     /// For the connection IDs of Retry packets.
     pub rng: StdRng,
-}
-
-/// The knocks that a worker knows to be used.
-pub struct Knocks {
-    /// They.
-    pub table: SingleUse,
-    /// Knocks of before this unix second may have been used and not be in the table: they are refused.
-    pub not_before: u64,
 }
 
 /// Where a datagram came from.
@@ -200,8 +195,7 @@ impl Gate {
     /// The gate of one worker.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
-        let GateSetup { own, ids, roster, refusals, required, window, knocks, budget, clock, crypto, rng } = setup;
-        let Knocks { table, not_before } = knocks;
+        let GateSetup { own, ids, roster, refusals, required, window, table, budget, clock, crypto, rng } = setup;
         Self {
             own,
             ids,
@@ -209,7 +203,6 @@ impl Gate {
             refusals,
             required,
             window,
-            not_before,
             table,
             budget,
             clock,
@@ -350,7 +343,7 @@ impl Gate {
             Take::Refused => return Err(Why::Budget),
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
-        self.is_fresh(&opened, unix_seconds)?;
+        self.is_fresh(&opened, (now, unix_seconds))?;
         match self.roster.admits(&opened.client) {
             Admits::Peer(_) | Admits::Anyone => {}
             Admits::Nobody => return Err(Why::Key(opened.client)),
@@ -359,7 +352,7 @@ impl Gate {
         if hash != opened.hello_hash {
             return Err(Why::Hello(HelloError::Other));
         }
-        let used = Used::new(source, original, opened.unix_seconds.saturating_add(self.window));
+        let used = Used::new(source, original, opened.unix_seconds.saturating_add(self.window.as_secs()));
         if retried {
             // Neither the Retry token nor the knock in it is good for anything else.
             let inner = knock.last_chunk::<16>().copied().unwrap_or_default();
@@ -377,12 +370,12 @@ impl Gate {
         })
     }
 
-    fn is_fresh(&self, opened: &Opened, unix_seconds: u64) -> Result<(), Why> {
+    fn is_fresh(&self, opened: &Opened, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
         let ahead = i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
-        if ahead.unsigned_abs() > self.window {
+        if ahead.unsigned_abs() > self.window.as_secs() {
             return Err(Why::Clock { ahead });
         }
-        if opened.unix_seconds < self.not_before {
+        if !self.table.remembers(opened.unix_seconds, self.window, now) {
             return Err(Why::BeforeStart);
         }
         Ok(())

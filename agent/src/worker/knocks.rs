@@ -5,7 +5,7 @@ use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
 use crate::{
     clock::Clock,
     config::{Config, Knock},
-    gate::{Knocks, table::SingleUse},
+    gate::table::SingleUse,
     io::{
         journal::{self, BootId, JournalError, MemoryJournal},
         process,
@@ -16,7 +16,7 @@ use crate::{
 ///
 /// Without a state directory the agent runs all the same: after a restart it then trusts no knock of before.
 #[must_use]
-pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Knocks> {
+pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<SingleUse> {
     let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
     let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
     if listens && !config.state_dir.as_os_str().is_empty() {
@@ -28,20 +28,25 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Knock
                         "no complete record of used knocks from this boot: those of before this start are refused"
                     );
                 }
-                let not_before = opened.blind_until;
+                let blind_until = before(opened.blind_until);
                 let table = |(journal, records)| {
-                    SingleUse::restore(Box::new(journal), workers, records, now, unix_seconds)
+                    SingleUse::restore(Box::new(journal), workers, records, blind_until, now, unix_seconds)
                 };
-                let tables = opened.workers.into_iter().map(table);
-                return tables.map(|table| Knocks { table, not_before }).collect();
+                return opened.workers.into_iter().map(table).collect();
             }
             Err(error) => tracing::warn!(
                 "used knocks are not kept over a restart, after which none of before is trusted: {error}"
             ),
         }
     }
-    let table = || SingleUse::new(Box::<MemoryJournal>::default(), workers, now);
-    (0..workers).map(|_| Knocks { table: table(), not_before: unix_seconds }).collect()
+    let table = |_| SingleUse::new(Box::<MemoryJournal>::default(), workers, now, before(unix_seconds));
+    (0..workers).map(table).collect()
+}
+
+/// Knocks of the second of a start are trusted: only a process that ended in that very second can have used them, and
+/// agents that start together need not wait for the next one.
+fn before(unix_seconds: u64) -> u64 {
+    unix_seconds.saturating_sub(1)
 }
 
 fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<journal::Opened, JournalError> {

@@ -20,7 +20,7 @@ use crate::{
     },
     datapath::downlink::Notes,
     forward::{IngressId, Local, Locals, tcp},
-    gate::{Gate, GateSetup, Knocks, Own, budget::Budget, refusals::Refusals},
+    gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
@@ -43,7 +43,7 @@ pub struct Setup {
     /// Where refused handshakes are noted.
     pub refusals: Arc<Refusals>,
     /// The knocks that were used, those of earlier processes included.
-    pub knocks: Knocks,
+    pub knocks: SingleUse,
     /// Wall-clock time.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// The outside world.
@@ -130,8 +130,8 @@ impl Worker {
             roster: Arc::clone(&roster),
             refusals: Arc::clone(&refusals),
             required: config.access.knock == config::Knock::Required,
-            window: config.access.clock_window.as_secs(),
-            knocks,
+            window: config.access.clock_window,
+            table: knocks,
             budget: Budget::new(place.1, now),
             clock: Arc::clone(&clock),
             crypto: tls::initial_crypto(&identity)?,

@@ -18,7 +18,7 @@ use crate::{
     clock::{Clock, ManualClock},
     config::Config,
     control::tls::TlsIdentity,
-    gate::{Knocks, Own, table::SingleUse},
+    gate::{Own, table::SingleUse},
     identity::Identity,
     io::{
         Net, Path as UdpPath, Ready, ReceiveBatch, SendBatch, TcpStream, Token, UdpOptions, UdpRole,
@@ -226,7 +226,7 @@ impl World {
     /// Starts an agent on a host of its own with these addresses; returns its place.
     pub(super) fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
-        self.journals.push(None);
+        self.journals.push(Some(Vec::new()));
         self.agent_addresses.borrow_mut().extend_from_slice(addresses);
         let place = self.agents.len() - 1;
         self.restart(place, toml, identity, addresses, seed);
@@ -285,16 +285,19 @@ impl World {
         self.agents[place] = Some(Agent { workers, metrics, snapshots, deadlines });
     }
 
-    /// What an agent finds in its state directory.
-    fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<Knocks> {
+    /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.
+    fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<SingleUse> {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
         let before = self.journals[place].take();
-        let not_before = if before.is_some() { 0 } else { unix_seconds };
+        let blind_until = if before.is_some() { 0 } else { unix_seconds };
         let records: Vec<_> = before.iter().flatten().flat_map(MemoryJournal::records).collect();
         let journals: Vec<MemoryJournal> = (0..self.workers).map(|_| MemoryJournal::default()).collect();
         self.journals[place] = Some(journals.clone());
-        let table = |journal| SingleUse::restore(Box::new(journal), self.workers, records.clone(), now, unix_seconds);
-        journals.into_iter().map(|journal| Knocks { table: table(journal), not_before }).collect()
+        let table = |journal| {
+            let (workers, records) = (self.workers, records.clone());
+            SingleUse::restore(Box::new(journal), workers, records, blind_until, now, unix_seconds)
+        };
+        journals.into_iter().map(table).collect()
     }
 
     /// Ends an agent without a word, as `kill -9` does.
