@@ -4,6 +4,11 @@
 //! |---|---|
 //! | what is this datagram, by the bits that nothing protects? | `classify.rs` |
 //! | what proves that its sender knows us, and who is it? | `knock.rs` |
+//! | which ClientHello does an Initial carry? | `initial.rs` |
 
 pub mod classify;
+pub mod initial;
 pub mod knock;
+
+#[cfg(test)]
+pub(crate) mod testing;
