@@ -24,6 +24,8 @@ pub(super) const MISSING: &str = "is missing";
 pub(super) struct Checks {
     pub(super) report: Report,
     pub(super) keys: Vec<PinnedKey>,
+    /// Names of removed peers that a forward still names.
+    pub(super) closed: Vec<String>,
     pub(super) udp_listeners: Vec<Listener>,
     pub(super) tcp_listeners: Vec<Listener>,
 }
@@ -51,7 +53,13 @@ pub(super) struct Listener {
 
 impl Checks {
     pub(super) fn new(report: Report) -> Self {
-        Self { report, keys: Vec::new(), udp_listeners: Vec::new(), tcp_listeners: Vec::new() }
+        Self {
+            report,
+            keys: Vec::new(),
+            closed: Vec::new(),
+            udp_listeners: Vec::new(),
+            tcp_listeners: Vec::new(),
+        }
     }
 
     /// The value if the key is there and has the right TOML type.

@@ -72,6 +72,8 @@ pub struct Config {
     pub log: Log,
     /// Hard ceilings.
     pub limits: Limits,
+    /// Names of removed peers that a `[[udp]]` or `[[tcp]]` still names; its port is not opened.
+    pub closed: Vec<String>,
     /// What an operator should know, although the agent starts.
     pub notes: Vec<ConfigProblem>,
 }
@@ -307,7 +309,10 @@ impl Config {
     }
 
     /// The same, with the text of the state file from `read_state`, which gets its path.
-    pub(super) fn load_with(
+    ///
+    /// # Errors
+    /// As those of [`Config::load`].
+    pub fn load_with(
         path: &Path,
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
@@ -326,6 +331,13 @@ impl Config {
     /// Every problem of the text, in the order of its lines.
     pub fn parse(text: &str, base: &Path) -> Result<Self, ConfigProblems> {
         Draft::read(text, base, |_| Ok(None)).finish(None)
+    }
+
+    /// Whether a `[[udp]]` or `[[tcp]]` names the peer `name`, which may have been removed.
+    #[must_use]
+    pub fn forwards_to(&self, name: &str) -> bool {
+        let named = |forward: &Forward| self.peers.get(forward.peer).is_some_and(|peer| *peer.name == *name);
+        self.udp.iter().chain(&self.tcp).any(named) || self.closed.iter().any(|closed| closed == name)
     }
 
     /// How many workers to start: `transport.workers`, or if that is 0 one per CPU that this process may use.

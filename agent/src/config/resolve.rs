@@ -88,7 +88,7 @@ impl Draft {
         let limits = checks.limits(file.limits.unwrap_or_default(), peers.len());
         checks.clashes();
 
-        let Checks { mut report, keys, .. } = checks;
+        let Checks { mut report, keys, closed, .. } = checks;
         // What is no TOML looks empty, and would be called incomplete.
         if readable && !names_key {
             report.add("identity.key_file", None, MISSING, "name the file that culvert keygen wrote");
@@ -115,6 +115,7 @@ impl Draft {
             control,
             log,
             limits,
+            closed,
             notes: Vec::new(),
         };
         Self { report, state_report, config, key_file, keys }
@@ -283,6 +284,7 @@ impl Checks {
                         format!("{:?} was removed with culvert peer: this port stays closed", name.value);
                     let remedy = format!("add the peer again, or remove this [[{section}]]");
                     self.report.note(&at("peer"), Some(name.span), problem, remedy);
+                    self.closed.push(name.value.clone());
                 } else if found.is_none() {
                     let problem = format!("no [[peer]] is named {:?}", name.value);
                     let remedy = known("add that [[peer]]", peers.iter().map(|peer| &peer.name));

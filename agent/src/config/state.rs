@@ -1,14 +1,68 @@
 //! The state file `<state_dir>/peers.toml`: the peers that `culvert peer` has added.
+//!
+//! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
 
 use std::{
-    fs, io,
+    fmt::Write as _,
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Write as _},
+    mem,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
-use super::{Peer, checks::Checks, file, peers::Around, problem::Report};
+use toml::{Table, Value};
+
+use super::{
+    Config, ConfigProblems, Peer, PeerOrigin,
+    checks::{Checks, PinnedKey},
+    file,
+    peers::Around,
+    problem::Report,
+};
+use crate::identity::PublicKey;
 
 /// Its name in `identity.state_dir`.
 pub const FILE_NAME: &str = "peers.toml";
+
+const HEADER: &str =
+    "# Written by culvert peer; comments are not kept. docs/configuration.md says what each key does.\n";
+
+/// A peer as an operator describes it, not checked yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewPeer {
+    /// What to call it.
+    pub name: String,
+    /// Its key, as `culvert pubkey` prints it.
+    pub public_key: String,
+    /// Where to dial it, as "host:port"; none: it dials us.
+    pub endpoints: Vec<String>,
+    /// How many lanes to open; `None`: the default.
+    pub lanes: Option<u8>,
+    /// The names of our services that it may use.
+    pub services: Vec<String>,
+}
+
+/// Why the state file could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The folder or the file cannot be used.
+    #[error("{}: {cause} (remedy: let the user that runs culvert write there, or set identity.state_dir)", path.display())]
+    Unusable {
+        /// The folder or the file.
+        path: PathBuf,
+        /// Why, in the kernel's words.
+        cause: io::Error,
+    },
+    /// It is no TOML, so that nothing can be added to it.
+    #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what was expected there.
+        cause: Box<toml::de::Error>,
+    },
+}
 
 /// The text of the state file at `path`; `None` if there is none.
 ///
@@ -24,6 +78,203 @@ pub fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
+/// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_key` is ours.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check(
+    config: &Config,
+    own_key: PublicKey,
+    known: &[Peer],
+    new: &NewPeer,
+) -> Result<Peer, ConfigProblems> {
+    let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
+    let mut report = Report::new(text.clone(), None);
+    let table = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
+    let mut checks = Checks::new(report);
+    for peer in known {
+        let pinned = |key: &PublicKey| PinnedKey {
+            key: *key,
+            origin: peer.origin,
+            at: format!("the key of {:?}", peer.name),
+            span: 0..0,
+        };
+        checks.keys.extend(peer.public_keys.iter().map(pinned));
+    }
+    let listens = !config.transport.listen.is_empty();
+    let around = Around { services: &config.services, listens, origin: PeerOrigin::State };
+    let mut peers = known.to_vec();
+    checks.peers(table.peer, around, &mut peers);
+    let peer = peers.pop().filter(|_| peers.len() == known.len());
+    if peer.as_ref().is_some_and(|peer| peer.public_keys.contains(&own_key)) {
+        let remedy = "write the peer's key, as culvert pubkey prints it there";
+        checks.report.add("peer[0].public_key", None, "is our own public key", remedy);
+    }
+    if known.len() >= config.limits.peers {
+        let problem = format!("there are {} peers already", known.len());
+        checks.report.add("limits.peers", None, problem, "raise it, or remove peers");
+    }
+    let (mut problems, _) = checks.report.into_parts();
+    match peer {
+        Some(peer) if problems.is_empty() => Ok(peer),
+        Some(_) | None => {
+            for problem in &mut problems {
+                // The place in a text that nobody has written says nothing.
+                problem.line = None;
+                if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
+                    problem.key_path = key.to_owned();
+                }
+            }
+            Err(ConfigProblems { file: None, problems })
+        }
+    }
+}
+
+/// The state file while it is being changed: nobody else changes it until this is dropped.
+#[derive(Debug)]
+pub struct Edit {
+    path: PathBuf,
+    /// Locked; the lock goes with it.
+    folder: File,
+    text: String,
+}
+
+impl Edit {
+    /// Locks the state file at `path`, and makes its folder if there is none.
+    ///
+    /// # Errors
+    /// The folder or the file cannot be used.
+    pub fn begin(path: &Path) -> Result<Self, StateError> {
+        let folder = path.parent().unwrap_or_else(|| Path::new("."));
+        let unusable = |cause| StateError::Unusable { path: folder.to_owned(), cause };
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable)?;
+        let folder = File::open(folder).map_err(unusable)?;
+        folder.lock().map_err(unusable)?;
+        let text = read(path).map_err(|cause| StateError::Unusable { path: path.to_owned(), cause })?;
+        Ok(Self { path: path.to_owned(), folder, text: text.unwrap_or_default() })
+    }
+
+    /// The file's text as it will be written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Appends `new`, which was checked.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        // What is not a list was reported when it was checked.
+        if let Value::Array(peers) = state.entry("peer").or_insert_with(|| Value::Array(Vec::new())) {
+            peers.push(new.to_table().into());
+        }
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// Takes out the peer `name`, and says whether it was there; with `named`, its name is kept as that of a removed peer.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn remove(&mut self, name: &str, named: bool) -> Result<bool, StateError> {
+        let mut state = self.parse()?;
+        let called = |value: &Value| value.get("name").and_then(Value::as_str) == Some(name);
+        let Some(Value::Array(peers)) = state.get_mut("peer") else { return Ok(false) };
+        let before = peers.len();
+        peers.retain(|peer| !called(peer));
+        if peers.len() == before {
+            return Ok(false);
+        }
+        if named
+            && let Value::Array(removed) = state.entry("removed").or_insert_with(|| Value::Array(Vec::new()))
+            && !removed.iter().any(|removed| removed.as_str() == Some(name))
+        {
+            removed.push(name.into());
+        }
+        self.text = render(&state);
+        Ok(true)
+    }
+
+    /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// The kernel's refusal; the old file is still there.
+    pub fn commit(self) -> Result<(), StateError> {
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            |cause| StateError::Unusable { path, cause }
+        };
+        let new_path = self.path.with_extension("toml.new");
+        let write = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new_path)?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            // Root may edit what the daemon, another user, must read.
+            let (owner, ours) = (self.folder.metadata()?, file.metadata()?);
+            if (owner.uid(), owner.gid()) != (ours.uid(), ours.gid()) {
+                fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+            }
+            file.write_all(self.text.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(unusable(&new_path))?;
+        fs::rename(&new_path, &self.path).map_err(unusable(&self.path))?;
+        self.folder.sync_all().map_err(unusable(&self.path))
+    }
+
+    fn parse(&self) -> Result<Table, StateError> {
+        let broken = |cause| StateError::Broken { path: self.path.clone(), cause: Box::new(cause) };
+        self.text.parse().map_err(broken)
+    }
+}
+
+impl NewPeer {
+    fn to_table(&self) -> Table {
+        let mut table = Table::new();
+        table.insert("name".to_owned(), self.name.as_str().into());
+        table.insert("public_key".to_owned(), self.public_key.as_str().into());
+        if !self.endpoints.is_empty() {
+            table.insert("endpoints".to_owned(), self.endpoints.clone().into());
+        }
+        if let Some(lanes) = self.lanes {
+            table.insert("lanes".to_owned(), i64::from(lanes).into());
+        }
+        if !self.services.is_empty() {
+            table.insert("services".to_owned(), self.services.clone().into());
+        }
+        table
+    }
+}
+
+/// The text of a state file: a line for each key, a paragraph for each peer.
+fn render(state: &Table) -> String {
+    /// Who the peer is comes first.
+    const FIRST: [&str; 2] = ["name", "public_key"];
+    let mut text = HEADER.to_owned();
+    let line = |text: &mut String, key: &str, value: &Value| {
+        // Every key that the mirror knows is a bare one; writing to a String cannot fail.
+        writeln!(text, "{key} = {value}").ok();
+    };
+    for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
+        line(&mut text, key, value);
+    }
+    for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
+        text += "\n[[peer]]\n";
+        let peer = peer.as_table();
+        for key in FIRST {
+            if let Some(value) = peer.and_then(|peer| peer.get(key)) {
+                line(&mut text, key, value);
+            }
+        }
+        for (key, value) in peer.into_iter().flatten().filter(|(key, _)| !FIRST.contains(&key.as_str())) {
+            line(&mut text, key, value);
+        }
+    }
+    text
+}
+
 impl Checks {
     /// Checks the state file and appends its peers; returns what is wrong with it and the names that it calls removed.
     pub(super) fn state(
@@ -36,9 +287,9 @@ impl Checks {
         let mut report = Report::new(text.clone(), Some(path));
         let state = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
         // What is found until the end of this function is found in the state file.
-        let config_report = std::mem::replace(&mut self.report, report);
+        let config_report = mem::replace(&mut self.report, report);
         self.peers(state.peer, around, peers);
         let removed = self.list("removed", state.removed).into_iter().map(|(_, name)| name.value).collect();
-        (std::mem::replace(&mut self.report, config_report), removed)
+        (mem::replace(&mut self.report, config_report), removed)
     }
 }

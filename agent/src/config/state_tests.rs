@@ -113,3 +113,111 @@ fn the_forward_of_a_removed_peer_stays_closed_and_the_agent_starts() {
     assert_eq!((config.notes.len(), config.notes[0].line), (1, Some(12)));
     assert!(config.notes[0].to_string().contains("\"gone\" was removed"), "{}", config.notes[0]);
 }
+
+fn new_peer(name: &str, public_key: &str) -> state::NewPeer {
+    state::NewPeer { name: name.to_owned(), public_key: public_key.to_owned(), ..state::NewPeer::default() }
+}
+
+#[test]
+fn an_edit_keeps_what_it_does_not_change() {
+    let text = format!(
+        "removed = [\"old\"]\n[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\"]\nqueue = {{ packets = 7, bytes = \"1MiB\" }}\nquota = 0.25\n"
+    );
+    let (folder, _) = with_state(&text);
+    let path = folder.path().join("state/peers.toml");
+    let change = |how: &dyn Fn(&mut state::Edit)| {
+        let mut edit = state::Edit::begin(&path).unwrap();
+        how(&mut edit);
+        edit.commit().unwrap();
+        fs::read_to_string(&path).unwrap()
+    };
+    let added = state::NewPeer {
+        endpoints: vec!["exit.example:4433".to_owned(), "[2001:db8::1]:1".to_owned()],
+        lanes: Some(3),
+        services: vec!["dns".to_owned()],
+        ..new_peer("b", KEY_2)
+    };
+    let whole = change(&|edit| edit.add(&added).unwrap());
+    let expected = format!(
+        "{}removed = [\"old\"]\n\n[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\"]\n\
+         queue = {{ bytes = \"1MiB\", packets = 7 }}\nquota = 0.25\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n\
+         endpoints = [\"exit.example:4433\", \"[2001:db8::1]:1\"]\nlanes = 3\nservices = [\"dns\"]\n",
+        whole.split_inclusive('\n').next().unwrap()
+    );
+    assert_eq!(whole, expected);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert!(!change(&|edit| assert!(edit.remove("a", false).unwrap())).contains("[[peer]]\nname = \"a\""));
+    change(&|edit| assert!(!edit.remove("a", true).unwrap(), "it was not there"));
+    let rest = change(&|edit| assert!(edit.remove("b", true).unwrap()));
+    assert!(rest.ends_with("\nremoved = [\"old\", \"b\"]\n"), "{rest}");
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn a_state_folder_is_made_private_and_a_broken_file_is_not_edited() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("var/culvert/peers.toml");
+    let mut edit = state::Edit::begin(&path).unwrap();
+    edit.add(&new_peer("a", KEY)).unwrap();
+    assert_eq!(state::read(&path).unwrap(), None, "nothing is written before the commit");
+    edit.commit().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode(path.parent().unwrap()), mode(&path)), (0o700, 0o600));
+
+    fs::write(&path, "[[peer]\n").unwrap();
+    let broken = state::Edit::begin(&path).unwrap().add(&new_peer("b", KEY)).unwrap_err().to_string();
+    assert!(broken.contains("peers.toml: is not TOML") && broken.contains("line 1"), "{broken}");
+    let blocked = state::Edit::begin(&path.join("peers.toml")).unwrap_err().to_string();
+    assert!(blocked.contains("remedy: "), "{blocked}");
+}
+
+#[test]
+fn what_was_written_only_in_part_is_not_read() {
+    let (folder, config) = with_state(&format!("[[peer]]\nname = \"a\"\npublic_key = \"{KEY_2}\"\n"));
+    // A writer that was killed leaves the temporary file.
+    fs::write(folder.path().join("state/peers.toml.new"), "[[peer]]\nname = \"b").unwrap();
+    assert_eq!(Config::load(&config).unwrap().0.peers.len(), 2);
+    let mut edit = state::Edit::begin(&folder.path().join("state/peers.toml")).unwrap();
+    edit.remove("a", false).unwrap();
+    edit.commit().unwrap();
+    assert_eq!(Config::load(&config).unwrap().0.peers.len(), 1);
+}
+
+#[test]
+fn a_new_peer_is_checked_against_those_that_exist() {
+    let (config, own) = (parse(BASE).unwrap(), PublicKey([9; 32]));
+    let check = |new: &state::NewPeer| state::check(&config, own, &config.peers, new);
+    let peer = check(&state::NewPeer { services: vec!["dns".to_owned()], ..new_peer("b", KEY_2) }).unwrap();
+    assert_eq!((&*peer.name, peer.origin, &peer.services[..]), ("b", PeerOrigin::State, &[0][..]));
+    let refused = |new: &state::NewPeer| check(new).unwrap_err().to_string();
+    let name = refused(&new_peer("exit", KEY_2));
+    assert!(name.starts_with("name: \"exit\" is taken by a [[peer]] of the configuration (remedy"), "{name}");
+    let key = refused(&new_peer("b", KEY));
+    assert!(
+        key.starts_with("public_key: is the same key as the key of \"exit\" of the configuration"),
+        "{key}"
+    );
+    assert!(refused(&new_peer("b", &own.to_string())).starts_with("public_key: is our own public key"));
+    assert!(refused(&new_peer("a b", KEY_2)).starts_with("name: \"a b\" is not a name"));
+    assert!(refused(&new_peer("b", "AA")).starts_with("public_key: a public key has 43 characters"));
+    let new = state::NewPeer { endpoints: vec!["a:1".to_owned(), "b".to_owned()], ..new_peer("b", KEY_2) };
+    assert!(refused(&new).starts_with("endpoints[1]: the port is missing"));
+    let new = state::NewPeer { lanes: Some(65), services: vec!["web".to_owned()], ..new_peer("b", KEY_2) };
+    let both = refused(&new);
+    assert!(
+        both.contains("lanes: 65 is out of range") && both.contains("services[0]: no [[service]]"),
+        "{both}"
+    );
+    // What would end a text or begin a table is only text.
+    let odd = state::NewPeer { endpoints: vec!["\"]\n[log]\n".to_owned()], ..new_peer("b", KEY_2) };
+    assert!(refused(&odd).starts_with("endpoints[0]: "));
+
+    let dials = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", "") + "endpoints = [\"a:1\"]\n";
+    let config = parse(&dials).unwrap();
+    let refusal = state::check(&config, own, &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
+    assert!(refusal.starts_with("endpoints: missing, and nobody can dial us either"), "{refusal}");
+    let mut config = parse(BASE).unwrap();
+    config.limits.peers = 1;
+    let full = state::check(&config, own, &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
+    assert!(full.starts_with("limits.peers: there are 1 peers already"), "{full}");
+}
