@@ -22,6 +22,7 @@ pub mod lanes;
 pub mod log;
 pub mod metrics;
 pub mod peer;
+pub mod probe;
 pub mod relay;
 pub mod task;
 pub mod timers;

@@ -36,7 +36,7 @@ mod probe;
 mod results;
 mod search;
 mod sender;
-mod shell;
+pub(crate) mod shell;
 mod sink;
 mod tally;
 #[cfg(test)]

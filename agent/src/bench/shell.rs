@@ -17,7 +17,7 @@ use crate::{
 const BUFFER_BYTES: usize = 8 << 20;
 
 /// Starts a thread that makes a party, runs it until it has ended, and takes what it found.
-pub(super) fn spawn<P: Party, T: Send + 'static>(
+pub(crate) fn spawn<P: Party, T: Send + 'static>(
     name: String,
     make: impl FnOnce(&mut KernelNet, Rc<dyn Clock>) -> anyhow::Result<P> + Send + 'static,
     finish: impl FnOnce(P) -> T + Send + 'static,

@@ -11,6 +11,7 @@ use crate::config::LoadError;
 mod bench;
 mod check;
 mod demo;
+mod doctor;
 mod keygen;
 mod link;
 pub(crate) mod out;
@@ -34,6 +35,7 @@ enum Command {
     Run(run::Run),
     Demo(demo::Demo),
     Bench(Box<bench::Bench>),
+    Doctor(doctor::Doctor),
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -69,6 +71,7 @@ impl Cli {
             Command::Run(command) => command.execute(),
             Command::Demo(command) => command.execute(),
             Command::Bench(command) => command.execute(),
+            Command::Doctor(command) => command.execute(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,

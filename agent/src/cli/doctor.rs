@@ -1,0 +1,120 @@
+//! `culvert doctor`
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use clap::{Args, ValueEnum};
+
+use super::{Failure, out};
+use crate::probe::{self, Options, Verdict};
+
+/// Find out what a UDP port tells strangers
+///
+/// Sends every kind of packet that a scanner could send to a QUIC port, about 3,500 datagrams in 2 seconds, and prints
+/// what came back to each kind. It needs no key and no configuration. Probe hosts of your own.
+///
+/// An agent answers none of them. With a decoy, all answers are the decoy's.
+///
+/// Exit codes: 0 as expected, 1 not as expected or not possible, 2 wrong usage.
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// The port to probe: of a name, the first address is taken
+    #[arg(long, value_name = "HOST:PORT", required = true, value_parser = host_and_port)]
+    probe: String,
+    /// What the packets are made from; the same number makes the same packets [default: a random one, printed]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long an answer may take, 10ms to 10s
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = wait)]
+    wait: Duration,
+    /// What should come back
+    #[arg(long, value_enum, default_value_t = Expect::Silence)]
+    expect: Expect,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Expect {
+    /// Nothing, not even ICMP errors: an agent without a decoy
+    Silence,
+    /// At least one datagram: a decoy, or another server
+    Answers,
+}
+
+impl Doctor {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let target = resolve(&self.probe)?;
+        let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
+        let report = probe::run(Options { target, seed, wait: self.wait })?;
+        if self.json {
+            out::say(&report.json())?
+        } else {
+            out::say(&report)?
+        }
+        let (verdict, expected) = match self.expect {
+            Expect::Silence => (report.verdict(), Verdict::Silence),
+            Expect::Answers => (report.verdict(), Verdict::Answers),
+        };
+        if verdict == expected {
+            return Ok(());
+        }
+        Err(anyhow!("expected {}, found {} (seed {seed})", expected.name(), verdict.name()).into())
+    }
+}
+
+/// Why a text names no port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write a host and a port, as in gw.example.net:4433 or [2001:db8::1]:4433")]
+struct NotAPort;
+
+fn host_and_port(text: &str) -> Result<String, NotAPort> {
+    let fits = |(host, port): (&str, &str)| {
+        let literal = host.starts_with('[') && host.ends_with(']');
+        let named = !host.is_empty() && !host.contains(':');
+        (literal || named) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    text.rsplit_once(':').filter(|parts| fits(*parts)).map(|_| text.to_owned()).ok_or(NotAPort)
+}
+
+/// Why a text is no time to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write 10ms to 10s")]
+struct NotAWait;
+
+fn wait(text: &str) -> Result<Duration, NotAWait> {
+    let range = Duration::from_millis(10)..=Duration::from_secs(10);
+    humantime::parse_duration(text).ok().filter(|wait| range.contains(wait)).ok_or(NotAWait)
+}
+
+fn resolve(target: &str) -> anyhow::Result<SocketAddr> {
+    let mut addresses = target.to_socket_addrs().with_context(|| format!("cannot resolve {target}"))?;
+    addresses.next().ok_or_else(|| anyhow!("{target} has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_a_host_and_a_port() {
+        for good in ["gw.example.net:4433", "192.0.2.1:1", "[2001:db8::1]:65535"] {
+            assert_eq!(host_and_port(good).as_deref(), Ok(good));
+        }
+        for bad in ["", ":1", "host", "host:", "host:0", "host:65536", "2001:db8::1", "[::1]"] {
+            assert_eq!(host_and_port(bad), Err(NotAPort), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_wait_is_neither_nothing_nor_for_ever() {
+        assert_eq!(wait("300ms"), Ok(Duration::from_millis(300)));
+        for bad in ["", "0s", "9ms", "11s", "300"] {
+            assert_eq!(wait(bad), Err(NotAWait), "{bad}");
+        }
+    }
+}
