@@ -22,6 +22,7 @@ pub mod log;
 pub mod metrics;
 pub mod peer;
 pub mod relay;
+pub mod roster;
 pub mod task;
 pub mod timers;
 pub mod worker;

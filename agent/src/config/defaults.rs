@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
+use super::{
+    Access, AccessMode, DropPolicy, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue,
+    Transport,
+};
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
 /// else runs on a CPU.
@@ -14,6 +17,16 @@ pub const TRANSPORT: Transport = Transport {
     mark: 0,
     advertise: None,
     max_packet: MaxPacket::Auto,
+};
+
+/// `[access]`: the peers that are known, who knock. An unanswered client repeats one knock for 15 s, which with the skew of
+/// two clocks that are set by hand makes 90 s.
+pub const ACCESS: Access = Access {
+    mode: AccessMode::Allowlist,
+    services: Vec::new(),
+    clock_window: Duration::from_secs(90),
+    knock: Knock::Required,
+    decoy: None,
 };
 
 /// `peer.lanes`: one per worker.
@@ -45,11 +58,14 @@ pub const BURST: u16 = 128;
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 
-/// `[limits]`: 25,000 flows are about what the ports of one source address allow.
+/// `[limits]`: 25,000 flows are about what the ports of one source address allow; the peers are those that the design is
+/// measured with.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
     tcp_streams_per_peer: 1024,
     pending_open_packets: 64,
     receive_buffer: 4 << 20,
+    peers: 1000,
+    open_peers: 256,
 };

@@ -43,6 +43,8 @@ pub struct Config {
     pub identity_key_file: PathBuf,
     /// The underlay: where we listen, and how packets leave.
     pub transport: Transport,
+    /// Who may connect, and what strangers meet.
+    pub access: Access,
     /// The other agents that we know, in the order of the file.
     pub peers: Vec<Peer>,
     /// Local UDP ports whose datagrams go to a peer's service.
@@ -87,6 +89,39 @@ pub enum MaxPacket {
     Bytes(u16),
 }
 
+/// `[access]`: who may connect, and what strangers meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Who may connect.
+    pub mode: AccessMode,
+    /// Indices into [`Config::services`]: which of our services peers of open mode may use.
+    pub services: Vec<usize>,
+    /// How far a client's clock may be from ours.
+    pub clock_window: Duration,
+    /// Whether a client proves before the handshake that it knows our key.
+    pub knock: Knock,
+    /// Where strangers' datagrams go; `None`: nowhere.
+    pub decoy: Option<SocketAddr>,
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    /// The peers that are known by their keys.
+    Allowlist,
+    /// Anyone who knows our key.
+    Open,
+}
+
+/// Whether a client proves before the handshake that it knows our key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knock {
+    /// It does, or meets silence.
+    Required,
+    /// Any QUIC client may start a handshake.
+    Off,
+}
+
 /// `[[peer]]`: another agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peer {
@@ -110,6 +145,17 @@ pub struct Peer {
     pub quota: f64,
     /// Indices into [`Config::services`]: which of our services it may use.
     pub services: Vec<usize>,
+    /// Which file names it.
+    pub origin: PeerOrigin,
+}
+
+/// Which file names a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerOrigin {
+    /// The configuration.
+    Config,
+    /// The state file: it was added while the agent ran.
+    State,
 }
 
 /// The bounds of one peer's queue; the first one reached counts.
@@ -215,6 +261,10 @@ pub struct Limits {
     pub pending_open_packets: usize,
     /// Socket buffer to ask the kernel for, in bytes per UDP socket.
     pub receive_buffer: usize,
+    /// Peers that are known by their keys.
+    pub peers: usize,
+    /// Peers of open mode.
+    pub open_peers: usize,
 }
 
 impl Config {

@@ -14,8 +14,8 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, Profile,
-    Queue, Service, Transport,
+    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
+    Profile, Queue, Service, Transport,
     checks::{At, Checks, Listener, MISSING, PinnedKey},
     defaults,
     file::{self, Amount, Field, OneOrMany},
@@ -70,7 +70,18 @@ impl<'t> Draft<'t> {
         }
         let identity_key_file = base.join(key_file.as_ref().map_or("", |key_file| &key_file.value));
         let key_file = key_file.map(|key_file| key_file.span);
-        let config = Config { identity_key_file, transport, peers, udp, tcp, services, metrics, log, limits };
+        let config = Config {
+            identity_key_file,
+            transport,
+            access: defaults::ACCESS,
+            peers,
+            udp,
+            tcp,
+            services,
+            metrics,
+            log,
+            limits,
+        };
         Self { report, config, key_file, keys }
     }
 
@@ -223,6 +234,7 @@ impl Checks<'_> {
                 drop,
                 quota,
                 services,
+                origin: PeerOrigin::Config,
             });
         }
         peers
@@ -418,6 +430,8 @@ impl Checks<'_> {
                 64 << 10..=1 << 30,
                 default.receive_buffer,
             ),
+            peers: default.peers,
+            open_peers: default.open_peers,
         }
     }
 

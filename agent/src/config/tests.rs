@@ -69,6 +69,7 @@ fn defaults_stand_for_what_is_left_out() {
         drop: DropPolicy::Oldest,
         quota: 0.5,
         services: Vec::new(),
+        origin: PeerOrigin::Config,
     };
     assert_eq!(config.peers, [peer]);
     let service = Service {
@@ -167,6 +168,7 @@ receive_buffer = 65536
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
         receive_buffer: 65_536,
+        ..defaults::LIMITS
     };
     assert_eq!(config.limits, limits);
 }
