@@ -49,6 +49,7 @@ pub struct Daemon {
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
+    roster: Arc<Roster>,
 }
 
 struct WorkerThread {
@@ -71,6 +72,8 @@ impl Daemon {
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let exchange = Exchange::new(workers, config.peers.len(), now);
+        let roster = Roster::new(&config, identity.public_key());
+        roster.attach(&exchange);
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
@@ -96,6 +99,7 @@ impl Daemon {
                 seed: rand::random(),
                 worker,
                 exchange: Arc::clone(&exchange),
+                roster: Arc::clone(&roster),
                 ports,
             };
             let (thread, bound) = start.spawn(Arc::clone(&ended))?;
@@ -120,7 +124,16 @@ impl Daemon {
             "ready"
         );
         let worker_ended = Some(worker_ended);
-        Ok(Self { workers: threads, worker_ended, admin, admin_address, addresses, health, snapshots })
+        Ok(Self {
+            workers: threads,
+            worker_ended,
+            admin,
+            admin_address,
+            addresses,
+            health,
+            snapshots,
+            roster,
+        })
     }
 
     /// The bound addresses.
@@ -139,6 +152,12 @@ impl Daemon {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshots.get()
+    }
+
+    /// Who the peers are, and how that is changed.
+    #[must_use]
+    pub fn roster(&self) -> Arc<Roster> {
+        Arc::clone(&self.roster)
     }
 
     /// Stops: sends what waits, tells the peers, and returns what was published last.
@@ -176,6 +195,7 @@ struct WorkerStart {
     seed: [u8; 32],
     worker: u8,
     exchange: Arc<Exchange>,
+    roster: Arc<Roster>,
     ports: Ports,
 }
 
@@ -252,6 +272,7 @@ impl WorkerStart {
                 seed: self.seed,
                 worker: self.worker,
                 exchange: self.exchange,
+                roster: self.roster,
                 metrics: self.publisher,
             };
             match Worker::new(setup, SystemClock.now()) {

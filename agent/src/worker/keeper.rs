@@ -217,6 +217,7 @@ impl Worker {
             }
             self.keep_alive(id, now);
         }
+        self.see_to_roster(now);
         self.take_stock(now);
         self.gate.expire(now);
         if let Some(error) = self.gate.take_journal_error()

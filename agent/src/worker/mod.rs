@@ -9,6 +9,7 @@
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
 //! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
+//! | peers that are added and removed meanwhile | `peers.rs` |
 //! | what came to the wrong worker | `handover.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
@@ -58,6 +59,7 @@ use crate::{
     log::RateLimit,
     peer::{Peer, PeerId},
     relay::{Context, FlowId, Origin},
+    roster::Roster,
     timers::Timers,
 };
 
@@ -70,6 +72,7 @@ mod keeper;
 mod knocks;
 mod lanes;
 mod orders;
+mod peers;
 mod plain;
 mod publish;
 mod session;
@@ -83,6 +86,7 @@ pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, So
 pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
+pub(crate) use exchange::lock;
 pub use handover::Outgoing;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
@@ -144,6 +148,8 @@ pub struct Worker {
     /// Which worker this is, and of how many.
     place: (u8, u8),
     exchange: Arc<Exchange>,
+    /// Who the peers are.
+    roster: Arc<Roster>,
     /// What goes to other workers at the end of the turn.
     outgoing: Outgoing,
     /// What came from them and has not been looked at.
@@ -160,7 +166,10 @@ pub struct Worker {
     gate: Gate,
     refusals: Arc<Refusals>,
     control: Control,
+    /// By [`PeerId`].
     peers: Vec<Peer>,
+    /// By place in [`Config::peers`]: which peer bears that name now.
+    forward_peers: Vec<PeerId>,
     lanes: Lanes,
     underlays: Underlays,
     locals: Locals,
@@ -330,6 +339,10 @@ impl Worker {
         }
         self.locals.touch(id);
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
+        if !self.is_live(peer) {
+            self.drop_batch_of_removed(peer);
+            return true;
+        }
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
         let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, &mut self.outgoing, now);
         match local {

@@ -203,12 +203,16 @@ impl Worker {
         };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
-            Some(id) => self.peers.get(id.0 as usize).filter(|peer| peer.has_key(key)),
-            None => self.peers.iter().find(|peer| peer.has_key(key)),
+            Some(id) if self.knows(id, key) => Ok(id),
+            Some(_) => Err(CloseReason::KeyRemoved),
+            None => self.peer_behind(key, now),
         };
-        let Some(peer) = found.map(|peer| peer.id) else {
-            self.close(handle, CloseReason::KeyRemoved, now);
-            return;
+        let peer = match found {
+            Ok(peer) => peer,
+            Err(reason) => {
+                self.close(handle, reason, now);
+                return;
+            }
         };
         let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.is_suspect(peer, now) {
@@ -472,7 +476,7 @@ impl Worker {
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
         for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
-            if forward.peer == id.0 as usize && !offers(&forward.service, udp) {
+            if self.forward_peers.get(forward.peer) == Some(&id) && !offers(&forward.service, udp) {
                 tracing::warn!(
                     peer = &*peer.name,
                     service = &*forward.service,
@@ -526,7 +530,7 @@ impl Worker {
     }
 
     /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
-    fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
+    pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
         self.control.close(handle, reason, now);
         self.lose(handle, reason.words(), now);
     }

@@ -92,12 +92,15 @@ pub(super) struct World {
     tap: Rc<RefCell<Option<Vec<Tapped>>>>,
     /// Addresses that a NAT between the hosts translates: inside, outside.
     nat: Rc<RefCell<Vec<(SocketAddr, SocketAddr)>>>,
+    /// What is done to the configuration of the next agents.
+    tune: fn(&mut Config),
 }
 
 /// One agent of a world.
 pub(super) struct Agent {
     pub(super) workers: Vec<Worker>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) roster: Arc<Roster>,
     snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
@@ -183,6 +186,7 @@ impl World {
             journals: Vec::new(),
             tap,
             nat,
+            tune: |_| (),
         }
     }
 
@@ -223,6 +227,11 @@ impl World {
         self.workers = workers;
     }
 
+    /// What is done to the configuration of agents that are started from now on.
+    pub(super) fn set_tune(&mut self, tune: fn(&mut Config)) {
+        self.tune = tune;
+    }
+
     /// Starts an agent on a host of its own with these addresses; returns its place.
     pub(super) fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
@@ -243,7 +252,9 @@ impl World {
         seed: u8,
     ) {
         self.agents[place] = None;
-        let config = Arc::new(Config::parse(toml, Path::new(".")).unwrap());
+        let mut config = Config::parse(toml, Path::new(".")).unwrap();
+        (self.tune)(&mut config);
+        let config = Arc::new(config);
         let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
@@ -251,6 +262,7 @@ impl World {
         let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
         let knocks = self.knocks(place, &*clock);
         let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
+        roster.attach(&exchange);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let nets = self.fabric.worker_hosts(addresses, &readies);
         let started = (0..self.workers).zip(nets).zip(readies).zip(knocks);
@@ -269,6 +281,7 @@ impl World {
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
                 worker,
                 exchange: Arc::clone(&exchange),
+                roster: Arc::clone(&roster),
                 metrics: Publisher::new(
                     &metrics,
                     &config,
@@ -282,7 +295,7 @@ impl World {
         });
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
-        self.agents[place] = Some(Agent { workers, metrics, snapshots, deadlines });
+        self.agents[place] = Some(Agent { workers, metrics, roster, snapshots, deadlines });
     }
 
     /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.
