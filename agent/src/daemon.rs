@@ -99,7 +99,6 @@ impl Daemon {
                 seed: rand::random(),
                 worker,
                 exchange: Arc::clone(&exchange),
-                roster: Arc::clone(&roster),
                 ports,
             };
             let (thread, bound) = start.spawn(Arc::clone(&ended))?;
@@ -195,7 +194,6 @@ struct WorkerStart {
     seed: [u8; 32],
     worker: u8,
     exchange: Arc<Exchange>,
-    roster: Arc<Roster>,
     ports: Ports,
 }
 
@@ -272,7 +270,6 @@ impl WorkerStart {
                 seed: self.seed,
                 worker: self.worker,
                 exchange: self.exchange,
-                roster: self.roster,
                 metrics: self.publisher,
             };
             match Worker::new(setup, SystemClock.now()) {

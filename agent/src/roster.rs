@@ -18,7 +18,6 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use curve25519_dalek::edwards::CompressedEdwardsY;
 
 use crate::{
     config::{self, AccessMode, Config, PeerOrigin, defaults},
@@ -154,7 +153,7 @@ impl Roster {
     #[must_use]
     pub fn new(config: &Config, own_key: PublicKey) -> Arc<Self> {
         let slot = |peer: &config::Peer| Slot {
-            agreements: peer.public_keys.iter().filter_map(agreement_of).collect(),
+            agreements: peer.public_keys.iter().filter_map(PublicKey::agreement).collect(),
             origin: peer.origin.into(),
             peer: Arc::new(peer.clone()),
             state: State::Live,
@@ -225,7 +224,7 @@ impl Roster {
     /// # Errors
     /// A name or a key that exists, keys that cannot be a peer's, too many peers.
     pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
-        let agreements = peer.public_keys.iter().map(agreement_of).collect::<Option<Vec<_>>>();
+        let agreements = peer.public_keys.iter().map(PublicKey::agreement).collect::<Option<Vec<_>>>();
         let agreements = agreements.ok_or(RosterError::NoKey)?;
         let slots = &mut *lock(&self.slots);
         if peer.public_keys.contains(&self.own_key) {
@@ -314,7 +313,7 @@ impl Roster {
             // No file names it; [`Origin`] says what it is.
             origin: PeerOrigin::State,
         };
-        let agreements = agreement_of(&key).into_iter().collect();
+        let agreements = key.agreement().into_iter().collect();
         let slot = Slot { peer: Arc::new(peer), origin: Origin::Open, agreements, state: State::Live };
         Ok(self.enter(slots, slot))
     }
@@ -401,12 +400,6 @@ fn bit(worker: u8) -> u64 {
 fn id_of(place: usize) -> PeerId {
     // The ceilings on peers keep the list far shorter than 2^32.
     PeerId(u32::try_from(place).unwrap_or(u32::MAX))
-}
-
-/// The X25519 form of an Ed25519 key; `None` if it is no point of the curve, or one of small order.
-fn agreement_of(key: &PublicKey) -> Option<[u8; 32]> {
-    let point = CompressedEdwardsY(key.0).decompress().filter(|point| !point.is_small_order())?;
-    Some(point.to_montgomery().to_bytes())
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ fn roster(mode: AccessMode, peers: usize, open_peers: usize) -> (Arc<Roster>, Pu
 fn keys_are_known_from_adding_to_removing() {
     let (roster, _) = roster(AccessMode::Allowlist, 10, 10);
     let keys = [key(), key()];
-    let agreements = keys.map(|key| agreement_of(&key).unwrap());
+    let agreements = keys.map(|key| key.agreement().unwrap());
     assert_eq!(roster.admits(&agreements[1]), Admits::Nobody);
     let id = roster.add(peer("a", &keys), Origin::State).unwrap();
     for (key, agreement) in keys.iter().zip(&agreements) {
@@ -69,10 +69,10 @@ fn what_two_peers_cannot_share_is_refused() {
 fn in_open_mode_anyone_becomes_a_peer_with_what_access_grants() {
     let (roster, own) = roster(AccessMode::Open, 10, 2);
     let stranger = key();
-    assert_eq!(roster.admits(&agreement_of(&stranger).unwrap()), Admits::Anyone);
+    assert_eq!(roster.admits(&stranger.agreement().unwrap()), Admits::Anyone);
     let id = roster.admit(stranger.0).unwrap();
     assert_eq!(roster.admit(stranger.0), Ok(id), "once");
-    assert_eq!(roster.admits(&agreement_of(&stranger).unwrap()), Admits::Peer(id));
+    assert_eq!(roster.admits(&stranger.agreement().unwrap()), Admits::Peer(id));
     let listed = roster.list().remove(0);
     assert_eq!(*listed.peer.name, *format!("open-{}", &stranger.to_string()[..8]));
     assert_eq!((listed.origin, &listed.peer.services), (Origin::Open, &vec![0]));

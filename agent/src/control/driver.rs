@@ -24,9 +24,7 @@ use quinn_proto::{
 };
 use rustc_hash::FxHashMap;
 
-use super::messages::{
-    CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL,
-};
+use super::messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL};
 use crate::{
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},

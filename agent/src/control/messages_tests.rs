@@ -100,6 +100,7 @@ fn hello() -> Hello {
         max_datagram_packet: 1452,
         services: vec![service(5, "dns")],
         features: Features(1 << 40 | 1),
+        possession: Some([9; 64]),
     }
 }
 
@@ -351,19 +352,22 @@ fn any_message() -> impl Strategy<Value = Message> {
         };
     let hello = (any::<[u8; 16]>(), "[^\\p{C}]{0,16}", 1..=MAX_WORKERS, 0..=MAX_LANES, 1200..=65_527_u16);
     prop_oneof![
-        (hello, any_services(), any::<u64>()).prop_map(|(fields, services, features)| {
-            let (instance, software, workers, max_lanes, max_datagram_packet) = fields;
-            let features = Features(features);
-            Message::Hello(Hello {
-                instance,
-                software,
-                workers,
-                max_lanes,
-                max_datagram_packet,
-                services,
-                features,
-            })
-        }),
+        (hello, any_services(), any::<u64>(), any::<Option<[u8; 32]>>()).prop_map(
+            |(fields, services, features, half)| {
+                let (instance, software, workers, max_lanes, max_datagram_packet) = fields;
+                let features = Features(features);
+                Message::Hello(Hello {
+                    instance,
+                    software,
+                    workers,
+                    max_lanes,
+                    max_datagram_packet,
+                    services,
+                    features,
+                    possession: half.map(possession_of),
+                })
+            }
+        ),
         offer().prop_map(Message::LaneOpen),
         offer().prop_map(Message::LaneAccept),
         (0..MAX_LANES, any::<u64>(), 0..=3_i32).prop_map(|(lane, epoch, reason)| {
@@ -374,6 +378,13 @@ fn any_message() -> impl Strategy<Value = Message> {
         }),
         any_services().prop_map(Message::ServicesChanged),
     ]
+}
+
+/// Any 64 bytes would do.
+fn possession_of(half: [u8; 32]) -> [u8; SIGNATURE_BYTES] {
+    let mut signature = [0; SIGNATURE_BYTES];
+    signature[..32].copy_from_slice(&half);
+    signature
 }
 
 proptest! {

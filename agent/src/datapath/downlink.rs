@@ -188,21 +188,16 @@ impl Downlink<'_> {
                 let (packet, now) = (self.gate.retry_packet(), self.now);
                 let path = Path { destination: meta.source, source: meta.local, ecn: 0 };
                 // What finds no room is asked for again: the client repeats its Initial.
-                let _sent = self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
-                    tail.copy_from_slice(packet);
-                    Some(packet.len())
-                });
+                let _sent =
+                    self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
+                        tail.copy_from_slice(packet);
+                        Some(packet.len())
+                    });
                 return;
             }
             Verdict::Ignore | Verdict::Stranger => return,
         };
-        self.control.datagram(
-            underlay,
-            (meta.source, meta.local),
-            meta.ecn,
-            (datagram, admission),
-            self.now,
-        );
+        self.control.datagram(underlay, (meta.source, meta.local), meta.ecn, (datagram, admission), self.now);
     }
 
     /// Opens one packet of a lane in place and takes its frames.

@@ -31,37 +31,39 @@
 //!
 //! For strangers nothing is allocated and nothing is locked.
 
+#[cfg(test)]
+use std::net::IpAddr;
 use std::{
     io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
-#[cfg(test)]
-use std::net::IpAddr;
 
 use quinn_proto::crypto::ServerConfig as CryptoConfig;
 use rand::{RngExt, rngs::StdRng};
 
 pub mod budget;
 pub mod classify;
-mod initial;
+pub mod initial;
 pub mod knock;
 mod own;
 pub mod refusals;
 pub mod retry;
 pub mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 
+pub use self::own::Own;
 use self::{
     budget::{Budget, Take},
     classify::{Class, Initial, classify},
-    initial::{HelloError, client_hello_hash},
+    initial::client_hello_hash,
     knock::{KNOCK_BYTES, KnockError, Opened},
     refusals::{Refusal, Refusals, Why},
-    retry::{RETRY_TOKEN_BYTES, RetryKey},
+    retry::RETRY_TOKEN_BYTES,
     table::{InsertError, SingleUse, Used},
 };
-pub use self::own::Own;
 use crate::{
     clock::Clock,
     control::{cid::ConnectionIds, driver::Admission, tls::MIN_PACKET},
@@ -126,8 +128,20 @@ pub enum Step {
 impl Step {
     /// The values of the metric label `step`.
     pub const LABELS: [&'static str; 14] = [
-        "passed", "admitted", "retry", "class", "token", "used", "mac", "retry_token", "budget", "knock", "clock",
-        "key", "hello", "full",
+        "passed",
+        "admitted",
+        "retry",
+        "class",
+        "token",
+        "used",
+        "mac",
+        "retry_token",
+        "budget",
+        "knock",
+        "clock",
+        "key",
+        "hello",
+        "full",
     ];
 
     fn index(self) -> usize {
@@ -195,7 +209,8 @@ impl Gate {
     /// The gate of one worker.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
-        let GateSetup { own, ids, roster, refusals, required, window, table, budget, clock, crypto, rng } = setup;
+        let GateSetup { own, ids, roster, refusals, required, window, table, budget, clock, crypto, rng } =
+            setup;
         Self {
             own,
             ids,
@@ -259,7 +274,9 @@ impl Gate {
     fn decide(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> (Verdict, Step) {
         match classify(datagram) {
             Class::Short { cid } if self.ids.issued().is_ours(cid) => (Verdict::Pass, Step::Passed),
-            Class::Handshake { dcid } | Class::Retry { dcid } if self.is_ours(dcid) => (Verdict::Pass, Step::Passed),
+            Class::Handshake { dcid } | Class::Retry { dcid } if self.is_ours(dcid) => {
+                (Verdict::Pass, Step::Passed)
+            }
             Class::Initial(initial) => self.initial(datagram, &initial, arrival, now),
             Class::Short { .. }
             | Class::Handshake { .. }
@@ -295,7 +312,11 @@ impl Gate {
             return (Verdict::Stranger, Step::Token);
         }
         if let Some(used) = self.table.look(&tag) {
-            return if used.passes(arrival.source) { (Verdict::Pass, Step::Passed) } else { (Verdict::Stranger, Step::Used) };
+            return if used.passes(arrival.source) {
+                (Verdict::Pass, Step::Passed)
+            } else {
+                (Verdict::Stranger, Step::Used)
+            };
         }
         if !self.own.server().is_proof(initial.dcid, initial.token) {
             return (Verdict::Stranger, Step::Mac);
@@ -320,12 +341,15 @@ impl Gate {
     ) -> Result<Knocked, Why> {
         let unix_seconds = self.clock.unix_seconds();
         let (knock, original) = if retried {
-            let opened = self.own.retry().open(source, initial.token, unix_seconds).map_err(Why::RetryToken)?;
+            let opened =
+                self.own.retry().open(source, initial.token, unix_seconds).map_err(Why::RetryToken)?;
             (opened.knock, opened.original_dcid)
         } else {
-            let knock = initial.token.try_into().map_err(|_| Why::Knock(KnockError::Mac))?;
             // Ours have eight bytes, so that a listener can steer by them.
-            (knock, initial.dcid.try_into().map_err(|_| Why::ConnectionId)?)
+            let dcid: [u8; 8] = initial.dcid.try_into().map_err(|_| Why::ConnectionId)?;
+            let knock: [u8; KNOCK_BYTES] =
+                initial.token.try_into().map_err(|_| Why::Knock(KnockError::Mac))?;
+            (knock, dcid)
         };
         if retried {
             // The knock within was checked before the Retry was made, but for what follows.
@@ -350,7 +374,7 @@ impl Gate {
         }
         let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
         if hash != opened.hello_hash {
-            return Err(Why::Hello(HelloError::Other));
+            return Err(Why::OtherHello);
         }
         let used = Used::new(source, original, opened.unix_seconds.saturating_add(self.window.as_secs()));
         if retried {
@@ -363,7 +387,12 @@ impl Gate {
         Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
     }
 
-    fn remember(&mut self, tag: [u8; 16], used: Used, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
+    fn remember(
+        &mut self,
+        tag: [u8; 16],
+        used: Used,
+        (now, unix_seconds): (Instant, u64),
+    ) -> Result<(), Why> {
         self.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
             InsertError::Full => Why::Full,
             InsertError::Used => Why::Repeated,
@@ -371,7 +400,8 @@ impl Gate {
     }
 
     fn is_fresh(&self, opened: &Opened, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
-        let ahead = i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
+        let ahead =
+            i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
         if ahead.unsigned_abs() > self.window.as_secs() {
             return Err(Why::Clock { ahead });
         }
@@ -388,8 +418,15 @@ impl Gate {
         (source, unix_seconds): (SocketAddr, u64),
     ) {
         let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
-        let token =
-            self.own.retry().token(self.own.server(), source, initial.dcid, unix_seconds, knock, &dcid, nonce);
+        let token = self.own.retry().token(
+            self.own.server(),
+            source,
+            initial.dcid,
+            unix_seconds,
+            knock,
+            &dcid,
+            nonce,
+        );
         self.retry_packet.clear();
         retry::packet(&*self.crypto, initial.scid, initial.dcid, &dcid, &token, &mut self.retry_packet);
     }

@@ -23,7 +23,8 @@ impl Own {
     /// The keys that follow from `identity`.
     #[must_use]
     pub fn new(identity: &Identity) -> Arc<Self> {
-        let server = ServerKey::new(&identity.public_key()).expect("a public key made from a seed is a point");
+        let server =
+            ServerKey::new(&identity.public_key()).expect("a public key made from a seed is a point");
         let ids = identity.derive("culvert connection ids");
         let mut key = [0; 16];
         key.copy_from_slice(&ids[..16]);

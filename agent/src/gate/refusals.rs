@@ -43,8 +43,10 @@ pub enum Why {
     BeforeStart,
     /// No peer has this X25519 key.
     Key([u8; 32]),
-    /// The knock is about another ClientHello.
+    /// The ClientHello cannot be read.
     Hello(HelloError),
+    /// The knock is about another ClientHello.
+    OtherHello,
     /// No further token can be remembered.
     Full,
     /// TLS: the certificate is not of the key that knocked, or the key was removed since.
@@ -64,7 +66,7 @@ impl Why {
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
             Self::Key(_) | Self::Certificate | Self::Possession => Step::Key,
-            Self::Hello(_) => Step::Hello,
+            Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Full => Step::Full,
         }
     }
@@ -73,12 +75,16 @@ impl Why {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Clock { .. } => "set the clocks of both hosts, e.g. by NTP; access.clock_window is how far they may differ",
-            Self::BeforeStart => "none needed: the client knocks anew every second; or set its clock, if it goes on",
+            Self::Clock { .. } => {
+                "set the clocks of both hosts, e.g. by NTP; access.clock_window is how far they may differ"
+            }
+            Self::BeforeStart => {
+                "none needed: the client knocks anew every second; or set its clock, if it goes on"
+            }
             Self::Key(_) => "if it is a peer of yours, add its key: culvert peer add",
             Self::Certificate => "the client presents a certificate of another key than it knocked with",
             Self::Budget => "many handshakes at once: a restart of many peers, or someone who knows the link",
-            Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::RetryToken(_) => {
+            Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::OtherHello | Self::RetryToken(_) => {
                 "is the client of another version, or is something between altering packets?"
             }
             Self::Repeated => "none needed, unless it goes on: someone repeats packets",
@@ -102,7 +108,8 @@ impl fmt::Display for Why {
             Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
             Self::BeforeStart => f.write_str("its knock is older than this process"),
             Self::Key(_) => f.write_str("its key is not on the allowlist"),
-            Self::Hello(why) => write!(f, "its knock is about another ClientHello: {why}"),
+            Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
+            Self::OtherHello => f.write_str("its knock is about another ClientHello"),
             Self::Full => f.write_str("no more knocks can be remembered"),
             Self::Certificate => f.write_str("its certificate is not of an allowed key"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),

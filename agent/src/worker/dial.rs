@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
+use zeroize::Zeroizing;
 
 use super::{Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
 use crate::{
@@ -104,7 +105,7 @@ impl Worker {
             own: Arc::clone(self.own.agreement()),
             server: Arc::new(server),
             unix_seconds: self.clock.unix_seconds(),
-            ephemeral: self.doors.rng().random(),
+            ephemeral: Zeroizing::new(self.doors.rng().random()),
         };
         let mut client = knock::arm(crypto, knock, self.ids.initial(id));
         client.transport_config(Arc::new(transport));

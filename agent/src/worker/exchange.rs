@@ -435,6 +435,7 @@ mod tests {
             max_datagram_packet: 1452,
             services: Vec::new(),
             features: Features::default(),
+            possession: None,
         };
         let session = exchange.name_session();
         Arc::new(Connected { peer: PeerId(0), session, owner, dialled: true, key: [1; 32], hello, wanted: 1 })

@@ -23,6 +23,7 @@ use crate::{
     admin::Health,
     config::Config,
     control::messages::MessageError,
+    gate::Step,
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Levels, Metrics,

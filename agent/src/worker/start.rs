@@ -36,8 +36,6 @@ pub struct Setup {
     pub identity: Arc<TlsIdentity>,
     /// The other keys that follow from the identity.
     pub own: Arc<Own>,
-    /// Who may connect.
-    pub roster: Arc<Roster>,
     /// Where refused handshakes are noted.
     pub refusals: Arc<Refusals>,
     /// The knocks that were used, those of earlier processes included.
@@ -80,7 +78,7 @@ pub enum StartError {
     Mark(io::Error),
     /// The TLS configuration cannot be built.
     #[error("cannot set up TLS: {0}")]
-    Tls(#[from] crate::control::tls::TlsError),
+    Tls(#[from] tls::TlsError),
 }
 
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
@@ -112,18 +110,14 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } = setup;
+        let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } =
+            setup;
         let Setup { seed, worker, exchange, metrics, .. } = setup;
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
-        let control = session::control(
-            &config,
-            (&identity, &own),
-            (&ids, &roster),
-            &metrics,
-            (&clock, rng.random()),
-        )?;
+        let control =
+            session::control(&config, (&identity, &own), (&ids, &roster), &metrics, (&clock, rng.random()))?;
         let gate = Gate::new(GateSetup {
             own: Arc::clone(&own),
             ids: ids.clone(),

@@ -57,7 +57,8 @@ fn assert_silence_of(pair: &mut Pair, (from, to): (SocketAddr, SocketAddr), payl
     for _ in 0..40 {
         pair.world.run(Duration::from_millis(100));
         let tapped = pair.world.tapped();
-        let answers: Vec<_> = tapped.iter().filter(|sent| sent.to == from || sent.to.ip() == STRANGER).collect();
+        let answers: Vec<_> =
+            tapped.iter().filter(|sent| sent.to == from || sent.to.ip() == STRANGER).collect();
         assert!(answers.is_empty(), "{what}: {answers:?}");
     }
 }
@@ -159,7 +160,9 @@ fn version_negotiation_probes_draw_no_byte() {
 fn packets_that_no_connection_begins_with_draw_no_byte() {
     let mut pair = Pair::new(302, "", "");
     let mut rng = StdRng::seed_from_u64(302);
-    for (first, what) in [(0xd0, "0-RTT first"), (0xe0, "Handshake first"), (0xf0, "Retry"), (0x90, "0-RTT, cleared")] {
+    for (first, what) in
+        [(0xd0, "0-RTT first"), (0xe0, "Handshake first"), (0xf0, "Retry"), (0x90, "0-RTT, cleared")]
+    {
         assert_silence(&mut pair, stranger(1), &long(&mut rng, (first, 1), 8, 1200), what);
     }
     for len in [21, 22, 43, 1200] {
@@ -247,7 +250,10 @@ fn a_gro_buffer_that_mixes_valid_and_bogus_datagrams_is_taken_apart() {
     assert_eq!(ended(&mut pair, "admitted"), 1);
     assert_eq!(ended(&mut pair, "mac"), 2);
     let answers = pair.world.tapped();
-    assert!(answers.iter().any(|sent| sent.from == LISTEN && sent.to == genuine.from), "the genuine one is answered");
+    assert!(
+        answers.iter().any(|sent| sent.from == LISTEN && sent.to == genuine.from),
+        "the genuine one is answered"
+    );
 }
 
 #[test]
@@ -357,7 +363,9 @@ fn a_token_for_another_connection_id_draws_no_byte() {
 
 #[test]
 fn clocks_may_differ_by_the_window_and_no_more() {
-    for (skew, connects) in [(-90, true), (90, true), (-91, false), (91, false), (-3600, false), (1 << 40, false)] {
+    for (skew, connects) in
+        [(-90, true), (90, true), (-91, false), (91, false), (-3600, false), (1 << 40, false)]
+    {
         println!("seed 350, {skew} s ahead");
         let log = Log::default();
         log.record(|| {

@@ -281,7 +281,6 @@ impl World {
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
                 worker,
                 exchange: Arc::clone(&exchange),
-                roster: Arc::clone(&roster),
                 metrics: Publisher::new(
                     &metrics,
                     &config,

@@ -21,7 +21,8 @@ use crate::{
         cid::ConnectionIds,
         knock::{self, Knock},
         messages::{
-            CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL, possession,
+            CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL,
+            possession,
         },
         suite, tls,
     },
@@ -85,7 +86,12 @@ impl Rogue {
             tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(1200), Some(seed));
         let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
         let server = Arc::new(ServerKey::new(&PublicKey(expected)).unwrap());
-        let knock = Knock { own: Arc::clone(keys.agreement()), server, unix_seconds, ephemeral: rand::random() };
+        let knock = Knock {
+            own: Arc::clone(keys.agreement()),
+            server,
+            unix_seconds,
+            ephemeral: zeroize::Zeroizing::new(rand::random()),
+        };
         let crypto = tls::client_crypto(&own, &[expected]).unwrap();
         let mut client = knock::arm(crypto, knock, ids.initial(PeerId(0)));
         let mut transport = tls::transport_config(None, Some(1200), 4);

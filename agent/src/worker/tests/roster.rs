@@ -370,7 +370,7 @@ fn the_ceiling_on_peers_of_open_mode_holds_and_no_stranger_gets_more_than_is_gra
                 to,
                 (&key, exit_key.public_key().0),
                 None,
-                world.clock.now(),
+                &world.clock,
             );
             rogue.say(&Rogue::hello());
             for _ in 0..100 {
