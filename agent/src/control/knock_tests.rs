@@ -130,7 +130,7 @@ fn hooks_are_called_in_their_order() {
             server_name: &str,
             params: &TransportParameters,
         ) -> Result<Box<dyn Session>, ConnectError> {
-            self.1.lock().expect("no thread panicked").push("start_session");
+            self.1.lock().unwrap_or_else(PoisonError::into_inner).push("start_session");
             let mut session = Arc::clone(&self.0).start_session(version, server_name, params)?;
             // rustls has the whole ClientHello at once, and nothing after it.
             let (mut hello, mut more) = (Vec::new(), Vec::new());

@@ -87,6 +87,8 @@ pub(crate) fn no_tokens() -> Arc<dyn crypto::HandshakeTokenKey> {
 pub(crate) enum Fate {
     Pass,
     Lose,
+    /// It is lost, and the client gets this.
+    Answer(Vec<u8>),
 }
 
 /// What the server said of a connection that began.
@@ -186,6 +188,10 @@ impl Link {
         self.client.connection = Some(dialled.unwrap());
     }
 
+    pub(crate) fn client_address(&self) -> SocketAddr {
+        self.client.address
+    }
+
     pub(crate) fn server_address(&self) -> SocketAddr {
         self.server.address
     }
@@ -207,6 +213,7 @@ impl Link {
                 match fate(self.up.len(), &datagram) {
                     Fate::Pass => self.server_receives(&datagram),
                     Fate::Lose => {}
+                    Fate::Answer(answer) => self.client_receives(&answer),
                 }
                 self.up.push((self.now, datagram));
             }
