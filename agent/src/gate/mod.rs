@@ -61,7 +61,7 @@ use self::{
     initial::client_hello_hash,
     knock::{KNOCK_BYTES, KnockError, Opened},
     refusals::{Refusal, Refusals, Why},
-    retry::RETRY_TOKEN_BYTES,
+    retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
     table::{InsertError, SingleUse, Used},
 };
 use crate::{
@@ -165,7 +165,8 @@ pub struct Gate {
     /// Removes the protection of Initial packets, and makes the tag of a Retry.
     crypto: Arc<dyn CryptoConfig>,
     rng: StdRng,
-    retry_packet: Vec<u8>,
+    retry_packet: [u8; MAX_RETRY_BYTES],
+    retry_len: usize,
     /// What it counted.
     pub stats: GateStats,
 }
@@ -223,7 +224,8 @@ impl Gate {
             clock,
             crypto,
             rng,
-            retry_packet: Vec::new(),
+            retry_packet: [0; MAX_RETRY_BYTES],
+            retry_len: 0,
             stats: GateStats::default(),
         }
     }
@@ -238,7 +240,7 @@ impl Gate {
     /// The Retry packet that [`Verdict::Retry`] is about.
     #[must_use]
     pub fn retry_packet(&self) -> &[u8] {
-        &self.retry_packet
+        &self.retry_packet[..self.retry_len]
     }
 
     /// A handshake that was admitted has ended, either way: nothing more comes with its token.
@@ -341,9 +343,12 @@ impl Gate {
     ) -> Result<Knocked, Why> {
         let unix_seconds = self.clock.unix_seconds();
         let (knock, original) = if retried {
-            let opened =
-                self.own.retry().open(source, initial.token, unix_seconds).map_err(Why::RetryToken)?;
-            (opened.knock, opened.original_dcid)
+            let carried = self
+                .own
+                .retry()
+                .open(source, initial.dcid, initial.token, unix_seconds)
+                .map_err(Why::RetryToken)?;
+            (carried.knock, carried.original_dcid().try_into().map_err(|_| Why::ConnectionId)?)
         } else {
             // Ours have eight bytes, so that a listener can steer by them.
             let dcid: [u8; 8] = initial.dcid.try_into().map_err(|_| Why::ConnectionId)?;
@@ -360,11 +365,11 @@ impl Gate {
         }
         match self.budget.take(source.ip(), retried, now) {
             Take::Granted => {}
-            Take::Retry => {
+            Take::Retry if RetryKey::serves(&source) => {
                 self.make_retry(initial, &knock, (source, unix_seconds));
                 return Ok(Knocked::Retry);
             }
-            Take::Refused => return Err(Why::Budget),
+            Take::Retry | Take::Refused => return Err(Why::Budget),
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, (now, unix_seconds))?;
@@ -418,17 +423,11 @@ impl Gate {
         (source, unix_seconds): (SocketAddr, u64),
     ) {
         let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
-        let token = self.own.retry().token(
-            self.own.server(),
-            source,
-            initial.dcid,
-            unix_seconds,
-            knock,
-            &dcid,
-            nonce,
-        );
-        self.retry_packet.clear();
-        retry::packet(&*self.crypto, initial.scid, initial.dcid, &dcid, &token, &mut self.retry_packet);
+        let carried = Carried::new(initial.dcid, knock);
+        let token = self.own.retry().token(self.own.server(), source, carried, unix_seconds, &dcid, nonce);
+        let Initial { scid, dcid: original, .. } = *initial;
+        let packet = retry::packet(&*self.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
+        self.retry_len = packet.len();
     }
 }
 
