@@ -125,7 +125,7 @@ impl Agent {
 impl World {
     /// A network with 5 ms one way; randomness comes from `seed`.
     pub(super) fn new(seed: u64) -> Self {
-        let clock = ManualClock::default();
+        let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
         let fabric = MemoryFabric::new();
         let weather = Rc::new(RefCell::new(Weather {
             delay: Duration::from_millis(5),
@@ -301,7 +301,7 @@ impl World {
     fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<SingleUse> {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
         let before = self.journals[place].take();
-        let blind_until = if before.is_some() { 0 } else { unix_seconds };
+        let blind_until = if before.is_some() { 0 } else { unix_seconds - 1 };
         let records: Vec<_> = before.iter().flatten().flat_map(MemoryJournal::records).collect();
         let journals: Vec<MemoryJournal> = (0..self.workers).map(|_| MemoryJournal::default()).collect();
         self.journals[place] = Some(journals.clone());

@@ -9,8 +9,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side,
-    StreamEvent, StreamId, VarInt,
+    Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side, StreamEvent,
+    StreamId, VarInt,
 };
 use ring::hmac;
 
