@@ -144,7 +144,8 @@ impl Worker {
             tracing::info!(peer = &*peer.name, origin = ?peer.origin, "peer removed");
         }
         let link = peer.link.as_ref().map(|link| link.session);
-        self.stop_dialling(id, now);
+        // Its attempts are among the connections that end below.
+        drop(peer.dialler.stop());
         self.end_session(id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
             // Wherever its control connection is.

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
 use super::{
     ENTRY, EXIT, INGRESS, Pair,
     harness::{Udp, World},
@@ -283,6 +285,75 @@ fn a_dialled_peer_that_is_removed_is_not_dialled_again_and_its_ports_wait_for_on
         let answers: Vec<u32> = client.receive().iter().map(|(_, payload)| number_of(payload)).collect();
         assert!(answers.len() > 100 && answers.is_sorted(), "{answers:?}");
         assert_balanced(&mut pair.world, &[entry, exit]);
+    }
+}
+
+#[test]
+fn tcp_forwards_of_a_removed_peer_are_reset_at_both_ends() {
+    for (side, seed) in ["entry", "exit"].into_iter().zip(1060..) {
+        let mut pair = Pair::with_workers(seed, (2, 2), "", "");
+        pair.wait_for_lanes(2);
+        let mut listener = pair.services.tcp_listen(super::UPSTREAM);
+        let mut client = pair.clients.tcp(INGRESS);
+        pair.world.run(Duration::from_millis(50));
+        let token = pair.services.token();
+        let (mut server, _) = listener.accept(token).unwrap();
+        let (place, name) = if side == "entry" { (pair.exit, "entry") } else { (pair.entry, "exit") };
+        pair.world.agent(place).roster.remove(name).unwrap();
+        pair.world.run(Duration::from_millis(20));
+        for stream in [&mut client, &mut server] {
+            let error = stream.read(&mut [0; 10]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{side} was removed");
+        }
+        for place in [pair.entry, pair.exit] {
+            assert_eq!(pair.world.metric(place, "culvert_tcp_streams"), 0);
+        }
+        let mut refused = pair.clients.tcp(INGRESS);
+        pair.world.run(Duration::from_millis(20));
+        assert!(refused.read(&mut [0; 10]).is_err());
+        let series = "culvert_tcp_refused_total{reason=\"not_connected\"}";
+        assert_eq!(pair.world.metric(pair.entry, series), 1);
+    }
+}
+
+#[test]
+fn peers_that_come_and_go_for_minutes_leave_nothing_behind() {
+    for (workers, seed) in [1, 2, 3].into_iter().zip(1070..) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut late = Late::new(seed, workers);
+        late.pair.world.weather.borrow_mut().loss_percent = 2;
+        let exit = late.pair.exit;
+        let (mut present, mut answers) = (None, 0);
+        for turn in 0..60 {
+            match present.take() {
+                Some(name) => late.remove(name),
+                None => {
+                    let name = ["a", "b", "c"][turn % 3];
+                    late.add(name);
+                    present = Some(name);
+                }
+            }
+            answers += late.talk(rng.random_range(1..250) * 10).0;
+            late.pair.world.run(Duration::from_millis(rng.random_range(0..1000)));
+            late.assert_balanced();
+        }
+        assert!(answers > 100, "{answers}");
+        // A place is kept for a minute: as many as peers went in one, and a few.
+        let places = late.pair.world.peers(exit).len();
+        assert!(places < 40, "{places}");
+        if let Some(name) = present {
+            late.remove(name);
+        }
+        late.pair.world.run(Duration::from_secs(70));
+        let peers = late.pair.world.peers(exit);
+        assert_eq!(peers.iter().filter(|peer| !peer.removed).count(), 1, "the innocent");
+        let text = late.pair.world.agent(exit).metrics.render().unwrap();
+        for name in ["a", "b", "c"] {
+            assert!(!text.contains(&format!("peer=\"{name}\"")), "{name}");
+        }
+        let lanes = late.pair.world.agent(exit).lanes();
+        assert_eq!(lanes, usize::from(workers), "the innocent's");
+        assert!(late.pair.world.metric(exit, "culvert_handshakes_total{outcome=\"established\"}") > 15);
     }
 }
 
