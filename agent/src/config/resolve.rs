@@ -7,7 +7,7 @@ use std::{
     io,
     net::SocketAddr,
     ops::{Range, RangeInclusive},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -119,6 +119,11 @@ impl Draft {
             notes: Vec::new(),
         };
         Self { report, state_report, config, key_file, keys }
+    }
+
+    /// The control socket, whatever the problems are.
+    pub(super) fn into_control(self) -> Option<PathBuf> {
+        self.config.control
     }
 
     /// The configuration, or every problem that it has.
