@@ -289,7 +289,7 @@ impl Checks {
                         format!("{:?} was removed with culvert peer: this port stays closed", name.value);
                     let remedy = format!("add the peer again, or remove this [[{section}]]");
                     self.report.note(&at("peer"), Some(name.span), problem, remedy);
-                    self.closed.push(name.value.clone());
+                    self.closed.push(name.value);
                 } else if found.is_none() {
                     let problem = format!("no [[peer]] is named {:?}", name.value);
                     let remedy = known("add that [[peer]]", peers.iter().map(|peer| &peer.name));

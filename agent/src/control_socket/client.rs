@@ -42,11 +42,17 @@ pub enum AskError {
 /// See [`AskError`].
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
     let broken = |cause| AskError::Broken { path: path.to_owned(), cause };
-    let mut stream = UnixStream::connect(path).map_err(|cause| match cause.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NotRunning(path.to_owned()),
-        io::ErrorKind::PermissionDenied => AskError::NotPermitted(path.to_owned()),
-        _ => AskError::Broken { path: path.to_owned(), cause },
-    })?;
+    let no_connection = |cause: io::Error| {
+        let is = |kind| cause.kind() == kind;
+        if is(io::ErrorKind::NotFound) || is(io::ErrorKind::ConnectionRefused) {
+            AskError::NotRunning(path.to_owned())
+        } else if is(io::ErrorKind::PermissionDenied) {
+            AskError::NotPermitted(path.to_owned())
+        } else {
+            broken(cause)
+        }
+    };
+    let mut stream = UnixStream::connect(path).map_err(no_connection)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(broken)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(broken)?;
     stream.write_all(request.to_line().as_bytes()).map_err(broken)?;
