@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     rc::Rc,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
@@ -18,8 +19,9 @@ use tokio::{
 use crate::{
     admin::{self, Health},
     clock::{Clock, SystemClock},
-    config::Config,
+    config::{Config, defaults},
     control::tls::TlsIdentity,
+    control_socket::{ControlSocket, Desk, ListenError},
     gate::{Own, refusals::Refusals, table::SingleUse},
     identity::Identity,
     io::{
@@ -29,6 +31,7 @@ use crate::{
         process,
     },
     metrics::Metrics,
+    operator::Running,
     roster::Roster,
     worker::{
         Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Worker, port_plan,
@@ -46,6 +49,8 @@ pub struct Daemon {
     worker_ended: Option<oneshot::Receiver<()>>,
     admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
     admin_address: Option<SocketAddr>,
+    /// Removed when the daemon ends.
+    control: Option<ControlSocket>,
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
@@ -61,7 +66,7 @@ impl Daemon {
     /// Opens every port and starts the threads; returns when the agent is ready.
     ///
     /// # Errors
-    /// A port that cannot be opened, with the address and a remedy; a thread that cannot be made.
+    /// A port or a socket that cannot be opened, with the address and a remedy; a thread that cannot be made.
     pub fn start(config: Config, identity: &Identity) -> anyhow::Result<Self> {
         raise_descriptor_limit(&config);
         let now = SystemClock.now();
@@ -106,6 +111,15 @@ impl Daemon {
             addresses.get_or_insert(bound);
         }
         let addresses = addresses.ok_or_else(|| anyhow!("an agent has at least one worker"))?;
+        let running = Running {
+            config: Arc::clone(&config),
+            own_key: identity.public_key(),
+            snapshots: Arc::clone(&snapshots),
+            metrics: Arc::clone(&metrics),
+            since: now,
+            clock,
+        };
+        let control = open_control(&config, running)?;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
         metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
@@ -118,6 +132,7 @@ impl Daemon {
             udp = ?addresses.udp,
             tcp = ?addresses.tcp,
             metrics = admin_address.map(tracing::field::display),
+            control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
             key = %identity.public_key(),
             "ready"
@@ -128,6 +143,7 @@ impl Daemon {
             worker_ended,
             admin,
             admin_address,
+            control,
             addresses,
             health,
             snapshots,
@@ -165,6 +181,7 @@ impl Daemon {
     /// A thread that panicked.
     pub fn stop(self) -> anyhow::Result<Snapshot> {
         self.health.drain();
+        drop(self.control);
         for worker in &self.workers {
             if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
                 tracing::error!("a worker takes no commands");
@@ -313,6 +330,26 @@ pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
     daemon.stop()?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Makes the control socket. At the default path a folder that is missing or closed to us is only worth a warning:
+/// an agent that was started by hand has none.
+fn open_control(config: &Arc<Config>, running: Running) -> anyhow::Result<Option<ControlSocket>> {
+    let Some(path) = &config.control else { return Ok(None) };
+    let desk = Desk::new(Arc::clone(config), running.own_key, Arc::new(running));
+    match ControlSocket::open(path, desk) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(ListenError::Refused { path, cause }) if path == Path::new(defaults::CONTROL_SOCKET) => {
+            tracing::warn!(
+                path = %path.display(),
+                %cause,
+                "there is no control socket: culvert peer and culvert status cannot reach this daemon (remedy: make that \
+                 folder, writable by this user, or set control.socket; \"\" for none)"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(anyhow!(error).context("cannot make the control socket")),
+    }
 }
 
 type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::LoadError;
+use crate::config::{LoadError, state::StateError};
 
 mod bench;
 mod check;
@@ -15,8 +15,11 @@ mod doctor;
 mod keygen;
 mod link;
 pub(crate) mod out;
+mod peer;
 mod pubkey;
+mod reach;
 mod run;
+mod status;
 
 /// Carries UDP flows and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]
@@ -34,6 +37,8 @@ enum Command {
     Check(check::Check),
     Run(run::Run),
     Demo(demo::Demo),
+    Status(status::Status),
+    Peer(peer::Peer),
     Bench(Box<bench::Bench>),
     Doctor(doctor::Doctor),
 }
@@ -43,6 +48,8 @@ enum Command {
 enum Failure {
     /// The operator has to change the configuration: 2.
     Config(LoadError),
+    /// What the operator wrote on the command line is wrong, with a remedy: 2.
+    Input(String),
     /// Everything else: 1.
     Runtime(anyhow::Error),
 }
@@ -50,6 +57,12 @@ enum Failure {
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
         Self::Config(error)
+    }
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Self {
+        Self::Runtime(error.into())
     }
 }
 
@@ -70,6 +83,8 @@ impl Cli {
             Command::Check(command) => command.execute(),
             Command::Run(command) => command.execute(),
             Command::Demo(command) => command.execute(),
+            Command::Status(command) => command.execute(),
+            Command::Peer(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),
         };
@@ -77,6 +92,10 @@ impl Cli {
             Ok(()) => ExitCode::SUCCESS,
             Err(Failure::Config(error)) => {
                 out::complain(&error);
+                ExitCode::from(2)
+            }
+            Err(Failure::Input(error)) => {
+                out::complain(&format_args!("culvert: {error}"));
                 ExitCode::from(2)
             }
             Err(Failure::Runtime(error)) => {

@@ -30,8 +30,8 @@ fn access_is_checked() {
     expect("[access]\nclock_window = \"19s\"\n", 10, "access.clock_window", "repeats one proof for 15 s");
     expect("[access]\nclock_window = \"61m\"\n", 10, "access.clock_window", "too long");
     expect("[control]\nsocket = 1\n", 10, "control.socket", "is an integer");
-    let long = format!("[control]\nsocket = \"/{}\"\n", "x".repeat(107));
-    expect(&long, 10, "control.socket", "at most 107 bytes");
+    let long = format!("[control]\nsocket = \"/{}\"\n", "x".repeat(103));
+    expect(&long, 10, "control.socket", "at most 103 bytes");
     expect("[limits]\npeers = 0\n", 10, "limits.peers", "out of range");
     let two = format!("[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n[limits]\npeers = 1\n");
     expect(&two, 13, "limits.peers", "there are 2 peers, and 1 are allowed");

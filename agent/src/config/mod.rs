@@ -149,6 +149,15 @@ pub enum PeerOrigin {
 }
 
 impl PeerOrigin {
+    /// The file, in JSON.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::State => "state",
+        }
+    }
+
     /// The file, as an operator calls it.
     #[must_use]
     pub fn words(self) -> &'static str {
@@ -316,13 +325,18 @@ impl Config {
         path: &Path,
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(cause) => return Err(LoadError::Read { path: path.to_owned(), cause }),
-        };
-        // The parent of a bare file name is the empty path, which joins to nothing: the current folder.
-        let draft = Draft::read(&text, path.parent().unwrap_or_else(|| Path::new("")), read_state);
+        let draft = Draft::read(&read(path)?, folder_of(path), read_state);
         Ok(draft.finish_with_identity(path)?)
+    }
+
+    /// The control socket that the file at `path` names, whatever else is wrong with the file: a daemon that runs with an
+    /// older version of it can still be reached.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn control_socket(path: &Path) -> Result<Option<PathBuf>, LoadError> {
+        let text = read(path)?;
+        Ok(Draft::read(&text, folder_of(path), |_| Ok(None)).into_control())
     }
 
     /// Checks `text`, without a state file; relative paths in it are taken from `base`.
@@ -348,4 +362,14 @@ impl Config {
             chosen => chosen,
         }
     }
+}
+
+fn read(path: &Path) -> Result<String, LoadError> {
+    fs::read_to_string(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })
+}
+
+/// Where the relative paths of the file at `path` begin. The parent of a bare file name is the empty path, which joins to
+/// nothing: the current folder.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or_else(|| Path::new(""))
 }

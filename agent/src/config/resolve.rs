@@ -7,7 +7,7 @@ use std::{
     io,
     net::SocketAddr,
     ops::{Range, RangeInclusive},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -119,6 +119,11 @@ impl Draft {
             notes: Vec::new(),
         };
         Self { report, state_report, config, key_file, keys }
+    }
+
+    /// The control socket, whatever the problems are.
+    pub(super) fn into_control(self) -> Option<PathBuf> {
+        self.config.control
     }
 
     /// The configuration, or every problem that it has.
@@ -284,7 +289,7 @@ impl Checks {
                         format!("{:?} was removed with culvert peer: this port stays closed", name.value);
                     let remedy = format!("add the peer again, or remove this [[{section}]]");
                     self.report.note(&at("peer"), Some(name.span), problem, remedy);
-                    self.closed.push(name.value.clone());
+                    self.closed.push(name.value);
                 } else if found.is_none() {
                     let problem = format!("no [[peer]] is named {:?}", name.value);
                     let remedy = known("add that [[peer]]", peers.iter().map(|peer| &peer.name));

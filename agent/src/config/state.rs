@@ -54,6 +54,12 @@ pub enum StateError {
         /// Why, in the kernel's words.
         cause: io::Error,
     },
+    /// It was changed while the daemon ran.
+    #[error("{}: has a peer of that name, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// It is no TOML, so that nothing can be added to it.
     #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
     Broken {
@@ -163,9 +169,13 @@ impl Edit {
     /// Appends `new`, which was checked.
     ///
     /// # Errors
-    /// The file is no TOML.
+    /// The file is no TOML, or has a peer of that name, which somebody else wrote.
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
+        let peers = state.get("peer").and_then(Value::as_array).into_iter().flatten();
+        if peers.into_iter().any(|peer| is_named(peer, &new.name)) {
+            return Err(StateError::Exists { path: self.path.clone() });
+        }
         // What is not a list was reported when it was checked.
         if let Value::Array(peers) = state.entry("peer").or_insert_with(|| Value::Array(Vec::new())) {
             peers.push(new.to_table().into());
@@ -180,10 +190,9 @@ impl Edit {
     /// The file is no TOML.
     pub fn remove(&mut self, name: &str, named: bool) -> Result<bool, StateError> {
         let mut state = self.parse()?;
-        let called = |value: &Value| value.get("name").and_then(Value::as_str) == Some(name);
         let Some(Value::Array(peers)) = state.get_mut("peer") else { return Ok(false) };
         let before = peers.len();
-        peers.retain(|peer| !called(peer));
+        peers.retain(|peer| !is_named(peer, name));
         if peers.len() == before {
             return Ok(false);
         }
@@ -195,6 +204,22 @@ impl Edit {
         }
         self.text = render(&state);
         Ok(true)
+    }
+
+    /// Takes `name` from the names of removed peers.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn forget(&mut self, name: &str) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        if let Some(Value::Array(removed)) = state.get_mut("removed") {
+            removed.retain(|removed| removed.as_str() != Some(name));
+            if removed.is_empty() {
+                state.remove("removed");
+            }
+        }
+        self.text = render(&state);
+        Ok(())
     }
 
     /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one.
@@ -246,6 +271,10 @@ impl NewPeer {
         }
         table
     }
+}
+
+fn is_named(peer: &Value, name: &str) -> bool {
+    peer.get("name").and_then(Value::as_str) == Some(name)
 }
 
 /// The text of a state file: a line for each key, a paragraph for each peer.

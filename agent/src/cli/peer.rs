@@ -1,0 +1,256 @@
+//! `culvert peer`
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::{
+    Failure, out,
+    reach::{Reach, Reached, unexpected},
+};
+use crate::{
+    config::{
+        Config, PeerOrigin,
+        state::{self, Edit, NewPeer},
+    },
+    control_socket::{
+        self,
+        status::table,
+        wire::{Answer, ListedPeer, Request, VERSION},
+    },
+    identity::{Endpoint, Identity, PublicKey, ShareLink},
+};
+
+/// List, add and remove peers, effective at once if the daemon runs
+#[derive(Debug, Args)]
+pub(super) struct Peer {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(List),
+    Add(Add),
+    Remove(Remove),
+}
+
+/// Show the peers of the configuration and of the state file
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    reach: Reach,
+    /// One JSON object, as docs/status.md describes it
+    #[arg(long)]
+    json: bool,
+}
+
+/// Let a peer in, and keep it in the state file
+#[derive(Debug, Args)]
+struct Add {
+    /// What to call it
+    name: String,
+    /// Its link (culvert://host:port/<public key>), to dial it, or its public key, to be dialled
+    #[arg(value_name = "LINK|KEY")]
+    link: String,
+    /// A service of ours that it may use; may be repeated
+    #[arg(long = "service", value_name = "NAME")]
+    services: Vec<String>,
+    /// How many lanes to open; 0 is one per worker
+    #[arg(long, value_name = "N")]
+    lanes: Option<u8>,
+    /// Where to dial it, besides the address of its link; may be repeated
+    #[arg(long = "endpoint", value_name = "HOST:PORT")]
+    endpoints: Vec<String>,
+    #[command(flatten)]
+    reach: Reach,
+    /// Say what was done as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shut a peer out: its connections end, its keys are never let in again
+#[derive(Debug, Args)]
+struct Remove {
+    /// What it is called
+    name: String,
+    #[command(flatten)]
+    reach: Reach,
+    /// Say what was done as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Peer {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        match self.command {
+            Command::List(command) => command.execute(),
+            Command::Add(command) => command.execute(),
+            Command::Remove(command) => command.execute(),
+        }
+    }
+}
+
+impl List {
+    fn execute(self) -> Result<(), Failure> {
+        let (peers, running) = match self.reach.ask(&Request::PeerList {})? {
+            Reached::Answer(Answer::Peers { peers }) => (peers, true),
+            Reached::Answer(_) => return Err(unexpected()),
+            Reached::Offline(file) => {
+                let (config, _) = Config::load(&file)?;
+                (config.peers.iter().map(|peer| ListedPeer::new(peer, &config)).collect(), false)
+            }
+        };
+        if self.json {
+            return Ok(out::say(&json!({ "version": VERSION, "running": running, "peers": peers }))?);
+        }
+        let mut rows =
+            vec![["NAME", "FROM", "PUBLIC KEY", "DIALLED AT", "LANES", "SERVICES"].map(str::to_owned)];
+        rows.extend(peers.iter().map(row));
+        out::say(&table(&rows).trim_end())?;
+        if !running {
+            out::complain(&"the daemon does not run: these are the peers that it would start with");
+        }
+        Ok(())
+    }
+}
+
+fn row(peer: &ListedPeer) -> [String; 6] {
+    let joined = |list: &[String]| if list.is_empty() { "-".to_owned() } else { list.join(",") };
+    [
+        peer.name.clone(),
+        peer.origin.clone(),
+        joined(&peer.public_keys),
+        joined(&peer.endpoints),
+        peer.lanes.to_string(),
+        joined(&peer.services),
+    ]
+}
+
+impl Add {
+    fn execute(self) -> Result<(), Failure> {
+        let new = self.new_peer()?;
+        match self.reach.ask(&Request::PeerAdd(new.clone().into()))? {
+            Reached::Answer(Answer::Done { note }) => {
+                said("added", &new.name, true, note.as_deref(), self.json)
+            }
+            Reached::Answer(_) => Err(unexpected()),
+            Reached::Offline(file) => {
+                add_offline(&file, &new)?;
+                said("added", &new.name, false, None, self.json)
+            }
+        }
+    }
+
+    fn new_peer(&self) -> Result<NewPeer, Failure> {
+        let wrong = |error: &dyn std::error::Error, what: &str, remedy: &str| {
+            Failure::Input(format!("{:?} is no {what}: {error} (remedy: {remedy})", self.link))
+        };
+        let (link_endpoint, key) = if self.link.contains("://") {
+            let remedy = "copy what culvert link prints at the peer";
+            let link: ShareLink = self.link.parse().map_err(|error| wrong(&error, "link", remedy))?;
+            (Some(link.endpoint), link.key)
+        } else {
+            let remedy = "copy what culvert pubkey or culvert link prints at the peer";
+            (None, self.link.parse::<PublicKey>().map_err(|error| wrong(&error, "public key", remedy))?)
+        };
+        let mut endpoints: Vec<String> = link_endpoint.iter().map(Endpoint::to_string).collect();
+        endpoints.extend_from_slice(&self.endpoints);
+        Ok(NewPeer {
+            name: self.name.clone(),
+            public_key: key.to_string(),
+            endpoints,
+            lanes: self.lanes,
+            services: self.services.clone(),
+        })
+    }
+}
+
+impl Remove {
+    fn execute(self) -> Result<(), Failure> {
+        match self.reach.ask(&Request::PeerRemove { name: self.name.clone() })? {
+            Reached::Answer(Answer::Done { note }) => {
+                said("removed", &self.name, true, note.as_deref(), self.json)
+            }
+            Reached::Answer(_) => Err(unexpected()),
+            Reached::Offline(file) => {
+                let note = remove_offline(&file, &self.name)?;
+                said("removed", &self.name, false, note.as_deref(), self.json)
+            }
+        }
+    }
+}
+
+/// Says what was done; without a running daemon also that it is not effective before the next start.
+fn said(what: &str, name: &str, running: bool, note: Option<&str>, json: bool) -> Result<(), Failure> {
+    if json {
+        let done =
+            json!({ "version": VERSION, "done": what, "peer": name, "running": running, "note": note });
+        return Ok(out::say(&done)?);
+    }
+    let when = if running { "effective now" } else { "in the state file only: the daemon does not run" };
+    out::say(&format_args!("{what} {name}: {when}"))?;
+    if let Some(note) = note {
+        out::complain(&format_args!("note: {note}"));
+    }
+    Ok(())
+}
+
+/// Adds `new` to the state file of the configuration at `file`, if the agent would start with it.
+fn add_offline(file: &Path, new: &NewPeer) -> Result<(), Failure> {
+    let (mut edit, config, identity) = edit(file, |_| Ok(()))?;
+    state::check(&config, identity.public_key(), &config.peers, new)
+        .map_err(|problems| Failure::Input(problems.to_string()))?;
+    edit.add(new)?;
+    Ok(edit.commit()?)
+}
+
+/// Takes the peer `name` out of the state file of the configuration at `file`; says what the operator should know.
+fn remove_offline(file: &Path, name: &str) -> Result<Option<String>, Failure> {
+    let mut found = false;
+    // Its name is kept for as long as it is not known whether a forward needs it.
+    let (mut edit, config, _) = edit(file, |edit| {
+        found = edit.remove(name, true)?;
+        Ok(())
+    })?;
+    if !found {
+        let known = config.peers.iter().find(|peer| *peer.name == *name);
+        let remedy = match known.map(|peer| peer.origin) {
+            Some(PeerOrigin::Config) => format!("remove its [[peer]] in {}", file.display()),
+            Some(PeerOrigin::State) | None => "see culvert peer list".to_owned(),
+        };
+        return Err(Failure::Input(format!(
+            "no peer of the state file is named {name:?} (remedy: {remedy})"
+        )));
+    }
+    let named = config.forwards_to(name);
+    if !named {
+        edit.forget(name)?;
+    }
+    edit.commit()?;
+    Ok(named.then(|| control_socket::still_named(name)))
+}
+
+/// Begins to edit the state file that belongs to the configuration at `file`, makes `change`, and checks the result as
+/// `culvert check` would.
+fn edit(
+    file: &Path,
+    change: impl FnOnce(&mut Edit) -> Result<(), state::StateError>,
+) -> Result<(Edit, Config, Identity), Failure> {
+    let mut edit = None;
+    let (config, identity) = Config::load_with(file, |path| {
+        let mut begun = Edit::begin(path).map_err(std::io::Error::other)?;
+        // What is no TOML is reported with its line by those who read it next.
+        if let Err(error @ state::StateError::Unusable { .. }) = change(&mut begun) {
+            return Err(std::io::Error::other(error));
+        }
+        let text = begun.text().to_owned();
+        edit = Some(begun);
+        Ok(Some(text))
+    })?;
+    match edit {
+        Some(edit) => Ok((edit, config, identity)),
+        None => Err(Failure::Runtime(anyhow::anyhow!("the state file was not read"))),
+    }
+}

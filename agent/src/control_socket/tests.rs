@@ -1,0 +1,362 @@
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    client::{AskError, ask},
+    status::{LastError, PeerState, PeerStatus, Refusal},
+    wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
+    *,
+};
+
+const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
+
+/// Peers that nobody connects.
+#[derive(Default)]
+struct Fake {
+    peers: Mutex<Vec<config::Peer>>,
+    refuses: bool,
+}
+
+impl Peers for Fake {
+    fn list(&self) -> Vec<config::Peer> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, peer: config::Peer) -> Result<(), Refused> {
+        if self.refuses {
+            return Err("there is no room".into());
+        }
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(peer);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Refused> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).retain(|peer| *peer.name != *name);
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
+    }
+}
+
+/// A desk over fake peers, with its state in a folder.
+struct Case {
+    folder: TempDir,
+    config: Arc<Config>,
+    peers: Arc<Fake>,
+}
+
+impl Case {
+    fn new(refuses: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "identity = {{ key_file = \"id.key\", state_dir = \"state\" }}\ntransport.listen = [\"127.0.0.1:4433\"]\n\
+             [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
+             [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n\
+             [[udp]]\nlisten = \"127.0.0.1:5300\"\npeer = \"exit\"\nservice = \"x\"\n"
+        );
+        let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
+        let peers = Arc::new(Fake { peers: Mutex::new(config.peers.clone()), refuses });
+        Self { folder, config, peers }
+    }
+
+    fn desk(&self) -> Desk {
+        let peers: Arc<dyn Peers> = Arc::<Fake>::clone(&self.peers);
+        Desk::new(Arc::clone(&self.config), PublicKey([9; 32]), peers)
+    }
+
+    fn state(&self) -> String {
+        state::read(&self.folder.path().join("state/peers.toml")).unwrap().unwrap_or_default()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+}
+
+fn add(name: &str, key: &str) -> Request {
+    Request::PeerAdd(AddPeer { name: name.to_owned(), public_key: key.to_owned(), ..AddPeer::default() })
+}
+
+fn remove(name: &str) -> Request {
+    Request::PeerRemove { name: name.to_owned() }
+}
+
+#[track_caller]
+fn refusal(answer: &Answer) -> (bool, &str) {
+    let Answer::Refused { bad_input, error } = answer else { panic!("{answer:?}") };
+    (*bad_input, error)
+}
+
+#[test]
+fn a_peer_is_added_listed_and_removed() {
+    let case = Case::new(false);
+    let desk = case.desk();
+    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    let new = AddPeer {
+        endpoints: vec!["b.example:1".to_owned()],
+        lanes: Some(2),
+        services: vec!["dns".to_owned()],
+        name: "b".to_owned(),
+        public_key: KEY_2.to_owned(),
+    };
+    assert_eq!(ask(&Request::PeerAdd(new)), Answer::Done { note: None });
+    assert!(case.state().contains(KEY_2), "{}", case.state());
+    let Answer::Peers { peers } = ask(&Request::PeerList {}) else { panic!("no list") };
+    let listed = ListedPeer {
+        name: "b".to_owned(),
+        origin: "state".to_owned(),
+        public_keys: vec![KEY_2.to_owned()],
+        endpoints: vec!["b.example:1".to_owned()],
+        lanes: 2,
+        services: vec!["dns".to_owned()],
+    };
+    assert_eq!((peers[0].origin.as_str(), &peers[1..]), ("config", &[listed][..]));
+
+    let twice = ask(&add("b", KEY_2));
+    let (bad_input, error) = refusal(&twice);
+    assert!(
+        bad_input && error.contains("name: \"b\" is taken") && error.contains("is the same key"),
+        "{error}"
+    );
+    assert_eq!(ask(&remove("b")), Answer::Done { note: None });
+    assert!(!case.state().contains(KEY_2));
+    assert_eq!(case.peers.list().len(), 1);
+    let gone = ask(&remove("b"));
+    assert_eq!(refusal(&gone), (true, "no peer is named \"b\" (remedy: see culvert peer list)"));
+}
+
+#[test]
+fn a_peer_of_the_configuration_stays() {
+    let case = Case::new(false);
+    let answer = case.desk().answer(remove("exit").to_line().as_bytes());
+    let (bad_input, error) = refusal(&answer);
+    assert!(bad_input && error.contains("remove its [[peer]] there, and restart"), "{error}");
+    assert_eq!((case.peers.list().len(), case.state().as_str()), (1, ""));
+}
+
+#[test]
+fn a_name_that_a_forward_needs_is_kept_as_removed() {
+    let mut case = Case::new(false);
+    let mut config = Config::clone(&case.config);
+    config.peers[0].origin = PeerOrigin::State;
+    case.config = Arc::new(config);
+    *case.peers.peers.lock().unwrap() = case.config.peers.clone();
+    fs::create_dir(case.folder.path().join("state")).unwrap();
+    let text = format!("[[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n");
+    fs::write(case.folder.path().join("state/peers.toml"), text).unwrap();
+    let Answer::Done { note: Some(note) } = case.desk().answer(remove("exit").to_line().as_bytes()) else {
+        panic!("it was refused")
+    };
+    assert!(note.contains("still names \"exit\""), "{note}");
+    assert!(case.state().contains("removed = [\"exit\"]") && !case.state().contains(KEY), "{}", case.state());
+}
+
+#[test]
+fn a_refusal_leaves_no_trace() {
+    let case = Case::new(true);
+    let answer = case.desk().answer(add("b", KEY_2).to_line().as_bytes());
+    assert_eq!(refusal(&answer), (false, "there is no room"));
+    assert_eq!(case.state(), "");
+}
+
+#[test]
+fn a_peer_is_shut_out_also_if_that_cannot_be_written() {
+    let case = Case::new(false);
+    let desk = case.desk();
+    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    assert_eq!(ask(&add("b", KEY_2)), Answer::Done { note: None });
+    // Not writable, for root neither: a folder is in the way.
+    fs::create_dir(case.folder.path().join("state/peers.toml.new")).unwrap();
+    let answer = ask(&remove("b"));
+    let (bad_input, error) = refusal(&answer);
+    assert!(!bad_input && error.starts_with("the peer is shut out, but still in the state file"), "{error}");
+    assert_eq!(case.peers.list().len(), 1);
+    let unkept = add("c", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI");
+    let answer = ask(&unkept);
+    assert!(refusal(&answer).1.starts_with("the peer is let in, but not kept"), "{answer:?}");
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let desk = Case::new(false).desk();
+    for line in [
+        "",
+        "x",
+        "[]",
+        "{}",
+        "{\"version\":2,\"request\":\"status\"}",
+        "{\"version\":1,\"request\":\"stop\"}",
+        "{\"version\":1,\"request\":\"status\",\"now\":true}",
+        "{\"version\":1,\"request\":\"peer-add\",\"name\":\"b\"}",
+        "{\"version\":1,\"request\":\"peer-add\",\"name\":\"b\",\"public_key\":\"x\",\"service\":[]}",
+        "{\"version\":1,\"request\":\"peer-remove\",\"name\":7}",
+    ] {
+        let answer = desk.answer(line.as_bytes());
+        let (bad_input, error) = refusal(&answer);
+        assert!(bad_input && error.starts_with("not a request"), "{line}: {error}");
+    }
+    let old = Request::from_line(b"{\"version\":0,\"request\":\"status\"}").unwrap_err();
+    assert!(matches!(old, RequestError::Version), "{old}");
+}
+
+#[test]
+fn messages_are_lines_that_carry_the_version() {
+    assert_eq!(Request::Status {}.to_line(), "{\"request\":\"status\",\"version\":1}\n");
+    for request in [Request::Status {}, Request::PeerList {}, add("a", KEY), remove("a")] {
+        assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
+    }
+    let status = Answer::Status { status: Box::new(full_status()) };
+    assert_eq!(Answer::from_line(status.to_line().as_bytes()), Some(status));
+    let later = b"{\"answer\":\"done\",\"note\":null,\"version\":1,\"more\":1}";
+    assert_eq!(Answer::from_line(later), Some(Answer::Done { note: None }));
+    assert_eq!(Answer::from_line(b"{\"answer\":\"done\",\"note\":null}"), None);
+}
+
+fn full_status() -> Status {
+    let error = LastError {
+        age_seconds: 90.0,
+        reason: "no answer".to_owned(),
+        likely_causes: vec!["the clock is off".to_owned(), "the key is wrong".to_owned()],
+    };
+    let connected = PeerStatus {
+        name: "exit".to_owned(),
+        state: PeerState::Connected,
+        address: Some("192.0.2.1:4433".to_owned()),
+        since_seconds: Some(7384.9),
+        rtt_seconds: Some(0.0123),
+        lanes_up: 2,
+        flows: 1,
+        software: Some("culvert/0.1.0".to_owned()),
+        ..PeerStatus::default()
+    };
+    let dialling = PeerStatus {
+        name: "b".to_owned(),
+        state: PeerState::Dialling,
+        last_error: Some(error),
+        ..PeerStatus::default()
+    };
+    let refusal = Refusal {
+        age_seconds: 3.0,
+        source: "192.0.2.7:1".to_owned(),
+        reason: "not on the allowlist".to_owned(),
+        public_key: None,
+    };
+    Status {
+        software: "1.2.3".to_owned(),
+        public_key: KEY.to_owned(),
+        uptime_seconds: 61.0,
+        workers: 2,
+        peers: vec![connected, dialling],
+        handshakes: BTreeMap::from([("established".to_owned(), 3), ("failed".to_owned(), 1)]),
+        gate: BTreeMap::new(),
+        refusals: vec![refusal],
+    }
+}
+
+#[test]
+fn the_status_is_readable() {
+    let expected = format!(
+        "culvert 1.2.3, up 1m 1s, 2 workers\nkey {KEY}\n\n\
+         PEER  STATE      SINCE  ADDRESS         RTT      LANES  FLOWS  SOFTWARE\n\
+         exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  2      1      culvert/0.1.0\n\
+         b     dialling   -      -               -        0      0      -\n\n\
+         b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
+         handshakes: established 3, failed 1\n\n\
+         REFUSED  SOURCE       KEY  REASON\n\
+         3s ago   192.0.2.7:1  -    not on the allowlist\n"
+    );
+    assert_eq!(full_status().to_text(), expected);
+}
+
+#[test]
+fn the_socket_is_private_answers_and_goes_away() {
+    let case = Case::new(false);
+    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    assert_eq!(fs::metadata(socket.path()).unwrap().permissions().mode() & 0o7777, 0o600);
+    let Answer::Status { status } = ask(socket.path(), &Request::Status {}).unwrap() else { panic!() };
+    assert_eq!((status.software.as_str(), status.workers), ("1.2.3", 2));
+
+    // One connection may ask more than once.
+    let mut stream = UnixStream::connect(socket.path()).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    for request in [add("b", KEY_2), remove("b")] {
+        stream.write_all(request.to_line().as_bytes()).unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(Answer::from_line(line.as_bytes()), Some(Answer::Done { note: None }), "{line}");
+    }
+    drop(socket);
+    assert_eq!(entries(case.folder.path()), ["state"]);
+    let gone = ask(&case.socket(), &Request::Status {}).unwrap_err();
+    assert!(matches!(gone, AskError::NotRunning(_)), "{gone}");
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    fs::read_dir(folder).unwrap().map(name).collect()
+}
+
+#[test]
+fn a_line_that_is_too_long_ends_the_connection() {
+    let case = Case::new(false);
+    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    let mut stream = UnixStream::connect(socket.path()).unwrap();
+    stream.write_all(&vec![b' '; MAX_REQUEST_BYTES + 1]).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let answer = Answer::from_line(answer.as_bytes()).unwrap();
+    assert!(refusal(&answer).1.contains("65536 bytes"), "{answer:?}");
+}
+
+#[test]
+fn connections_are_bounded() {
+    let case = Case::new(false);
+    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    let mut open: Vec<_> =
+        (0..MAX_CONNECTIONS).map(|_| UnixStream::connect(socket.path()).unwrap()).collect();
+    // They are accepted in order, so that the one too many comes last.
+    let mut surplus = UnixStream::connect(socket.path()).unwrap();
+    let mut nothing = Vec::new();
+    assert_eq!(surplus.read_to_end(&mut nothing).unwrap(), 0);
+    for stream in &mut open {
+        stream.write_all(Request::Status {}.to_line().as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        assert!(Answer::from_line(line.as_bytes()).is_some(), "{line}");
+    }
+}
+
+#[test]
+fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
+    let case = Case::new(false);
+    let path = case.socket();
+    drop(UnixListener::bind(&path).unwrap());
+    fs::write(case.folder.path().join("control.new"), "left behind").unwrap();
+    let socket = ControlSocket::open(&path, case.desk()).unwrap();
+    let second = ControlSocket::open(&path, case.desk()).unwrap_err();
+    assert!(matches!(second, ListenError::InUse(_)) && second.to_string().contains("remedy"), "{second}");
+    ask(&path, &Request::Status {}).unwrap();
+    // What has taken the name since is not ours to remove.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "other").unwrap();
+    drop(socket);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "other");
+    let file = ControlSocket::open(&path, case.desk()).unwrap_err();
+    assert!(matches!(file, ListenError::NoSocket(_)), "{file}");
+    let nowhere = ControlSocket::open(&case.folder.path().join("no/such"), case.desk()).unwrap_err();
+    assert!(matches!(nowhere, ListenError::Refused { .. }), "{nowhere}");
+}

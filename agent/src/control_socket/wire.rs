@@ -1,0 +1,187 @@
+//! Requests and answers: one line of JSON each, with the version of this format.
+//!
+//! A reader ignores members of an answer that it does not know; a request with a member that is not known is refused,
+//! because ignoring it would do something else than what was asked for.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::status::Status;
+use crate::config::{self, Config, state::NewPeer};
+
+/// The version of this format; it changes when a reader of the old one would be misled.
+pub const VERSION: u64 = 1;
+
+/// The longest request, in bytes with its line end.
+pub const MAX_REQUEST_BYTES: usize = 64 * 1024;
+
+/// What the daemon is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The peers of both files.
+    PeerList {},
+    /// Let a peer in, and keep it in the state file.
+    PeerAdd(AddPeer),
+    /// Shut a peer out, and take it out of the state file.
+    PeerRemove {
+        /// Its name.
+        name: String,
+    },
+    /// What the agent is doing.
+    Status {},
+}
+
+/// The peer of [`Request::PeerAdd`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddPeer {
+    /// What to call it.
+    pub name: String,
+    /// Its key, as `culvert pubkey` prints it.
+    pub public_key: String,
+    /// Where to dial it, as "host:port".
+    #[serde(default)]
+    pub endpoints: Vec<String>,
+    /// How many lanes to open; left out: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<u8>,
+    /// The names of our services that it may use.
+    #[serde(default)]
+    pub services: Vec<String>,
+}
+
+/// Why a line is no request.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No JSON, or none of the requests.
+    #[error("not a request: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// No version, or another one.
+    #[error(
+        "not a request of version {VERSION} (remedy: the culvert command of the same version as the daemon)"
+    )]
+    Version,
+}
+
+impl Request {
+    /// Reads a line, without its end.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_line(line: &[u8]) -> Result<Self, RequestError> {
+        let mut request: Value = serde_json::from_slice(line)?;
+        let version = request.as_object_mut().and_then(|members| members.remove("version"));
+        if version.as_ref().and_then(Value::as_u64) != Some(VERSION) {
+            return Err(RequestError::Version);
+        }
+        Ok(serde_json::from_value(request)?)
+    }
+
+    /// The line, with its end.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done.
+    Done {
+        /// What the operator should know all the same.
+        note: Option<String>,
+    },
+    /// The peers of both files.
+    Peers {
+        /// In the order of the files.
+        peers: Vec<ListedPeer>,
+    },
+    /// What the agent is doing.
+    Status {
+        /// All of it.
+        status: Box<Status>,
+    },
+    /// It was not done, or not all of it.
+    Refused {
+        /// Whether the request was wrong, and not the daemon's surroundings.
+        bad_input: bool,
+        /// What is wrong, with a remedy.
+        error: String,
+    },
+}
+
+impl Answer {
+    /// Reads a line; `None` if it is no answer of this version.
+    #[must_use]
+    pub fn from_line(line: &[u8]) -> Option<Self> {
+        let answer: Value = serde_json::from_slice(line).ok()?;
+        (answer.get("version").and_then(Value::as_u64) == Some(VERSION))
+            .then(|| serde_json::from_value(answer).ok())
+            .flatten()
+    }
+
+    /// The line, with its end.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+/// A peer in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedPeer {
+    /// Its name.
+    pub name: String,
+    /// "config" or "state": which file it stands in.
+    pub origin: String,
+    /// The keys that it may prove.
+    pub public_keys: Vec<String>,
+    /// Where it is dialled; none: it dials us.
+    pub endpoints: Vec<String>,
+    /// The lanes to open; 0: one per worker.
+    pub lanes: u8,
+    /// The names of our services that it may use.
+    pub services: Vec<String>,
+}
+
+impl ListedPeer {
+    /// A peer of `config`, or one that was added to it.
+    #[must_use]
+    pub fn new(peer: &config::Peer, config: &Config) -> Self {
+        let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
+        Self {
+            name: peer.name.to_string(),
+            origin: peer.origin.label().to_owned(),
+            public_keys: peer.public_keys.iter().map(ToString::to_string).collect(),
+            endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
+            lanes: peer.lanes,
+            services: peer.services.iter().filter_map(service).collect(),
+        }
+    }
+}
+
+impl From<AddPeer> for NewPeer {
+    fn from(peer: AddPeer) -> Self {
+        let AddPeer { name, public_key, endpoints, lanes, services } = peer;
+        Self { name, public_key, endpoints, lanes, services }
+    }
+}
+
+impl From<NewPeer> for AddPeer {
+    fn from(peer: NewPeer) -> Self {
+        let NewPeer { name, public_key, endpoints, lanes, services } = peer;
+        Self { name, public_key, endpoints, lanes, services }
+    }
+}
+
+fn to_line(message: &impl Serialize) -> String {
+    // Texts, numbers and lists of them: nothing here can fail to be JSON.
+    let mut value = serde_json::to_value(message).unwrap_or_default();
+    if let Value::Object(members) = &mut value {
+        members.insert("version".to_owned(), json!(VERSION));
+    }
+    format!("{value}\n")
+}

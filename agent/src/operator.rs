@@ -1,0 +1,107 @@
+//! The running daemon, as the operator sees and changes it through the control socket.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use prometheus::{IntCounterVec, core::Collector as _};
+
+use crate::{
+    config::{self, Config},
+    control_socket::{
+        Peers, Refused,
+        status::{PeerState, PeerStatus, Status},
+    },
+    identity::PublicKey,
+    metrics::Metrics,
+    worker::{PeerSnapshot, Snapshots},
+};
+
+/// What the daemon knows of itself.
+pub struct Running {
+    /// What it was started with.
+    pub config: Arc<Config>,
+    /// Its public key.
+    pub own_key: PublicKey,
+    /// What its workers published.
+    pub snapshots: Arc<Snapshots>,
+    /// What they counted.
+    pub metrics: Arc<Metrics>,
+    /// When it was started.
+    pub since: Instant,
+    /// Tells the time.
+    pub clock: fn() -> Instant,
+}
+
+/// Why the peers are as they were at the start.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the peers of a running daemon cannot be changed yet (remedy: stop it, change them, and start it again)"
+)]
+struct Fixed;
+
+impl Peers for Running {
+    fn list(&self) -> Vec<config::Peer> {
+        self.config.peers.clone()
+    }
+
+    fn add(&self, _: config::Peer) -> Result<(), Refused> {
+        Err(Box::new(Fixed))
+    }
+
+    fn remove(&self, _: &str) -> Result<(), Refused> {
+        Err(Box::new(Fixed))
+    }
+
+    fn status(&self) -> Status {
+        let peers = self.list();
+        let snapshot = self.snapshots.get();
+        let status = |peer: &config::Peer| {
+            let seen = snapshot.peers.iter().find(|seen| seen.name == peer.name);
+            peer_status(peer, seen)
+        };
+        let families = self.metrics.families();
+        Status {
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+            public_key: self.own_key.to_string(),
+            uptime_seconds: (self.clock)().saturating_duration_since(self.since).as_secs_f64(),
+            workers: self.config.worker_count(),
+            peers: peers.iter().map(status).collect(),
+            handshakes: by_label(&families.handshakes),
+            gate: by_label(&families.refused_datagrams),
+            refusals: Vec::new(),
+        }
+    }
+}
+
+fn peer_status(peer: &config::Peer, seen: Option<&PeerSnapshot>) -> PeerStatus {
+    let connected = seen.is_some_and(|seen| seen.connected);
+    let state = match (connected, peer.endpoints.is_empty()) {
+        (true, _) => PeerState::Connected,
+        (false, false) => PeerState::Dialling,
+        (false, true) => PeerState::Waiting,
+    };
+    PeerStatus {
+        name: peer.name.to_string(),
+        origin: peer.origin.label().to_owned(),
+        state,
+        rtt_seconds: seen.and_then(|seen| seen.rtt).as_ref().map(Duration::as_secs_f64),
+        lanes_up: seen.map_or(0, |seen| seen.lanes_up),
+        flows: seen.map_or(0, |seen| seen.flows),
+        ..PeerStatus::default()
+    }
+}
+
+/// The counts of a family with one label, by its value.
+fn by_label(family: &IntCounterVec) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for metric in family.collect().iter().flat_map(|family| family.get_metric()) {
+        let Some(label) = metric.get_label().first() else { continue };
+        let value = metric.get_counter().get_value();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an integer counter")]
+        counts.insert(label.value().to_owned(), value as u64);
+    }
+    counts
+}
