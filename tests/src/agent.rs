@@ -207,7 +207,10 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        if let Some(mut process) = self.process.take() {
+        // One that has ended by itself cannot be asked to; a panic here would end all tests, and leave namespaces behind.
+        if let Some(mut process) = self.process.take()
+            && process.ended().is_none()
+        {
             process.terminate();
             let end = clock::now() + SHUTDOWN_LIMIT;
             while process.ended().is_none() && clock::now() < end {

@@ -8,9 +8,11 @@
 //! | on which host it runs, what it cannot reach | [`place`], [`firewall`] |
 //! | iperf3 and what became of each datagram | [`iperf`] |
 //! | upstreams that answer | [`upstream`] |
+//! | what crosses the cable | [`tap`] |
+//! | a decoy that remembers, and answers so that it can be checked | [`decoy`] |
 //! | clients that send numbered datagrams | [`client`] |
 //! | free ports, waiting, child processes, random bytes | [`ports`], [`clock`], [`process`], [`random`] |
-//! | what a test needs of the machine | [`needs`] |
+//! | what a test needs of the machine | [`needs`], [`venv`] |
 //!
 //! A harness function panics when it cannot do what the test asked for, with the line of the test where that helps.
 //! Every process and every network namespace belongs to a guard that ends it.
@@ -18,6 +20,7 @@
 pub mod agent;
 pub mod client;
 pub mod clock;
+pub mod decoy;
 pub mod firewall;
 pub mod http;
 pub mod iperf;
@@ -27,4 +30,6 @@ pub mod place;
 pub mod ports;
 pub mod process;
 pub mod random;
+pub mod tap;
 pub mod upstream;
+pub mod venv;
