@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
+use super::{Access, DropPolicy, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue, Transport};
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
 /// else runs on a CPU.
@@ -15,6 +15,9 @@ pub const TRANSPORT: Transport = Transport {
     advertise: None,
     max_packet: MaxPacket::Auto,
 };
+
+/// `[access]`: silence.
+pub const ACCESS: Access = Access { decoy: None };
 
 /// `peer.lanes`: one per worker.
 pub const LANES: u8 = 0;
@@ -52,4 +55,5 @@ pub const LIMITS: Limits = Limits {
     tcp_streams_per_peer: 1024,
     pending_open_packets: 64,
     receive_buffer: 4 << 20,
+    decoy_flows: 4096,
 };

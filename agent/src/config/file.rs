@@ -23,6 +23,7 @@ use super::problem::Report;
 pub(super) struct File {
     pub(super) identity: Option<Identity>,
     pub(super) transport: Option<Transport>,
+    pub(super) access: Option<Access>,
     pub(super) peer: Vec<Spanned<Peer>>,
     pub(super) udp: Vec<Spanned<Forward>>,
     pub(super) tcp: Vec<Spanned<Forward>>,
@@ -48,6 +49,12 @@ pub(super) struct Transport {
     pub(super) mark: Option<Field<i64>>,
     pub(super) advertise: Option<Field<String>>,
     pub(super) max_packet: Option<Field<Amount>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Access {
+    pub(super) decoy: Option<Field<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -112,11 +119,12 @@ pub(super) struct Limits {
     pub(super) tcp_streams_per_peer: Option<Field<i64>>,
     pub(super) pending_open_packets: Option<Field<i64>>,
     pub(super) receive_buffer: Option<Field<Amount>>,
+    pub(super) decoy_flows: Option<Field<i64>>,
 }
 
 /// Keys of later versions, as (table, key): refused like a typo, but with another remedy.
 const NOT_YET: &[(&str, &str)] =
-    &[("", "access"), ("", "tun"), ("", "control"), ("peer", "dscp"), ("peer", "allowed_ips")];
+    &[("access", "mode"), ("", "tun"), ("", "control"), ("peer", "dscp"), ("peer", "allowed_ips")];
 
 /// Reads `text`, reporting what is not TOML, keys that do not exist and sections of the wrong shape.
 /// `None` when it is no TOML at all.
@@ -163,6 +171,7 @@ pub(super) fn schema() -> Schema {
     let tables = vec![
         Schema::table::<Identity>("identity"),
         Schema::table::<Transport>("transport"),
+        Schema::table::<Access>("access"),
         Schema { tables: vec![Schema::table::<Queue>("queue")], ..Schema::list::<Peer>("peer") },
         Schema::list::<Forward>("udp"),
         Schema::list::<Forward>("tcp"),

@@ -43,6 +43,8 @@ pub struct Config {
     pub identity_key_file: PathBuf,
     /// The underlay: where we listen, and how packets leave.
     pub transport: Transport,
+    /// Who may connect, and what everybody else meets.
+    pub access: Access,
     /// The other agents that we know, in the order of the file.
     pub peers: Vec<Peer>,
     /// Local UDP ports whose datagrams go to a peer's service.
@@ -85,6 +87,13 @@ pub enum MaxPacket {
     Auto,
     /// At most this many bytes of UDP payload.
     Bytes(u16),
+}
+
+/// `[access]`: who may connect, and what everybody else meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Where strangers' datagrams go; `None`: nowhere, and they get no answer.
+    pub decoy: Option<SocketAddr>,
 }
 
 /// `[[peer]]`: another agent.
@@ -215,6 +224,8 @@ pub struct Limits {
     pub pending_open_packets: usize,
     /// Socket buffer to ask the kernel for, in bytes per UDP socket.
     pub receive_buffer: usize,
+    /// Strangers whose datagrams go to the decoy at a time.
+    pub decoy_flows: usize,
 }
 
 impl Config {

@@ -14,8 +14,8 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, Profile,
-    Queue, Service, Transport,
+    Access, Config, DropPolicy, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer,
+    Profile, Queue, Service, Transport,
     checks::{At, Checks, Listener, MISSING, PinnedKey},
     defaults,
     file::{self, Amount, Field, OneOrMany},
@@ -50,6 +50,7 @@ impl<'t> Draft<'t> {
             file_transport.listen.as_ref().is_some_and(|l| !l.value.as_ref().is_ok_and(Vec::is_empty));
         let dials = !file.peer.is_empty();
         let transport = checks.transport(file_transport);
+        let access = checks.access(file.access.unwrap_or_default());
         let services = checks.services(file.service);
         let peers = checks.peers(file.peer, &services, listens);
         let udp = checks.forwards("udp", file.udp, &peers);
@@ -70,7 +71,8 @@ impl<'t> Draft<'t> {
         }
         let identity_key_file = base.join(key_file.as_ref().map_or("", |key_file| &key_file.value));
         let key_file = key_file.map(|key_file| key_file.span);
-        let config = Config { identity_key_file, transport, peers, udp, tcp, services, metrics, log, limits };
+        let config =
+            Config { identity_key_file, transport, access, peers, udp, tcp, services, metrics, log, limits };
         Self { report, config, key_file, keys }
     }
 
@@ -130,6 +132,17 @@ impl Checks<'_> {
             }),
             max_packet: self.max_packet(file.max_packet).unwrap_or(default.max_packet),
         }
+    }
+
+    fn access(&mut self, file: file::Access) -> Access {
+        let at = "access.decoy";
+        let Some(text) = self.take(at, file.decoy) else { return defaults::ACCESS };
+        let decoy = self.read(at, &text, value::socket_address);
+        if decoy.is_some_and(|address| address.port() == 0 || address.ip().is_unspecified()) {
+            let remedy = "write where the decoy listens, as in \"127.0.0.1:8443\"";
+            self.report.add(at, Some(text.span), "cannot be sent to", remedy);
+        }
+        Access { decoy }
     }
 
     fn max_packet(&mut self, field: Option<Field<Amount>>) -> Option<MaxPacket> {
@@ -418,6 +431,7 @@ impl Checks<'_> {
                 64 << 10..=1 << 30,
                 default.receive_buffer,
             ),
+            decoy_flows: self.number("limits.decoy_flows", file.decoy_flows, 1..=65_536, default.decoy_flows),
         }
     }
 

@@ -136,6 +136,9 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+decoy_flows = 5
+[access]
+decoy = "[::1]:8443"
 "#
     );
     let config = parse(&text).unwrap();
@@ -167,8 +170,10 @@ receive_buffer = 65536
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
         receive_buffer: 65_536,
+        decoy_flows: 5,
     };
     assert_eq!(config.limits, limits);
+    assert_eq!(config.access.decoy, Some("[::1]:8443".parse().unwrap()));
 }
 
 #[test]
@@ -264,7 +269,7 @@ fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
         ("dscp = \"copy\"\n", 9, "peer[0].dscp"),
         ("dscp = 46\n", 9, "peer[0].dscp"),
         ("allowed_ips = []\n", 9, "peer[0].allowed_ips"),
-        ("[access]\nmode = \"open\"\n", 9, "access"),
+        ("[access]\nmode = \"open\"\n", 10, "access.mode"),
         ("[tun]\n", 9, "tun"),
         ("[control]\nsocket = \"x\"\n", 9, "control"),
     ] {
@@ -469,6 +474,7 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.flows", limits.flows.to_string()),
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
+        ("limits.decoy_flows", limits.decoy_flows.to_string()),
         ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
     ] {
         let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).unwrap();
