@@ -15,6 +15,7 @@ pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzz;
+pub mod gate;
 pub mod identity;
 pub mod io;
 pub mod lanes;
