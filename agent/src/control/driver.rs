@@ -193,7 +193,7 @@ impl Control {
         Some(handle)
     }
 
-    /// Takes a datagram that is no lane's.
+    /// Takes a datagram that is no lane's; false if it is no connection's either and begins none.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
@@ -201,7 +201,7 @@ impl Control {
         ecn: u8,
         data: &[u8],
         now: Instant,
-    ) {
+    ) -> bool {
         self.scratch.clear();
         let ecn = EcnCodepoint::from_bits(ecn);
         match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
@@ -212,9 +212,16 @@ impl Control {
                 }
             }
             Some(DatagramEvent::NewConnection(incoming)) => self.accept(incoming, underlay, now),
-            Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
-            None => self.stats.unroutable += 1,
+            Some(DatagramEvent::Response(_)) => {
+                self.stats.answers_suppressed += 1;
+                return false;
+            }
+            None => {
+                self.stats.unroutable += 1;
+                return false;
+            }
         }
+        true
     }
 
     /// The deadline of a connection has come.

@@ -22,7 +22,7 @@ use crate::{
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{Context, DropReason, FlowId, FlowNumber, Header, Origin, Standing},
-    worker::{Doors, Outgoing},
+    worker::{Doors, Outgoing, Strangers},
 };
 
 /// What the downlink of a worker needs.
@@ -45,6 +45,8 @@ pub struct Downlink<'a> {
     pub notes: &'a mut Notes,
     /// What belongs to other workers.
     pub outgoing: &'a mut Outgoing,
+    /// What is a stranger's.
+    pub strangers: &'a mut Strangers,
     /// Which worker this is, and of how many.
     pub place: (u8, u8),
     /// Time of this turn.
@@ -105,7 +107,7 @@ struct Origins {
 pub struct Received {
     /// The socket.
     pub underlay: UnderlayId,
-    /// Its place in `transport.listen`, if other workers listen on that port too.
+    /// Its place in `transport.listen`, if it listens.
     pub port: Option<usize>,
 }
 
@@ -166,7 +168,13 @@ impl Downlink<'_> {
                         let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
                         self.outgoing.packet(owner, port, meta, datagram);
                     }
-                    _ => self.control.datagram(underlay, (source, local), ecn, datagram, self.now),
+                    _ => {
+                        let taken = !(self.strangers.have_a_decoy() && is_stranger(datagram))
+                            && self.control.datagram(underlay, (source, local), ecn, datagram, self.now);
+                        if let (false, Some(port)) = (taken, port) {
+                            self.strangers.push(port, meta, datagram);
+                        }
+                    }
                 },
             }
         }
@@ -429,6 +437,21 @@ impl Downlink<'_> {
             lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
         });
     }
+}
+
+/// Whether a datagram is certainly a stranger's: an Initial with a token that nobody here would make. Peers send none, or
+/// one of 136 bytes.
+fn is_stranger(datagram: &[u8]) -> bool {
+    // Long header, type Initial, version 1; then both connection IDs and the token's length (RFC 9000 §17.2.2).
+    let Some(([first, 0, 0, 0, 1], rest)) = datagram.split_first_chunk() else { return false };
+    let token = after_cid(rest).and_then(after_cid);
+    first & 0xb0 == 0x80 && !matches!(token, None | Some([] | [0, ..] | [0x40, 136, ..]))
+}
+
+/// What follows a connection ID and its length.
+fn after_cid(rest: &[u8]) -> Option<&[u8]> {
+    let (len, rest) = rest.split_first()?;
+    rest.get(usize::from(*len)..)
 }
 
 impl Recent {

@@ -259,7 +259,8 @@ fn lists_and_indices_agree_whatever_happens() {
             if let Ok(admitted) = flows.admit(one, &datagram, now)
                 && rng.random()
             {
-                drop(flows.answer(admitted.id, &long(1, b"", b"cid!", 0)));
+                let (id, packet) = (admitted.id, long(1, b"", b"cid!", 0));
+                assert!(flows.answer(id, &packet).is_ok_and(|stranger| stranger == one));
             }
             if rng.random_range(0..10) == 0 {
                 flows.remove(DecoyId(rng.random_range(0..16)));

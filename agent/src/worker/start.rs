@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::{
-    Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Timer, Worker, books,
-    number, session, shell,
+    Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
+    Worker, books, decoy, number, session, shell,
 };
 use crate::{
     config::Config,
@@ -150,6 +150,8 @@ impl Worker {
             lanes: Lanes::default(),
             underlays: Underlays::default(),
             locals: Locals::new(most_segments),
+            strangers: Strangers::new(config.access.decoy),
+            decoys: decoy::Decoys::of_worker(worker, &config, now),
             listeners: Vec::new(),
             tcp: Slab::new(),
             tcp_by_stream: FxHashMap::default(),
