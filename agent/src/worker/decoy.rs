@@ -35,7 +35,7 @@ const OWNER: u8 = 0;
 const MOST_BYTES: usize = 2 << 20;
 
 /// How many of them.
-const MOST_DATAGRAMS: usize = 8_192;
+const MOST_DATAGRAMS: usize = 4_096;
 
 /// What strangers sent in this turn, or would have, had there been a decoy.
 pub struct Strangers {
@@ -398,5 +398,48 @@ impl DecoyHandles {
                 &DecoyDrop::ALL.map(DecoyDrop::label),
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::STRANGERS;
+
+    #[test]
+    fn what_waits_is_bounded_and_each_datagram_is_kept_or_counted() {
+        let decoy = SocketAddr::from(([127, 0, 0, 1], 8443));
+        for (len, kept) in [(0, MOST_DATAGRAMS), (1_000, MOST_BYTES / 1_000), (65_507, MOST_BYTES / 65_507)] {
+            let (mut strangers, datagram) = (Strangers::new(Some(decoy)), vec![0; len]);
+            for _ in 0..5_000 {
+                strangers.push(0, Meta::EMPTY, &datagram);
+            }
+            let stats = &strangers.stats;
+            assert_eq!(
+                strangers.waiting.iter().filter(|(_, meta, data)| meta.len == data.len()).count(),
+                kept
+            );
+            assert_eq!((stats.to_decoy.datagrams, stats.to_decoy.bytes), (5_000, 5_000 * len as u64));
+            assert_eq!(stats.dropped[DecoyDrop::Overload as usize], 5_000 - kept as u64);
+            // The buffers keep what they have grown to.
+            let capacity = strangers.waiting.bytes.capacity();
+            strangers.waiting.clear();
+            assert!(strangers.waiting.iter().next().is_none());
+            assert_eq!(strangers.waiting.bytes.capacity(), capacity);
+        }
+    }
+
+    #[test]
+    fn answers_that_the_kernel_refused_are_counted_by_reason() {
+        let mut strangers = Strangers::new(None);
+        for (dropped, payloads) in
+            [(None, 7), (Some(DropReason::SendTooLarge), 2), (Some(DropReason::SendBlocked), 3)]
+        {
+            strangers.settle(&Settlement { peer: STRANGERS, payloads, dropped });
+        }
+        let mut expected = DecoyStats::default();
+        expected.drop(DecoyDrop::TooLarge, 2);
+        expected.drop(DecoyDrop::ToStranger, 3);
+        assert_eq!(strangers.stats, expected);
     }
 }
