@@ -383,12 +383,13 @@ fn clock() -> Instant {
     SystemClock.now()
 }
 
-/// Each flow that a peer opens needs a descriptor: asks for as many as the limits allow.
+/// Each flow that a peer opens, and each stranger at the decoy, needs a descriptor: asks for as many as the limits allow.
 fn raise_descriptor_limit(config: &Config) {
     /// For ports, logs, the runtime and names being looked up.
     const OTHERS: u64 = 256;
     let tcp = u64::from(config.limits.tcp_streams_per_peer) * config.peers.len() as u64;
-    let wanted = config.limits.flows as u64 + tcp + OTHERS;
+    let strangers = config.access.decoy.map_or(0, |_| config.limits.decoy_flows as u64);
+    let wanted = config.limits.flows as u64 + tcp + strangers + OTHERS;
     match process::raise_descriptor_limit(wanted) {
         Ok(granted) if granted >= wanted => {}
         Ok(granted) => tracing::warn!(

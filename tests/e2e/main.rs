@@ -4,6 +4,7 @@
 
 mod bench;
 mod datagrams;
+mod decoy;
 mod dns;
 mod garbage;
 mod iperf3;

@@ -104,6 +104,13 @@ impl Plan {
         self
     }
 
+    /// More sections of the exit's configuration.
+    #[must_use]
+    pub fn exit(mut self, sections: &str) -> Self {
+        self.services += sections;
+        self
+    }
+
     /// A local UDP and TCP port at the entry.
     #[must_use]
     pub fn forward(mut self, service: &str, listen: SocketAddr) -> Self {

@@ -23,7 +23,7 @@ use crate::{
     lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{Context, DropReason, FlowId, FlowNumber, Header, Origin, Standing},
-    worker::{Doors, Outgoing},
+    worker::{Doors, Outgoing, Strangers},
 };
 
 /// What the downlink of a worker needs.
@@ -48,6 +48,8 @@ pub struct Downlink<'a> {
     pub notes: &'a mut Notes,
     /// What belongs to other workers.
     pub outgoing: &'a mut Outgoing,
+    /// What is a stranger's.
+    pub strangers: &'a mut Strangers,
     /// Which worker this is, and of how many.
     pub place: (u8, u8),
     /// Time of this turn.
@@ -177,7 +179,11 @@ impl Downlink<'_> {
             && let owner = steering::owner(datagram, self.place.1)
             && owner != self.place.0
         {
-            self.outgoing.packet(owner, port, meta, datagram);
+            // Strangers must not fill the way to another worker, so they are told apart here already.
+            match self.gate.screen(datagram) {
+                true => self.outgoing.packet(owner, port, meta, datagram),
+                false => self.strangers.push(port, meta, datagram),
+            }
             return;
         }
         let arrival = Arrival { source: meta.source, listening: port.is_some() };
@@ -195,7 +201,13 @@ impl Downlink<'_> {
                     });
                 return;
             }
-            Verdict::Ignore | Verdict::Stranger => return,
+            Verdict::Stranger => {
+                if let Some(port) = port {
+                    self.strangers.push(port, meta, datagram);
+                }
+                return;
+            }
+            Verdict::Ignore => return,
         };
         self.control.datagram(underlay, (meta.source, meta.local), meta.ecn, (datagram, admission), self.now);
     }

@@ -45,6 +45,7 @@ use rand::{RngExt, rngs::StdRng};
 
 pub mod budget;
 pub mod classify;
+pub mod decoy;
 pub mod initial;
 pub mod knock;
 mod own;
@@ -235,6 +236,24 @@ impl Gate {
         let (verdict, step) = self.decide(datagram, arrival, now);
         self.stats.ended[step.index()] += 1;
         verdict
+    }
+
+    /// Whether a datagram that another worker is to check may be anyone's but a stranger's. It takes no state, so any worker
+    /// may ask.
+    pub fn screen(&mut self, datagram: &[u8]) -> bool {
+        let (ours, step) = match classify(datagram) {
+            Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
+            Class::Handshake { dcid } | Class::Retry { dcid } => (self.is_ours(dcid), Step::Class),
+            Class::Initial(initial) => {
+                let proven = || self.own.server().is_proof(initial.dcid, initial.token);
+                (!self.required || self.is_ours(initial.dcid) || proven(), Step::Mac)
+            }
+            Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
+        };
+        if !ours {
+            self.stats.ended[step.index()] += 1;
+        }
+        ours
     }
 
     /// The Retry packet that [`Verdict::Retry`] is about.

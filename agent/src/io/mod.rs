@@ -108,6 +108,8 @@ pub enum UdpRole {
     Ingress,
     /// One flow's connected socket to a service.
     Upstream,
+    /// One stranger's connected socket to the decoy. `IP_MTU_DISCOVER = PROBE`, so that nothing is fragmented on the way.
+    Decoy,
 }
 
 /// A non-blocking UDP socket that moves batches.

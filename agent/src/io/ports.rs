@@ -144,7 +144,7 @@ fn udp_group(options: &UdpOptions, workers: u8) -> io::Result<Vec<Socket>> {
     }
     match options.role {
         UdpRole::QuicListen => steer(&group[0], workers),
-        UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream => {}
+        UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy => {}
     }
     Ok(group)
 }

@@ -310,7 +310,7 @@ pub(super) fn configured(options: &UdpOptions) -> io::Result<Socket> {
     }
     let (quic, many_local_addresses) = match options.role {
         UdpRole::QuicListen => (true, true),
-        UdpRole::QuicDial => (true, false),
+        UdpRole::QuicDial | UdpRole::Decoy => (true, false),
         UdpRole::Ingress => (false, true),
         UdpRole::Upstream => (false, false),
     };

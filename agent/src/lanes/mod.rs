@@ -37,7 +37,7 @@ pub mod pool;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{PushError, UnderlayId, Underlays};
+pub use outbox::{PushError, STRANGERS, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 

@@ -29,6 +29,9 @@ const MAX_PREFIX: usize = 33;
 /// Marks a message without a peer's payloads: control packets, acknowledgements.
 const NO_OWNER: u32 = u32::MAX;
 
+/// Whose the decoy's answers to strangers are; no peer has this number.
+pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
+
 /// A socket's place among the worker's underlay sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnderlayId(pub u32);
@@ -252,6 +255,35 @@ impl Underlays {
         now: Instant,
         write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
     ) -> bool {
+        self.whole(lanes, id, path, (most, NO_OWNER), now, write)
+    }
+
+    /// Adds an answer of the decoy to a stranger, as it is. One that is added is settled as a payload of [`STRANGERS`]; false
+    /// if it finds no room.
+    pub fn answer(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        datagram: &[u8],
+        now: Instant,
+    ) -> bool {
+        self.whole(lanes, id, path, (datagram.len(), STRANGERS.0), now, |_, tail| {
+            tail.copy_from_slice(datagram);
+            Some(datagram.len())
+        })
+    }
+
+    /// Adds one datagram of at most `most` bytes for `owner`.
+    fn whole(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        (most, owner): (usize, u32),
+        now: Instant,
+        write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
+    ) -> bool {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return false };
         underlay.finish(lanes, now, &mut self.settlements);
         if self.make_room(id, most).is_err() {
@@ -264,7 +296,7 @@ impl Underlays {
         let Some(len) = batch.tail(most).and_then(|tail| write(lanes, &mut tail[..most])) else {
             return false;
         };
-        batch.commit(path, NO_OWNER, len, 0);
+        batch.commit(path, owner, len, u16::from(owner != NO_OWNER));
         true
     }
 

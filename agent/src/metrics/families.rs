@@ -179,12 +179,20 @@ metrics! {
         tcp_bytes: counter "culvert_tcp_bytes_total", "Bytes of TCP payload forwarded.";
     }
 
+    /// One direction between strangers and the decoy, of one worker.
+    group DecoyMetrics(direction) {
+        decoy_datagrams: counter "culvert_decoy_datagrams_total", "Datagrams of strangers (to_decoy) and of the decoy (to_stranger), those that were then dropped included.";
+        decoy_bytes: counter "culvert_decoy_bytes_total", "Bytes of UDP payload of those datagrams.";
+    }
+
     /// What one worker counts without labels.
     group WorkerMetrics() {
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
+        decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
+        decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
         tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards begun by either end, those that were then refused included.";
     }
 
@@ -205,6 +213,7 @@ metrics! {
         handed_over: counter "culvert_handed_over_datagrams_total" [kind], "Datagrams handed to another worker, because their connection, lane or flow lives there.";
         taken_over: counter "culvert_taken_over_datagrams_total" [kind], "Datagrams taken from another worker.";
         hand_over_dropped: counter "culvert_hand_over_dropped_datagrams_total" [kind], "Datagrams dropped because another worker did not take what waits for it.";
+        decoy_drops: counter "culvert_decoy_drops_total" [reason], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -25,8 +25,8 @@ use prometheus::{
 };
 
 pub use families::{
-    ControlMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics, PeerMetrics,
-    SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
+    ControlMetrics, DecoyMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics,
+    PeerMetrics, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
 };
 use histogram::{AGES, SIZES};
 pub use histogram::{Buckets, Histogram, HistogramVec, PublishedHistogram};

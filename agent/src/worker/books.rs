@@ -172,14 +172,15 @@ pub struct Booked {
 
 /// What the sockets of each role did, those that are closed included.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SocketBooks(pub(super) [Booked; 4]);
+pub struct SocketBooks(pub(super) [Booked; 5]);
 
 impl SocketBooks {
-    pub(super) const ROLES: [(UdpRole, &'static str); 4] = [
+    pub(super) const ROLES: [(UdpRole, &'static str); 5] = [
         (UdpRole::QuicListen, "quic_listen"),
         (UdpRole::QuicDial, "quic_dial"),
         (UdpRole::Ingress, "ingress"),
         (UdpRole::Upstream, "upstream"),
+        (UdpRole::Decoy, "decoy"),
     ];
 
     /// Buffers that the kernel dropped at all of them.
@@ -209,6 +210,7 @@ pub(super) fn role_place(role: UdpRole) -> usize {
         UdpRole::QuicDial => 1,
         UdpRole::Ingress => 2,
         UdpRole::Upstream => 3,
+        UdpRole::Decoy => 4,
     }
 }
 

@@ -9,6 +9,7 @@ use slab::Slab;
 use crate::{
     config::Config,
     forward::{Local, LocalId, Locals, tcp::TcpId},
+    gate::decoy::DecoyId,
     io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, ports::PortPlan, wildcard_for},
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
@@ -29,9 +30,14 @@ pub enum Source {
     Tcp(TcpId),
     /// The lookup of a peer's endpoint.
     Resolve(PeerId),
+    /// A stranger's socket to the decoy.
+    Decoy(DecoyId),
     /// Commands for the worker.
     Inbox,
 }
+
+/// Buffers of a stranger's socket to the decoy: about 50 full datagrams, within what Linux allows everyone by default.
+const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Opens and closes what the worker reaches the outside world through.
 pub struct Doors {
@@ -65,7 +71,7 @@ impl UdpDefaults {
         let Self { buffer_bytes, gso, mark } = *self;
         let mark = match role {
             UdpRole::QuicListen | UdpRole::QuicDial => mark,
-            UdpRole::Ingress | UdpRole::Upstream => 0,
+            UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => 0,
         };
         UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
     }
@@ -173,6 +179,16 @@ impl Doors {
     ) -> io::Result<LocalId> {
         let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
         self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
+    }
+
+    /// A socket to the decoy for one stranger; the token is its and must be given back with it.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `EMFILE` when the process has no descriptor left.
+    pub fn open_decoy(&mut self, decoy: SocketAddr, id: DecoyId) -> io::Result<(Box<dyn UdpSocket>, Token)> {
+        let options = self.udp.options(wildcard_for(decoy), Some(decoy), UdpRole::Decoy);
+        let options = UdpOptions { buffer_bytes: DECOY_BUFFER_BYTES, ..options };
+        self.socket(&options, Source::Decoy(id))
     }
 
     /// Closes a local socket at the end of the batch.

@@ -5,6 +5,7 @@
 //! | packets of the underlay | GRO joined datagrams of several owners; the kernel could not steer | the worker that their connection ID names |
 //! | contents of DATAGRAM frames | the flow's own lane is down, or its worker has none | the worker that keeps the flow |
 //! | payloads | the same, in the other direction | the worker that keeps the lane |
+//! | strangers' datagrams | the agent has a decoy | worker 0, which has all of its flows |
 
 use std::{
     collections::VecDeque,
@@ -33,6 +34,10 @@ const RING_BYTES: usize = 4 << 20;
 /// A ring holds no more parcels than this, so that empty datagrams are bounded too.
 const RING_PARCELS: usize = 1024;
 
+/// Strangers' part of a ring, in bytes and in parcels: however many there are, peers' packets find room.
+const STRANGERS_BYTES: usize = RING_BYTES / 4;
+const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
+
 /// What a parcel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -47,11 +52,16 @@ pub(super) enum Kind {
     Payloads { peer: PeerId, lane: u8 },
     /// Payloads that did not fit beside the opening form, back to where their flow lives.
     Returned { peer: PeerId },
+    /// Datagrams of strangers, for the decoy, that came to this listening port.
+    Strangers {
+        /// Its place in `transport.listen`.
+        port: usize,
+    },
 }
 
 impl Kind {
     /// The values of the metric label `kind`.
-    pub(super) const LABELS: [&'static str; 3] = ["packets", "frames", "payloads"];
+    pub(super) const LABELS: [&'static str; 4] = ["packets", "frames", "payloads", "strangers"];
 
     /// The place of this kind in [`Kind::LABELS`].
     pub(super) fn label_index(self) -> usize {
@@ -59,6 +69,7 @@ impl Kind {
             Self::Packets { .. } => 0,
             Self::Frames { .. } => 1,
             Self::Payloads { .. } | Self::Returned { .. } => 2,
+            Self::Strangers { .. } => 3,
         }
     }
 }
@@ -126,7 +137,7 @@ impl Parcel {
     /// The peer whose datagrams it holds, if that is known.
     fn peer(&self) -> Option<PeerId> {
         match self.kind {
-            Kind::Packets { .. } => None,
+            Kind::Packets { .. } | Kind::Strangers { .. } => None,
             Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
         }
     }
@@ -148,6 +159,12 @@ impl Outgoing {
             Piece { meta, header: None, counted: 0, counted_bytes: 0 },
             data,
         );
+    }
+
+    /// A stranger's datagram for the worker `to`, that came to listening port `port`.
+    pub(super) fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
+        let piece = Piece { meta, header: None, counted: 0, counted_bytes: 0 };
+        self.add(to, Kind::Strangers { port }, piece, data);
     }
 
     /// The content of a DATAGRAM frame for the worker `to`, that came on lane `lane`; `payload` is how many of its bytes are a
@@ -234,6 +251,8 @@ struct Inside {
     bytes: usize,
     /// Bytes of each peer.
     by_peer: FxHashMap<PeerId, usize>,
+    /// Bytes and parcels of strangers.
+    strangers: (usize, usize),
 }
 
 impl Ring {
@@ -242,6 +261,14 @@ impl Ring {
         let mut inside = lock(&self.inside);
         if inside.parcels.len() >= RING_PARCELS || inside.bytes + parcel.len() > RING_BYTES {
             return Err(parcel);
+        }
+        if let Kind::Strangers { .. } = parcel.kind {
+            let (bytes, parcels) = &mut inside.strangers;
+            if *bytes + parcel.len() > STRANGERS_BYTES || *parcels >= STRANGERS_PARCELS {
+                return Err(parcel);
+            }
+            *bytes += parcel.len();
+            *parcels += 1;
         }
         if let Some(peer) = parcel.peer() {
             let held = inside.by_peer.entry(peer).or_default();
@@ -265,6 +292,7 @@ impl Ring {
         let mut inside = lock(&self.inside);
         inside.bytes = 0;
         inside.by_peer.clear();
+        inside.strangers = (0, 0);
         std::mem::take(&mut inside.parcels)
     }
 }
@@ -329,5 +357,23 @@ mod tests {
         outgoing.packet(0, 0, meta(data.len()), &data);
         let (_, parcel) = outgoing.take().next().unwrap();
         assert!(ring.put(parcel).is_ok(), "it has room again");
+    }
+
+    #[test]
+    fn strangers_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
+        let (ring, mut outgoing) = (Ring::default(), Outgoing::default());
+        for (len, most) in [(60_000, STRANGERS_BYTES / (60_000 + size_of::<Piece>())), (0, STRANGERS_PARCELS)]
+        {
+            let data = vec![0; len];
+            let mut put = |kind: fn(&mut Outgoing, Meta, &[u8])| {
+                kind(&mut outgoing, meta(len), &data);
+                let (_, parcel) = outgoing.take().next().unwrap();
+                ring.put(parcel).is_ok()
+            };
+            let taken = (0..2 * most).filter(|_| put(|out, meta, data| out.stranger(0, 0, meta, data)));
+            assert_eq!(taken.count(), most);
+            assert!((0..2 * most).all(|_| put(|out, meta, data| out.packet(0, 0, meta, data))));
+            assert_eq!(ring.take_all().len(), 3 * most);
+        }
     }
 }

@@ -11,6 +11,7 @@
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | what came to the wrong worker | `handover.rs` |
+//! | strangers' datagrams to the decoy, its answers back | `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
@@ -55,7 +56,7 @@ use crate::{
     },
     gate::{Gate, Own, refusals::Refusals},
     io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
-    lanes::{Due, LaneId, Lanes, UnderlayId, Underlays},
+    lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
     relay::{Context, FlowId, Origin},
@@ -64,6 +65,7 @@ use crate::{
 };
 
 mod books;
+mod decoy;
 mod dial;
 mod doors;
 mod exchange;
@@ -83,6 +85,7 @@ mod streams;
 mod tests;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use decoy::Strangers;
 pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
@@ -137,6 +140,7 @@ enum Timer {
     Listener(usize),
     Publish,
     Housekeeping,
+    Decoys,
     Stop,
 }
 
@@ -173,6 +177,10 @@ pub struct Worker {
     lanes: Lanes,
     underlays: Underlays,
     locals: Locals,
+    /// What came from strangers in this turn.
+    strangers: Strangers,
+    /// Where it goes, at worker 0 of an agent with a decoy.
+    decoys: Option<decoy::Decoys>,
     /// In the configuration's order.
     listeners: Vec<(Box<dyn TcpListener>, Token)>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
@@ -242,6 +250,7 @@ impl Worker {
                 self.run_queue.push_back(token);
             }
         }
+        self.serve_strangers(now);
         self.poll_control(now);
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
@@ -270,6 +279,7 @@ impl Worker {
                 self.resolved(peer, token, now);
                 false
             }
+            Some(Source::Decoy(id)) => self.service_decoy(id, now),
             // Commands are looked at in every turn; what has been closed meanwhile has nothing to say.
             Some(Source::Inbox) | None => false,
         }
@@ -293,7 +303,7 @@ impl Worker {
         }
         let port = match underlay.role {
             UdpRole::QuicListen => self.ports.iter().position(|port| *port == id),
-            UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream => None,
+            UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let received = Received { underlay: id, port };
         self.downlink(now, |downlink, batch| downlink.batch(batch, received));
@@ -313,6 +323,7 @@ impl Worker {
             config: &self.config,
             notes: &mut self.notes,
             outgoing: &mut self.outgoing,
+            strangers: &mut self.strangers,
             place: self.place,
             now,
         };
@@ -398,6 +409,7 @@ impl Worker {
                 self.unpublished = true;
                 self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
+            Timer::Decoys => self.end_silent_strangers(now),
             Timer::Stop => self.ended = true,
         }
     }
@@ -471,6 +483,8 @@ impl Worker {
         for settled in self.underlays.settlements() {
             if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
                 peer.relay.settle_uplink(settled);
+            } else if settled.peer == STRANGERS {
+                self.strangers.settle(&settled);
             }
         }
         for settled in self.locals.settlements() {

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     datapath::downlink::Received,
+    gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
     peer::{Link, PeerId, SessionId},
@@ -310,6 +311,7 @@ impl Worker {
             self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
             match parcel.kind {
                 Kind::Packets { port } => self.take_packets(&parcel, port, now),
+                Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&parcel, |worker| {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
@@ -372,6 +374,7 @@ impl Worker {
                     let counted = parcel.counted();
                     match parcel.kind {
                         Kind::Packets { .. } => {}
+                        Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
                         Kind::Frames { peer, .. } => {
                             if let Some(state) = self.peers.get_mut(peer.0 as usize) {
                                 state.relay.downlink.receive(counted, parcel.counted_bytes());

@@ -16,6 +16,7 @@ use super::{
         Booked, DirectionSnapshot, Handshakes, PeerSnapshot, RelaySums, Snapshot, Snapshots, SocketBooks,
         Totals, add_lane, role,
     },
+    decoy::DecoyHandles,
     handover::Kind,
     streams::TcpRefusal,
 };
@@ -59,7 +60,7 @@ pub struct Publisher {
     /// By [`PeerId`]; none where nothing is left of a peer.
     peers: Vec<Option<PeerHandles>>,
     dropped: [Counters; 2],
-    sockets: [SocketMetrics; 4],
+    sockets: [SocketMetrics; 5],
     lanes: Levels,
     lane_directions: [LaneDirectionMetrics; 2],
     refused_packets: Counters,
@@ -74,10 +75,11 @@ pub struct Publisher {
     tcp: [TcpDirectionMetrics; 2],
     tcp_refused: Counters,
     hand_over: [Counters; 3],
+    pub(super) decoy: DecoyHandles,
     /// By index, for as many as there have been.
     lane_indices: Vec<LaneIndexMetrics>,
     metrics: Arc<Metrics>,
-    own: WorkerMetrics,
+    pub(super) own: WorkerMetrics,
 }
 
 struct PeerHandles {
@@ -131,6 +133,7 @@ impl Publisher {
             tcp_refused: Counters::bind(&families.tcp_refused, &[], &TcpRefusal::ALL.map(TcpRefusal::label)),
             hand_over: [&families.handed_over, &families.taken_over, &families.hand_over_dropped]
                 .map(|family| Counters::bind(family, &[], &Kind::LABELS)),
+            decoy: DecoyHandles::bind(metrics),
             lane_indices: Vec::new(),
             metrics: Arc::clone(metrics),
             own: WorkerMetrics::bind(metrics),
@@ -213,6 +216,9 @@ impl Worker {
         self.locals.each_touched(drops, |socket| {
             books.book(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
         });
+        if let Some(decoys) = &mut self.decoys {
+            decoys.book(books, drops);
+        }
     }
 
     /// Publishes everything, with what the kernel dropped until now.
@@ -283,6 +289,7 @@ impl Worker {
         metrics.publish_lane_indices(&lane_indices);
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
         self.publish_control();
+        self.publish_decoy();
         self.metrics.beat(now);
     }
 

@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::{
-    Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Timer, Worker, books,
-    number, peers::PeerMaker, session, shell,
+    Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
+    Worker, books, decoy, number, peers::PeerMaker, session, shell,
 };
 use crate::{
     clock::Clock,
@@ -166,6 +166,8 @@ impl Worker {
             lanes: Lanes::default(),
             underlays: Underlays::default(),
             locals: Locals::new(most_segments),
+            strangers: Strangers::new(config.access.decoy),
+            decoys: decoy::Decoys::of_worker(worker, &config, now),
             listeners: Vec::new(),
             tcp: Slab::new(),
             tcp_by_stream: FxHashMap::default(),

@@ -22,7 +22,7 @@ impl Kind {
     pub(super) fn is_shared(self) -> bool {
         match self {
             Self::Udp(UdpRole::QuicListen | UdpRole::Ingress) | Self::Tcp => true,
-            Self::Udp(UdpRole::QuicDial | UdpRole::Upstream) => false,
+            Self::Udp(UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy) => false,
         }
     }
 }
@@ -31,7 +31,7 @@ impl Kind {
 pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
     match role {
         UdpRole::QuicListen if steered => steering::owner(datagram.payload, workers),
-        UdpRole::QuicListen | UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream => {
+        UdpRole::QuicListen | UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy => {
             let mut hasher = FxHasher::default();
             (datagram.from, datagram.to).hash(&mut hasher);
             // Less than `workers`.

@@ -55,7 +55,7 @@ impl Endpoint {
     ) -> Self {
         let (tells_ecn, tells_local) = match options.role {
             UdpRole::QuicListen => (true, true),
-            UdpRole::QuicDial => (true, false),
+            UdpRole::QuicDial | UdpRole::Decoy => (true, false),
             UdpRole::Ingress => (false, true),
             UdpRole::Upstream => (false, false),
         };

@@ -7,8 +7,8 @@ use std::{
 
 use super::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait};
 use crate::io::{
-    Delivery, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket,
-    sys::Outgoing, transmit::GSO_RETRY,
+    Delivery, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole,
+    UdpSocket, sys::Outgoing, transmit::GSO_RETRY,
 };
 
 const A: Token = Token(1);
@@ -39,6 +39,30 @@ async fn a_full_gso_message_arrives_joined_and_splits_right() {
         assert_eq!((sent.gso_messages, sent.gso_segments, sent.gso_fallbacks), (1, 64, 0));
         assert_eq!((received.received_datagrams, received.received_bytes), (64, 64_000));
         assert!(received.received_buffers < 64, "GRO joined some of {} buffers", received.received_buffers);
+    }
+}
+
+#[tokio::test]
+async fn a_decoys_socket_keeps_ecn_bits_both_ways() {
+    for ip in [V4, V6] {
+        let (mut net, ready, _) = kernel();
+        let mut decoy = net.udp(&options(ip, UdpRole::QuicListen), A).unwrap();
+        let to_decoy = UdpOptions { role: UdpRole::Decoy, ..connected(decoy.local_addr()) };
+        let mut stranger = net.udp(&to_decoy, B).unwrap();
+        let mut batch = SendBatch::default();
+        for ecn in 0..4 {
+            put(&mut batch, &Path { ecn, ..path(decoy.local_addr()) }, &payload(1, 1_200));
+        }
+        assert_eq!(send(&mut *stranger, &mut batch), [SendOutcome::Sent; 4]);
+        let got = receive(&mut *decoy, &ready, A, 4).await;
+        assert_eq!(got.iter().map(|datagram| datagram.ecn).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        for datagram in &got {
+            put(&mut batch, &Path { ecn: 3 - datagram.ecn, ..path(datagram.source) }, &datagram.bytes);
+        }
+        assert_eq!(send(&mut *decoy, &mut batch), [SendOutcome::Sent; 4]);
+        let got = receive(&mut *stranger, &ready, B, 4).await;
+        assert_eq!(got.iter().map(|datagram| datagram.ecn).collect::<Vec<_>>(), [3, 2, 1, 0]);
+        assert!(got.iter().all(|datagram| datagram.bytes == payload(1, 1_200)));
     }
 }
 
@@ -318,8 +342,7 @@ async fn a_refusal_is_reported_and_does_not_disturb() {
         assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         while client.receive(&mut received).unwrap_err().kind() != ErrorKind::WouldBlock {}
     }
-    let mut service =
-        net.udp(&super::UdpOptions { bind: nobody, ..options(V4, UdpRole::Ingress) }, A).unwrap();
+    let mut service = net.udp(&UdpOptions { bind: nobody, ..options(V4, UdpRole::Ingress) }, A).unwrap();
     put(&mut batch, &path(nobody), b"now?");
     assert_eq!(send(&mut *client, &mut batch), [SendOutcome::Sent]);
     assert_eq!(receive(&mut *service, &ready, A, 1).await[0].bytes, b"now?");

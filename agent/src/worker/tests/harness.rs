@@ -439,6 +439,11 @@ impl World {
         self.fabric.set_steering(steering);
     }
 
+    /// Lets a datagram arrive that says it comes from `from`.
+    pub(super) fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
+        assert!(self.fabric.inject(&Datagram { from, to, ecn: 0, payload }), "nobody listens at {to}");
+    }
+
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub(super) fn host(&self, addresses: &[IpAddr]) -> Host {
         Host { net: self.fabric.host(addresses, Ready::new()), next_token: 0 }
@@ -455,7 +460,16 @@ impl Host {
     /// A UDP socket, connected if `to` is given.
     pub(super) fn udp(&mut self, bind: SocketAddr, to: Option<SocketAddr>) -> Udp {
         let role = if to.is_some() { UdpRole::Upstream } else { UdpRole::Ingress };
-        let options = UdpOptions { bind, connect: to, role, buffer_bytes: 4 << 20, mark: 0, gso: true };
+        self.udp_as(role, bind, to)
+    }
+
+    /// A UDP socket that tells the ECN bits, as QUIC's do.
+    pub(super) fn quic(&mut self, bind: SocketAddr) -> Udp {
+        self.udp_as(UdpRole::QuicDial, bind, None)
+    }
+
+    fn udp_as(&mut self, role: UdpRole, bind: SocketAddr, connect: Option<SocketAddr>) -> Udp {
+        let options = UdpOptions { bind, connect, role, buffer_bytes: 4 << 20, mark: 0, gso: true };
         let token = self.token();
         Udp { socket: self.net.udp(&options, token).unwrap() }
     }
@@ -483,9 +497,14 @@ pub(super) struct Udp {
 
 impl Udp {
     pub(super) fn send(&mut self, to: SocketAddr, payload: &[u8]) {
+        self.send_marked(to, payload, 0);
+    }
+
+    /// Sends with these ECN bits.
+    pub(super) fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
         let mut batch = SendBatch::default();
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);
-        batch.commit(&UdpPath { destination: to, source: None, ecn: 0 }, 0, payload.len(), 1);
+        batch.commit(&UdpPath { destination: to, source: None, ecn }, 0, payload.len(), 1);
         self.socket.send(&mut batch, &mut |_, _| {});
     }
 
@@ -496,13 +515,18 @@ impl Udp {
 
     /// Everything that waits: who sent it, and what.
     pub(super) fn receive(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+        self.receive_marked().into_iter().map(|(from, _, payload)| (from, payload)).collect()
+    }
+
+    /// Everything that waits: who sent it, its ECN bits, and what.
+    pub(super) fn receive_marked(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
         let mut received = Vec::new();
         let mut batch = ReceiveBatch::default();
         while self.socket.receive(&mut batch).is_ok() {
             for slot in 0..batch.len() {
                 let meta = *batch.meta(slot);
                 for segment in meta.segments() {
-                    received.push((meta.source, batch.buffer(slot)[segment].to_vec()));
+                    received.push((meta.source, meta.ecn, batch.buffer(slot)[segment].to_vec()));
                 }
             }
         }

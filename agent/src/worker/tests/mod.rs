@@ -8,6 +8,7 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod crew;
+mod decoy;
 mod gate;
 mod harness;
 mod hostile;
