@@ -22,6 +22,9 @@ use super::{
 };
 use crate::identity::PublicKey;
 
+/// The file beside it that is locked while it is changed.
+const LOCK_NAME: &str = "peers.lock";
+
 /// Its name in `identity.state_dir`.
 pub const FILE_NAME: &str = "peers.toml";
 
@@ -140,8 +143,9 @@ pub fn check(
 #[derive(Debug)]
 pub struct Edit {
     path: PathBuf,
-    /// Locked; the lock goes with it.
     folder: File,
+    /// Locked while this lives. A file of its own: the daemon holds the folder's lock for its journals.
+    _lock: File,
     text: String,
 }
 
@@ -154,10 +158,13 @@ impl Edit {
         let folder = path.parent().unwrap_or_else(|| Path::new("."));
         let unusable = |cause| StateError::Unusable { path: folder.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable)?;
+        let mut options = OpenOptions::new();
+        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(folder.join(LOCK_NAME));
+        let lock = lock.map_err(unusable)?;
+        lock.lock().map_err(unusable)?;
         let folder = File::open(folder).map_err(unusable)?;
-        folder.lock().map_err(unusable)?;
         let text = read(path).map_err(|cause| StateError::Unusable { path: path.to_owned(), cause })?;
-        Ok(Self { path: path.to_owned(), folder, text: text.unwrap_or_default() })
+        Ok(Self { path: path.to_owned(), folder, _lock: lock, text: text.unwrap_or_default() })
     }
 
     /// The file's text as it will be written.
