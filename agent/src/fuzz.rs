@@ -1,11 +1,29 @@
 //! What the targets in `fuzz/` run, and what the tests replay their corpora through: properties of any input.
 
-use std::path::Path;
+use std::{
+    io::Cursor,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::{Arc, LazyLock},
+};
+
+use bytes::BytesMut;
+use quinn_proto::{ConnectionId, FixedLengthConnectionIdParser, LongType, ProtectedHeader, crypto};
+use zeroize::Zeroizing;
 
 use crate::{
     config::Config,
-    control::messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
-    identity::{Endpoint, PublicKey, ShareLink},
+    control::{
+        messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
+        tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
+    },
+    gate::{
+        classify::{Class, Initial, MAX_CID_BYTES},
+        initial::client_hello_hash,
+        knock::{KnockError, MAC_BYTES, ServerKey, hello_hash, open, seal},
+        retry::{RetryError, RetryKey},
+    },
+    identity::{Endpoint, Identity, PublicKey, ShareLink},
     relay::Context,
 };
 
@@ -164,6 +182,148 @@ pub fn share_link(input: &[u8]) {
     }
 }
 
+/// Takes `input` as a datagram before the gate.
+///
+/// It is read as quinn-proto reads it, the fixed bit ignored, or refused where quinn-proto would look past its end.
+pub fn classify(input: &[u8]) {
+    let class = crate::gate::classify::classify(input);
+    let mut cursor = Cursor::new(BytesMut::from(input));
+    let parser = FixedLengthConnectionIdParser::new(8);
+    let header = ProtectedHeader::decode(&mut cursor, &parser, &[1], true);
+    let position = usize::try_from(cursor.position()).expect("within the input");
+    match header {
+        Err(_) | Ok(ProtectedHeader::VersionNegotiate { .. }) => assert_eq!(class, Class::Other),
+        Ok(ProtectedHeader::Short { dst_cid, .. }) => {
+            assert!(matches!(class, Class::Short { cid } if cid[..] == dst_cid[..]));
+        }
+        Ok(ProtectedHeader::Retry { dst_cid, .. }) => assert_eq!(class, Class::Retry { dcid: &dst_cid }),
+        Ok(ProtectedHeader::Long { ty: LongType::Handshake, dst_cid, .. }) => {
+            assert_eq!(class, Class::Handshake { dcid: &dst_cid });
+        }
+        Ok(ProtectedHeader::Long { ty: LongType::ZeroRtt, dst_cid, .. }) => {
+            assert_eq!(class, Class::ZeroRtt { dcid: &dst_cid });
+        }
+        Ok(ProtectedHeader::Initial(header)) => {
+            let length = usize::try_from(header.len).unwrap_or(usize::MAX);
+            if !(20..=input.len() - position).contains(&length) {
+                assert_eq!(class, Class::Other);
+                return;
+            }
+            assert_eq!(
+                class,
+                Class::Initial(Initial {
+                    dcid: &header.dst_cid,
+                    scid: &header.src_cid,
+                    token: &input[header.token_pos],
+                    packet_number_at: position,
+                    end: position + length,
+                })
+            );
+        }
+    }
+}
+
+/// Takes `input` as a connection ID, with its length before it, and the token of a packet to it.
+///
+/// The token opens nothing, also if its sender knows the server's public key; a knock made for the same opens.
+pub fn knock_open(input: &[u8]) {
+    let Some((&bytes, rest)) = input.split_first() else { return };
+    let (dcid, token) = rest.split_at(rest.len().min(usize::from(bytes) % (MAX_CID_BYTES + 2)));
+    // Not the server of the examples, whose knocks are in the corpus.
+    let server = identity(4);
+    let own = server.agreement_key();
+    let key = ServerKey::new(&server.public_key()).expect("a key that was generated");
+    assert!(matches!(open(&own, &key, dcid, token), Err(KnockError::Length | KnockError::Mac)));
+    assert!(!key.is_proof(dcid, token));
+    if dcid.len() > MAX_CID_BYTES {
+        return;
+    }
+    let mut proof = token.to_vec();
+    if let Some((body, mac1)) = proof.split_last_chunk_mut::<MAC_BYTES>() {
+        *mac1 = key.mac1(dcid, body);
+        assert!(key.is_proof(dcid, &proof));
+    }
+    let opened = open(&own, &key, dcid, &proof);
+    assert!(matches!(
+        opened,
+        Err(KnockError::Length | KnockError::Mac | KnockError::Noise | KnockError::SmallOrder)
+    ));
+    let (client, retry) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), RetryKey::new(&[7; 32]));
+    let returned = retry.open(client, dcid, &proof, 0);
+    assert!(matches!(returned, Err(RetryError::Length | RetryError::Sealed)));
+
+    let seconds = u64::from_be_bytes(*token.first_chunk().unwrap_or(&[0; 8])) >> 24;
+    let ephemeral = *token.last_chunk().unwrap_or(&[bytes; 32]);
+    let client = identity(1).agreement_key();
+    let knock = seal(&client, &key, dcid, token, seconds, &ephemeral).expect("two good keys");
+    let opened = open(&own, &key, dcid, &knock).expect("it was sealed for us");
+    assert_eq!((opened.client, opened.unix_seconds), (*client.public(), seconds));
+    assert_eq!(opened.hello_hash, hello_hash(token));
+}
+
+fn identity(seed: u8) -> Identity {
+    Identity::from_seed(Zeroizing::new([seed; 32])).expect("any 32 bytes are a seed")
+}
+
+/// Takes `input` as a datagram, and as the frames of an Initial packet.
+///
+/// What opens is a ClientHello, and stays the same one behind PADDING and PING.
+pub fn gate_initial(input: &[u8]) {
+    static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
+        let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
+        server_crypto(&identity, Arc::new(Nobody)).expect("the TLS of every agent")
+    });
+    let hash_of = |datagram: &[u8]| match crate::gate::classify::classify(datagram) {
+        Class::Initial(initial) => Some(client_hello_hash(&**CRYPTO, datagram, &initial)),
+        Class::Short { .. }
+        | Class::ZeroRtt { .. }
+        | Class::Handshake { .. }
+        | Class::Retry { .. }
+        | Class::Other => None,
+    };
+    let _harmless = hash_of(input);
+    let frames = &input[..input.len().min(16_000)];
+    let plain = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 0, frames)).expect("an Initial packet");
+    let behind = [&[0, 1, 0][..], frames].concat();
+    let behind = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 7, &behind)).expect("an Initial packet");
+    assert_eq!(plain.ok(), behind.ok());
+}
+
+struct Nobody;
+
+impl ClientKeys for Nobody {
+    fn is_allowed(&self, _key: &[u8; 32]) -> bool {
+        false
+    }
+
+    fn refused(&self, _refusal: &Refusal) {}
+}
+
+/// An Initial packet to `dcid` with `frames` (at most 16,000 bytes), padded to a datagram of 1200 bytes or more, sealed as
+/// its client would.
+pub(crate) fn initial_packet(
+    crypto: &dyn crypto::ServerConfig,
+    dcid: &[u8; 8],
+    number: u32,
+    frames: &[u8],
+) -> Vec<u8> {
+    let mut payload = frames.to_vec();
+    payload.resize(frames.len().max(1160), 0);
+    let mut packet = [&[0xc3, 0, 0, 0, 1, 8][..], dcid, &[0, 0]].concat();
+    let protected = u16::try_from(4 + payload.len() + 16).expect("at most 16,000 bytes of frames");
+    packet.extend((protected | 0x4000).to_be_bytes());
+    let packet_number_at = packet.len();
+    packet.extend(number.to_be_bytes());
+    let header_bytes = packet.len();
+    packet.extend(payload);
+    packet.extend([0; 16]);
+    let keys = crypto.initial_keys(1, &ConnectionId::new(dcid)).expect("version 1");
+    // Keys of the server's end; sealing and opening are the same with the client's.
+    keys.packet.remote.encrypt(number.into(), &mut packet, header_bytes);
+    keys.header.remote.encrypt(packet_number_at, &mut packet);
+    packet
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -199,5 +359,19 @@ mod tests {
     #[test]
     fn the_corpus_of_share_links() {
         replay("share_link", super::share_link);
+    }
+    #[test]
+    fn the_corpus_of_datagrams() {
+        replay("classify", super::classify);
+    }
+
+    #[test]
+    fn the_corpus_of_knocks() {
+        replay("knock_open", super::knock_open);
+    }
+
+    #[test]
+    fn the_corpus_of_initials() {
+        replay("gate_initial", super::gate_initial);
     }
 }

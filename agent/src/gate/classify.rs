@@ -122,56 +122,10 @@ pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
-
-    use bytes::BytesMut;
     use proptest::prelude::*;
-    use quinn_proto::{FixedLengthConnectionIdParser, LongType, ProtectedHeader};
 
     use super::*;
-
-    /// What quinn-proto says of the same datagram, its fixed bit ignored, and where its cursor stands then.
-    fn quinn(datagram: &[u8]) -> Option<(ProtectedHeader, usize)> {
-        let mut cursor = Cursor::new(BytesMut::from(datagram));
-        let parser = FixedLengthConnectionIdParser::new(8);
-        let header = ProtectedHeader::decode(&mut cursor, &parser, &[1], true).ok()?;
-        Some((header, usize::try_from(cursor.position()).unwrap()))
-    }
-
-    /// Asserts that quinn-proto reads `datagram` in the same way, or not at all.
-    fn compare(datagram: &[u8]) {
-        let class = classify(datagram);
-        match quinn(datagram) {
-            None => assert_eq!(class, Class::Other),
-            Some((ProtectedHeader::VersionNegotiate { .. }, _)) => assert_eq!(class, Class::Other),
-            Some((ProtectedHeader::Short { dst_cid, .. }, _)) => {
-                assert!(matches!(class, Class::Short { cid } if cid[..] == dst_cid[..]));
-            }
-            Some((ProtectedHeader::Retry { dst_cid, .. }, _)) => {
-                assert_eq!(class, Class::Retry { dcid: &dst_cid });
-            }
-            Some((ProtectedHeader::Long { ty: LongType::Handshake, dst_cid, .. }, _)) => {
-                assert_eq!(class, Class::Handshake { dcid: &dst_cid });
-            }
-            Some((ProtectedHeader::Long { ty: LongType::ZeroRtt, dst_cid, .. }, _)) => {
-                assert_eq!(class, Class::ZeroRtt { dcid: &dst_cid });
-            }
-            Some((ProtectedHeader::Initial(header), packet_number_at)) => {
-                let room = datagram.len() - packet_number_at;
-                let fits = usize::try_from(header.len).is_ok_and(|len| (20..=room).contains(&len));
-                let Class::Initial(initial) = class else {
-                    assert!(!fits && class == Class::Other);
-                    return;
-                };
-                assert!(fits);
-                assert_eq!(initial.dcid, &header.dst_cid[..]);
-                assert_eq!(initial.scid, &header.src_cid[..]);
-                assert_eq!(initial.token, &datagram[header.token_pos]);
-                assert_eq!(initial.packet_number_at, packet_number_at);
-                assert_eq!(initial.end, packet_number_at + usize::try_from(header.len).unwrap());
-            }
-        }
-    }
+    use crate::fuzz;
 
     /// An Initial packet with these fields and `protected` bytes after its length.
     fn initial_packet(first: u8, dcid: &[u8], token: &[u8], protected: usize) -> Vec<u8> {
@@ -247,7 +201,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_as_quinn_reads_them(datagram in prop::collection::vec(any::<u8>(), 0..200)) {
-            compare(&datagram);
+            fuzz::classify(&datagram);
         }
 
         #[test]
@@ -264,7 +218,7 @@ mod tests {
                 datagram[at] = byte;
             }
             datagram.truncate(cut.unwrap_or(usize::MAX));
-            compare(&datagram);
+            fuzz::classify(&datagram);
         }
     }
 }

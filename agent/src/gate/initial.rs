@@ -128,29 +128,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::gate::{
-        classify::{Class, classify},
-        testing::{DCID, Fate, Link, knocking, no_tokens, server_tls},
+    use crate::{
+        fuzz::initial_packet,
+        gate::{
+            classify::{Class, classify},
+            testing::{DCID, Fate, Link, knocking, no_tokens, server_tls},
+        },
     };
 
-    /// An Initial packet to [`DCID`] with `payload`, sealed as its client would, in a datagram of 1200 bytes or more.
-    fn sealed(payload: &[u8], number: u32, fixed_bit: bool) -> Vec<u8> {
-        let mut padded = payload.to_vec();
-        padded.resize(payload.len().max(1150), 0);
-        let mut packet = vec![if fixed_bit { 0xc3 } else { 0x83 }, 0, 0, 0, 1, 8];
-        packet.extend(DCID);
-        packet.extend([0, 0]);
-        let protected = u16::try_from(4 + padded.len() + 16).unwrap() | 0x4000;
-        packet.extend(protected.to_be_bytes());
-        let packet_number_at = packet.len();
-        packet.extend(number.to_be_bytes());
-        let header_bytes = packet.len();
-        packet.extend(padded);
-        packet.extend([0; 16]);
-        let keys = server_tls().initial_keys(1, &ConnectionId::new(&DCID)).unwrap();
-        keys.packet.remote.encrypt(number.into(), &mut packet, header_bytes);
-        keys.header.remote.encrypt(packet_number_at, &mut packet);
-        packet
+    fn sealed(payload: &[u8]) -> Vec<u8> {
+        initial_packet(&*server_tls(), &DCID, 0, payload)
     }
 
     fn hash_of(datagram: &[u8]) -> Result<[u8; HELLO_HASH_BYTES], HelloError> {
@@ -185,16 +172,34 @@ mod tests {
 
     #[test]
     fn a_cleared_fixed_bit_changes_nothing() {
-        let payload = frame(0, &hello(100));
         let expected = Ok(hello_hash(&hello(100)));
-        assert_eq!(hash_of(&sealed(&payload, 0, true)), expected);
-        assert_eq!(hash_of(&sealed(&payload, 0, false)), expected);
-        assert_eq!(hash_of(&sealed(&payload, 0x0102_0304, true)), expected);
+        let good = sealed(&frame(0, &hello(100)));
+        assert_eq!(hash_of(&good), expected);
+        let Class::Initial(initial) = classify(&good) else { panic!("no Initial") };
+        // The bit is part of what is sealed, so the packet is opened and sealed again with the bit cleared.
+        let keys = server_tls().initial_keys(1, &ConnectionId::new(&DCID)).unwrap();
+        let (packet_number_at, mut packet) = (initial.packet_number_at, good.clone());
+        keys.header.remote.decrypt(packet_number_at, &mut packet);
+        let header_bytes = packet_number_at + 4;
+        let mut payload = BytesMut::from(&packet[header_bytes..]);
+        keys.packet.remote.decrypt(0, &packet[..header_bytes], &mut payload).unwrap();
+        packet[0] &= !0x40;
+        packet[header_bytes..header_bytes + payload.len()].copy_from_slice(&payload);
+        keys.packet.remote.encrypt(0, &mut packet, header_bytes);
+        keys.header.remote.encrypt(packet_number_at, &mut packet);
+        assert_eq!(packet[0] & 0x40, 0);
+        assert_eq!(hash_of(&packet), expected);
+    }
+
+    #[test]
+    fn any_packet_number_will_do() {
+        let packet = initial_packet(&*server_tls(), &DCID, 0x0102_0304, &frame(0, &hello(100)));
+        assert_eq!(hash_of(&packet), Ok(hello_hash(&hello(100))));
     }
 
     #[test]
     fn a_packet_of_someone_else_stays_sealed() {
-        let good = sealed(&frame(0, &hello(100)), 0, true);
+        let good = sealed(&frame(0, &hello(100)));
         for at in [1100, good.len() - 1] {
             let mut datagram = good.clone();
             datagram[at] ^= 1;
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn positions_that_lead_outside_are_malformed() {
-        let good = sealed(&frame(0, &hello(100)), 0, true);
+        let good = sealed(&frame(0, &hello(100)));
         let Class::Initial(initial) = classify(&good) else { panic!("no Initial") };
         for bad in [
             Initial { end: good.len() + 1, ..initial },
@@ -224,7 +229,7 @@ mod tests {
     fn frames_are_put_together() {
         let hello = hello(100);
         let expected = Ok(hello_hash(&hello));
-        let of = |frames: &[Vec<u8>]| hash_of(&sealed(&frames.concat(), 0, true));
+        let of = |frames: &[Vec<u8>]| hash_of(&sealed(&frames.concat()));
         let (first, second, third) =
             (frame(0, &hello[..40]), frame(40, &hello[40..50]), frame(50, &hello[50..]));
         assert_eq!(of(&[first.clone(), second.clone(), third.clone()]), expected);
@@ -247,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_no_client_hello_is_malformed() {
-        let of = |payload: &[u8]| hash_of(&sealed(payload, 0, true));
+        let of = |payload: &[u8]| hash_of(&sealed(payload));
         assert_eq!(of(&frame(0, &[2, 0, 0, 1, 7])), Err(HelloError::Malformed), "another message");
         assert_eq!(of(&frame(0, &[1, 0, 0, 1, 7, 7])), Err(HelloError::Malformed), "more than the message");
         assert_eq!(
@@ -259,17 +264,17 @@ mod tests {
             let payload = [frame(0, &hello(9)), vec![kind]].concat();
             assert_eq!(of(&payload), Err(HelloError::Malformed), "frame type {kind:#x}");
         }
-        // Padded to 1150 bytes: the length of the frame leads past the end.
+        // Padded to 1160 bytes: the length of the frame leads past the end.
         assert_eq!(of(&[6, 0, 0x7f, 0xff, 1]), Err(HelloError::Malformed));
         assert_eq!(of(&[6, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]), Err(HelloError::Malformed));
-        let cut = [vec![0; 1148], vec![6, 0x40]].concat();
+        let cut = [vec![0; 1158], vec![6, 0x40]].concat();
         assert_eq!(of(&cut), Err(HelloError::Malformed));
     }
 
     proptest! {
         #[test]
         fn any_payload_is_harmless(payload in prop::collection::vec(prop_oneof![any::<u8>(), Just(6), 0_u8..8], 0..300)) {
-            let _outcome = hash_of(&sealed(&payload, 0, true));
+            let _outcome = hash_of(&sealed(&payload));
         }
 
         #[test]
@@ -286,7 +291,7 @@ mod tests {
                 let at = usize::try_from(seed).unwrap() % (frames.len() + 1);
                 frames.insert(at, frame(u16::try_from(from).unwrap(), &hello[from..to]));
             }
-            prop_assert_eq!(hash_of(&sealed(&frames.concat(), 0, true)), Ok(hello_hash(&hello)));
+            prop_assert_eq!(hash_of(&sealed(&frames.concat())), Ok(hello_hash(&hello)));
         }
     }
 }
