@@ -150,7 +150,8 @@ fn an_edit_keeps_what_it_does_not_change() {
     change(&|edit| assert!(!edit.remove("a", true).unwrap(), "it was not there"));
     let rest = change(&|edit| assert!(edit.remove("b", true).unwrap()));
     assert!(rest.ends_with("\nremoved = [\"old\", \"b\"]\n"), "{rest}");
-    let mut left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    let mut left: Vec<_> =
+        fs::read_dir(path.parent().unwrap()).unwrap().map(|file| file.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["peers.lock", FILE_NAME], "no temporary file is left");
 }

@@ -129,6 +129,7 @@ fn every_field_number_is_the_documented_one() {
                 hand.number("Hello.max_datagram_packet", 1452),
                 hand.services("Hello.services"),
                 hand.number("Hello.features", 1 << 40 | 1),
+                hand.bytes("Hello.possession", &[9; 64]),
             ];
             (Message::Hello(hello()), hand.bytes("Envelope.hello", &fields.concat()))
         },
