@@ -6,7 +6,7 @@ use serde_json::Value;
 /// Runs it and reads the object that it prints.
 #[track_caller]
 fn bench(arguments: &[&str]) -> Value {
-    let output = culvert(&[&["bench", "--json"], arguments].concat());
+    let output = culvert(&[&["bench"], arguments, &["--json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
