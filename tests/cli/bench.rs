@@ -6,7 +6,7 @@ use serde_json::Value;
 /// Runs it and reads the object that it prints.
 #[track_caller]
 fn bench(arguments: &[&str]) -> Value {
-    let output = culvert(&[&["bench", "--json"], arguments].concat());
+    let output = culvert(&[&["bench"], arguments, &["--json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -135,4 +135,22 @@ fn a_taken_address_and_a_wrong_size_are_named() {
     let output = culvert(&["bench", "--direct", "--size", "63"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("64..=65507"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn strangers_are_sent_at_their_rate_and_what_comes_back_is_counted() {
+    // Nobody listens there, and the kernel says so.
+    let to = format!("127.0.0.1:{}", ports::free());
+    let run = bench(&["strangers", "--to", &to, "--rate", "500", "--seconds", "0.2", "--ports", "2"]);
+    let [sent, errors] = ["sent_datagrams", "sender_errors"].map(|key| count(&run, key));
+    // However late a burst was; one that the end finds unsent is not sent.
+    assert!(sent > 0 && sent + errors <= 101, "{run:#}");
+    assert!(count(&run, "refused") + errors > 0, "{run:#}");
+    assert_eq!(count(&run, "answers"), 0, "{run:#}");
+
+    for rate in ["0", "-1", "1e5", "fast"] {
+        let output = culvert(&["bench", "strangers", "--to", &to, &format!("--rate={rate}")]);
+        assert_eq!(output.status.code(), Some(2), "{rate}");
+        assert!(text(&output.stderr).contains("datagrams per second"), "{}", text(&output.stderr));
+    }
 }

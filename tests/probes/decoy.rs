@@ -1,18 +1,21 @@
 //! With a decoy: every datagram of a stranger reaches it as it was sent, and every answer is its own.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::{
+    io::IoSliceMut,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+};
 
 use culvert::probe::{Class, packets};
 use culvert_tests::{
     agent::Agent,
-    clock::PATIENCE,
+    clock::{self, PATIENCE},
     decoy::{Decoy, answer_to},
     needs,
     place::{Cable, Place},
     ports,
     tap::{Tap, What},
 };
-use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
 use super::SEED;
 
@@ -53,12 +56,7 @@ fn converse(place: &Place, target: SocketAddr, decoy: &Decoy) {
         .map(|probe| probe.bytes.clone())
         .collect();
     for (stranger, burst) in strangers.iter().zip(mixture.chunks_exact(BURST)) {
-        send_at_once(stranger, target, burst);
-        let mut answers = Vec::new();
-        while answers.len() < burst.len() {
-            let length = stranger.recv(&mut buffer).unwrap_or_else(|error| panic!("the burst: {error}"));
-            answers.push(buffer[..length].to_vec());
-        }
+        let answers = exchange(stranger, target, burst);
         let expected: Vec<Vec<u8>> = burst.iter().map(|datagram| answer_to(datagram)).collect();
         assert!(sorted(answers) == sorted(expected), "the burst was answered otherwise; seed {SEED}");
         assert!(sorted(decoy.take_heard()) == sorted(burst.to_vec()), "the decoy heard another burst");
@@ -74,8 +72,11 @@ fn sorted(mut datagrams: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     datagrams
 }
 
-/// Sends datagrams of one length as one message, which the kernel cuts.
-fn send_at_once(socket: &UdpSocket, destination: SocketAddr, datagrams: &[Vec<u8>]) {
+/// Sends datagrams of one length as one message, which the kernel cuts, and takes as many answers as they are.
+#[track_caller]
+fn exchange(socket: &UdpSocket, destination: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    // From here on the socket does not block, and the kernel may hand several answers over as one buffer.
+    let state = UdpSocketState::new(UdpSockRef::from(socket)).unwrap();
     let contents = datagrams.concat();
     let transmit = Transmit {
         destination,
@@ -84,10 +85,18 @@ fn send_at_once(socket: &UdpSocket, destination: SocketAddr, datagrams: &[Vec<u8
         segment_size: Some(datagrams[0].len()),
         src_ip: None,
     };
-    // Sets options that a socket for reading needs, and makes it non-blocking.
-    let state = UdpSocketState::new(UdpSockRef::from(socket)).unwrap();
     state.send(UdpSockRef::from(socket), &transmit).unwrap();
-    socket.set_nonblocking(false).unwrap();
+    let mut answers: Vec<Vec<u8>> = Vec::new();
+    let mut buffer = vec![0; 65_535];
+    clock::until("the burst is answered", PATIENCE, || {
+        let (mut slices, mut meta) = ([IoSliceMut::new(&mut buffer)], [RecvMeta::default()]);
+        while state.recv(UdpSockRef::from(socket), &mut slices, &mut meta).is_ok_and(|count| count == 1) {
+            answers.extend(slices[0][..meta[0].len].chunks(meta[0].stride.max(1)).map(<[u8]>::to_vec));
+        }
+        let count = answers.len();
+        if count >= datagrams.len() { Ok(()) } else { Err(format!("{count} of {}", datagrams.len())) }
+    });
+    answers
 }
 
 /// What the agent in between must not change is what is left when there is none.

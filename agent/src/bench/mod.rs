@@ -13,6 +13,7 @@
 //! | the sink in a process of its own | `alone.rs` |
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
+//! | Initials of strangers, for the gate | `strangers.rs` |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
 //! Client, sink and probe do their work in turns over the traits of [`crate::io`], with a clock that is given: what is
@@ -38,12 +39,14 @@ mod search;
 mod sender;
 pub(crate) mod shell;
 mod sink;
+mod strangers;
 mod tally;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 pub use alone::{SinkOptions, run_sink};
+pub use strangers::{StrangersOptions, run_strangers};
 pub use wire::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 
 use results::Results;

@@ -145,6 +145,17 @@ fn initials(list: &mut List, rng: &mut SmallRng) {
             let detail = format!("ALPN {name}, token of {token_bytes} bytes");
             list.twice(Class::InitialWithToken, detail, initial.seal());
         }
+        for token_bytes in [0, 136] {
+            let (parts, token) = (Parts::new(rng, CID_BYTES, protocol), random(rng, token_bytes));
+            let hello = client_hello(rng, protocol, &parts.scid);
+            let (start, end) = hello.split_at(hello.len() / 2);
+            let frames = [crypto(0, start), crypto(start.len() as u64, end)];
+            for (number, frames) in (0..).zip(&frames) {
+                let initial = Initial { token: &token, number, frames, ..parts.initial() };
+                let detail = format!("ALPN {name}, token of {token_bytes} bytes, part {number}");
+                list.twice(Class::SplitInitial, detail, initial.seal());
+            }
+        }
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Class {
     Initial,
     /// The same with a token.
     InitialWithToken,
+    /// A ClientHello in two datagrams, as clients with large key shares send it.
+    SplitInitial,
     /// An Initial with the fixed bit cleared (RFC 9287).
     FixedBit,
     /// An Initial in a datagram below 1200 bytes (RFC 9000 §14.1).
@@ -72,10 +74,11 @@ pub enum Class {
 
 impl Class {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::UnknownVersion,
         Self::Initial,
         Self::InitialWithToken,
+        Self::SplitInitial,
         Self::FixedBit,
         Self::SmallInitial,
         Self::ConnectionId,
@@ -100,6 +103,7 @@ impl Class {
             Self::UnknownVersion => "unknown version",
             Self::Initial => "initial",
             Self::InitialWithToken => "initial with token",
+            Self::SplitInitial => "split initial",
             Self::FixedBit => "fixed bit cleared",
             Self::SmallInitial => "small initial",
             Self::ConnectionId => "connection id",
@@ -118,9 +122,9 @@ impl Class {
         }
     }
 
-    /// Whether its packets share a port: there are too many for a port each.
+    /// Whether its packets share a port: they belong together, or there are too many for a port each.
     fn shares_a_port(self) -> bool {
-        matches!(self, Self::ShortHeader | Self::Random | Self::Mixture)
+        matches!(self, Self::SplitInitial | Self::ShortHeader | Self::Random | Self::Mixture)
     }
 }
 

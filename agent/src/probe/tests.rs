@@ -109,7 +109,7 @@ fn a_server_takes_whole_initials_up_and_every_class_for_what_it_is() {
             Class::BrokenTag | Class::ZeroRtt | Class::Handshake | Class::Retry | Class::VersionZero => {
                 &[Reaction::Nothing, Reaction::Response]
             }
-            Class::SmallInitial => &[Reaction::Nothing],
+            Class::SmallInitial | Class::SplitInitial => &[Reaction::Nothing],
             // What makes quinn answer differs from one to the next; the point is that some of them do.
             Class::UnknownVersion
             | Class::FixedBit
@@ -123,6 +123,26 @@ fn a_server_takes_whole_initials_up_and_every_class_for_what_it_is() {
             Class::ShortHeader | Class::OtherProtocol | Class::Random => continue,
         };
         assert!(expected.contains(&found), "{:?} {}: {found:?}", probe.class, probe.detail);
+    }
+}
+
+#[test]
+fn a_server_puts_a_split_client_hello_together() {
+    let parts: Vec<Probe> =
+        packets(SEED).into_iter().filter(|probe| probe.class == Class::SplitInitial).collect();
+    assert_eq!(parts.len(), 8);
+    let (now, from) = (ManualClock::default().now(), SocketAddr::from((Ipv4Addr::LOCALHOST, 5_000)));
+    for parts in parts.chunks(2) {
+        let (mut server, mut buffer) = (server(), Vec::new());
+        let datagram = |part: &Probe| bytes::BytesMut::from(part.bytes.as_slice());
+        let first = server.handle(now, from, None, None, datagram(&parts[0]), &mut buffer);
+        let Some(DatagramEvent::NewConnection(incoming)) = first else { panic!("{}", parts[0].detail) };
+        let (_, mut connection) = server.accept(incoming, now, &mut buffer, None).unwrap();
+        let second = server.handle(now, from, None, None, datagram(&parts[1]), &mut buffer);
+        let Some(DatagramEvent::ConnectionEvent(_, event)) = second else { panic!("{}", parts[1].detail) };
+        connection.handle_event(event);
+        let sent = connection.poll_transmit(now, 1, &mut buffer);
+        assert!(sent.is_some_and(|sent| sent.size > 200) && !connection.is_closed());
     }
 }
 
