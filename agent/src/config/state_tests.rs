@@ -153,7 +153,7 @@ fn an_edit_keeps_what_it_does_not_change() {
     let mut left: Vec<_> =
         fs::read_dir(path.parent().unwrap()).unwrap().map(|file| file.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["peers.lock", FILE_NAME], "no temporary file is left");
+    assert_eq!(left, ["peers.lock", "peers.toml"], "no temporary file is left");
 }
 
 #[test]
