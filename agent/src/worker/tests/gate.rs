@@ -365,7 +365,7 @@ fn a_token_for_another_connection_id_draws_no_byte() {
 fn clocks_may_differ_by_the_window_and_no_more() {
     // Whole seconds are compared: a knock that travels over the end of a second is one older.
     for (skew, connects) in
-        [(-89, true), (90, true), (-91, false), (92, false), (-3600, false), (1 << 40, false)]
+        [(-89, true), (90, true), (-91, false), (92, false), (-3600, false), (1 << 39, false)]
     {
         println!("seed 350, {skew} s ahead");
         let log = Log::default();
@@ -418,15 +418,13 @@ fn a_client_whose_key_is_removed_draws_no_byte() {
 fn under_load_the_gate_asks_for_the_address_first_and_the_client_comes_through() {
     for workers in [1, 2] {
         let mut pair = Pair::with_workers(370, (1, workers), "", "");
+        // Spent for a minute ahead, so that it is not refilled while the knock is under way.
+        let later = pair.world.clock.now() + Duration::from_secs(60);
+        for worker in &mut pair.world.agent(pair.exit).workers {
+            worker.exhaust_gate_budget(later);
+        }
         pair.world.tapped();
-        let (entry, exit) = (pair.entry, pair.exit);
-        pair.world.run_till(Duration::from_secs(5), |world| {
-            let now = world.clock.now();
-            for worker in &mut world.agent(exit).workers {
-                worker.exhaust_gate_budget(now);
-            }
-            world.peer(entry).lanes_up >= 1
-        });
+        pair.wait_for_lanes(1);
         let tapped = pair.world.tapped();
         let retries: Vec<_> =
             sent_by(&tapped, EXIT).into_iter().filter(|sent| sent.payload[0] & 0xf0 == 0xf0).collect();
