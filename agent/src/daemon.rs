@@ -31,6 +31,7 @@ use crate::{
     },
     metrics::Metrics,
     operator::Running,
+    roster::Roster,
     worker::{
         Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Worker, port_plan,
         shell,
@@ -52,6 +53,7 @@ pub struct Daemon {
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
+    roster: Arc<Roster>,
 }
 
 struct WorkerThread {
@@ -74,6 +76,8 @@ impl Daemon {
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let exchange = Exchange::new(workers, config.peers.len(), now);
+        let roster = Roster::new(&config, identity.public_key());
+        roster.attach(&exchange);
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
@@ -92,6 +96,7 @@ impl Daemon {
                 seed: rand::random(),
                 worker,
                 exchange: Arc::clone(&exchange),
+                roster: Arc::clone(&roster),
                 ports,
             };
             let (thread, bound) = start.spawn(Arc::clone(&ended))?;
@@ -104,6 +109,7 @@ impl Daemon {
             own_key: identity.public_key(),
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
+            roster: Arc::clone(&roster),
             since: now,
             clock,
         };
@@ -135,6 +141,7 @@ impl Daemon {
             addresses,
             health,
             snapshots,
+            roster,
         })
     }
 
@@ -154,6 +161,12 @@ impl Daemon {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshots.get()
+    }
+
+    /// Who the peers are, and how that is changed.
+    #[must_use]
+    pub fn roster(&self) -> Arc<Roster> {
+        Arc::clone(&self.roster)
     }
 
     /// Stops: sends what waits, tells the peers, and returns what was published last.
@@ -188,6 +201,7 @@ struct WorkerStart {
     seed: [u8; 32],
     worker: u8,
     exchange: Arc<Exchange>,
+    roster: Arc<Roster>,
     ports: Ports,
 }
 
@@ -259,6 +273,7 @@ impl WorkerStart {
                 seed: self.seed,
                 worker: self.worker,
                 exchange: self.exchange,
+                roster: self.roster,
                 metrics: self.publisher,
             };
             match Worker::new(setup, SystemClock.now()) {

@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod operator;
 pub mod peer;
 pub mod relay;
+pub mod roster;
 pub mod task;
 pub mod timers;
 pub mod worker;

@@ -15,10 +15,11 @@ use crate::{
     io::Token,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     relay::DatagramRelay,
+    roster::Origin,
     worker::Outgoing,
 };
 
-/// A peer's place in the configuration's list.
+/// A peer's place in the list of the roster, which begins with the configuration's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
@@ -62,6 +63,20 @@ pub struct Link {
     pub suspect: bool,
 }
 
+/// Whether a peer is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is.
+    Live,
+    /// It was removed, and something that names it may be under way.
+    Leaving {
+        /// When this worker heard of it.
+        since: Instant,
+    },
+    /// Nothing is left of it; its place waits for another.
+    Vacant,
+}
+
 /// A peer: its configuration, its connection, its datagrams.
 #[derive(Debug)]
 pub struct Peer {
@@ -69,8 +84,16 @@ pub struct Peer {
     pub id: PeerId,
     /// Its name in logs and metrics.
     pub name: Arc<str>,
+    /// How it came to be known.
+    pub origin: Origin,
+    /// Whether it still is.
+    pub standing: Standing,
+    /// How many peers had this place before.
+    pub generation: u32,
+    /// Since when a peer of open mode has had neither session nor flows, at the worker that watches over that.
+    pub idle_since: Option<Instant>,
     /// What the operator decided.
-    pub config: config::Peer,
+    pub config: Arc<config::Peer>,
     /// The relay of its datagrams at this worker.
     pub relay: DatagramRelay,
     /// When and where to dial it, at the worker that does.
@@ -116,6 +139,12 @@ impl Peer {
             now,
             too_large: &mut self.too_large,
         }
+    }
+
+    /// Whether it has not been removed.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.standing == Standing::Live
     }
 
     /// Whether a worker is connected to it and it answers.

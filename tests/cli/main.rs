@@ -5,4 +5,5 @@
 mod bench;
 mod check;
 mod demo;
+mod peer;
 mod run;

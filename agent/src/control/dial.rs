@@ -54,6 +54,12 @@ impl Dialler {
         self.endpoints.get(self.turn % self.endpoints.len().max(1))
     }
 
+    /// Whether a lookup is under way.
+    #[must_use]
+    pub fn is_resolving(&self) -> bool {
+        self.resolving
+    }
+
     /// Whether no attempt is under way but the one that is being made.
     #[must_use]
     pub fn is_first(&self) -> bool {

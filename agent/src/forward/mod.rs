@@ -136,6 +136,11 @@ impl Locals {
         self.sockets.iter().map(|(_, socket)| socket)
     }
 
+    /// What each socket is for.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Local> {
+        self.sockets.iter_mut().map(|(_, socket)| &mut socket.local)
+    }
+
     /// Notes that a socket had traffic.
     #[inline]
     pub fn touch(&mut self, id: LocalId) {

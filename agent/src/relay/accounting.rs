@@ -80,6 +80,8 @@ pub enum DropReason {
     Shutdown,
     /// It was at another worker than its flow or its lane, and the hand-over between them was full.
     HandOverFull,
+    /// The peer was removed.
+    PeerRemoved,
 }
 
 impl DropReason {
@@ -87,7 +89,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::FlowQuota,
@@ -111,6 +113,7 @@ impl DropReason {
         Self::LaneClosed,
         Self::Shutdown,
         Self::HandOverFull,
+        Self::PeerRemoved,
     ];
 
     /// The value of the metric label `reason`.
@@ -140,6 +143,7 @@ impl DropReason {
             Self::LaneClosed => "lane_closed",
             Self::Shutdown => "shutdown",
             Self::HandOverFull => "hand_over_full",
+            Self::PeerRemoved => "peer_removed",
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct RelayStats {
     pub flows_closed: u64,
     /// Flows ended because the process that opened them is gone.
     pub flows_orphaned: u64,
+    /// Flows ended because their peer was removed.
+    pub flows_removed: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
@@ -214,8 +216,13 @@ impl DatagramRelay {
 
     /// Ends a flow; datagrams of it that still wait are dropped.
     pub fn remove_flow(&mut self, id: FlowId) -> Option<Flow> {
+        self.remove_flow_for(id, DropReason::Shutdown)
+    }
+
+    /// Ends a flow; datagrams of it that still wait are dropped for `reason`.
+    pub fn remove_flow_for(&mut self, id: FlowId, reason: DropReason) -> Option<Flow> {
         for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
-            self.uplink.drop(DropReason::Shutdown, run.count() as u64);
+            self.uplink.drop(reason, run.count() as u64);
         }
         self.flows.remove(id)
     }

@@ -26,12 +26,10 @@ pub struct FlowRegistry {
 }
 
 impl FlowRegistry {
-    /// The registries of `peers` peers of one agent.
+    /// The registry of one more peer of an agent whose flows `total` counts.
     #[must_use]
-    pub fn of_agent(peers: usize) -> Vec<Arc<Self>> {
-        let total = Arc::<AtomicUsize>::default();
-        let one = |_| Arc::new(Self { total: Arc::clone(&total), ..Self::default() });
-        (0..peers).map(one).collect()
+    pub fn of_agent(total: &Arc<AtomicUsize>) -> Arc<Self> {
+        Arc::new(Self { total: Arc::clone(total), ..Self::default() })
     }
 
     /// Flows of all peers.
@@ -102,7 +100,8 @@ mod tests {
 
     #[test]
     fn the_total_is_of_all_peers() {
-        let registries = FlowRegistry::of_agent(2);
+        let total = Arc::default();
+        let registries = [(); 2].map(|()| FlowRegistry::of_agent(&total));
         registries[0].enter();
         registries[1].enter();
         assert_eq!((registries[0].count(), registries[0].total()), (1, 2));

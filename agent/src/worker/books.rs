@@ -13,7 +13,8 @@ use crate::{
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
     peer::PeerId,
-    relay::Account,
+    relay::{Account, Context, DatagramRelay, Direction, DropReason},
+    roster::Origin,
 };
 
 /// Handshakes by what this end saw of them.
@@ -58,6 +59,8 @@ impl MessageErrors {
 #[derive(Debug, Default)]
 pub(super) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
+    /// Of peers whose place was given up.
+    of_former: LaneStats,
     /// Bytes sent and received.
     by_index: Vec<(u64, u64)>,
 }
@@ -80,9 +83,53 @@ impl RetiredLanes {
         self.by_peer.get(peer.0 as usize).copied().unwrap_or_default()
     }
 
+    /// A peer's place is given up: what its lanes counted stays in the sum.
+    pub(super) fn merge(&mut self, peer: PeerId) {
+        if let Some(stats) = self.by_peer.get_mut(peer.0 as usize) {
+            add_lane(&mut self.of_former, &std::mem::take(stats));
+        }
+    }
+
+    /// The sum over peers whose place was given up.
+    pub(super) fn of_former(&self) -> LaneStats {
+        self.of_former
+    }
+
     /// Bytes sent and received, by the lanes' index.
     pub(super) fn by_index(&self) -> &[(u64, u64)] {
         &self.by_index
+    }
+}
+
+/// What the relays of peers counted, summed over peers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RelaySums {
+    /// By direction, then by reason.
+    pub(super) dropped: [[u64; DropReason::COUNT]; 2],
+    /// Sent, then received, by kind.
+    pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
+    /// Flows that ended, in the order of the label's values.
+    pub(super) ended: [u64; 4],
+    pub(super) moved: u64,
+}
+
+impl RelaySums {
+    pub(super) fn add(&mut self, relay: &DatagramRelay) {
+        let add = |sums: &mut [u64], counts: &[u64]| {
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        };
+        for (sums, direction) in self.dropped.iter_mut().zip(Direction::ALL) {
+            add(sums, &relay.account(direction).dropped);
+        }
+        let stats = &relay.stats;
+        for (sums, counts) in self.messages.iter_mut().zip([&stats.messages_sent, &stats.messages_received]) {
+            add(sums, counts);
+        }
+        let ended = [stats.flows_idle, stats.flows_closed, stats.flows_orphaned, stats.flows_removed];
+        add(&mut self.ended, &ended);
+        self.moved += stats.flows_moved;
     }
 }
 
@@ -98,6 +145,8 @@ pub(super) struct Totals {
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,
+    /// Of peers whose place was given up.
+    pub(super) former: RelaySums,
     /// Flows by the index of their lane, when last looked at.
     pub(super) lane_flows: Vec<u64>,
     /// Datagrams handed to other workers, taken from them, and dropped because their rings were full; by kind.
@@ -105,6 +154,13 @@ pub(super) struct Totals {
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
     pub(super) tcp: TcpTotals,
+}
+
+impl Totals {
+    /// A relay is given up: what it counted stays in the sums.
+    pub(super) fn retire(&mut self, relay: &DatagramRelay) {
+        self.former.add(relay);
+    }
 }
 
 /// What has been booked of one socket.
@@ -186,6 +242,12 @@ impl DirectionSnapshot {
 pub struct PeerSnapshot {
     /// Its name.
     pub name: Arc<str>,
+    /// How it came to be known.
+    pub origin: Origin,
+    /// It was removed: what it counted is shown until its place is given up.
+    pub removed: bool,
+    /// How many peers had its place before.
+    pub generation: u32,
     /// Whether it is connected.
     pub connected: bool,
     /// Lanes that carry payloads.
@@ -207,7 +269,7 @@ pub struct PeerSnapshot {
 /// A worker, as it was when it was published.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Its peers, in the configuration's order.
+    /// Its peers by their places: the configuration's first, in its order.
     pub peers: Vec<PeerSnapshot>,
     /// Buffers that the kernel dropped at its sockets, all roles together.
     pub kernel_drops: u64,
@@ -237,7 +299,7 @@ impl Snapshots {
         sum
     }
 
-    /// Replaces the snapshot of one worker. Calls `oldest` for each peer with the age of what has waited longest at any.
+    /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
     pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
         let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if workers.len() <= worker {
@@ -256,7 +318,11 @@ impl Snapshot {
         self.kernel_drops += worker.kernel_drops;
         for (place, peer) in worker.peers.iter().enumerate() {
             match self.peers.get_mut(place) {
+                // One of the workers has not heard yet that the place is another peer's.
+                Some(sum) if sum.generation > peer.generation => {}
+                Some(sum) if sum.generation < peer.generation => *sum = peer.clone(),
                 Some(sum) => {
+                    sum.removed |= peer.removed;
                     sum.connected |= peer.connected;
                     sum.lanes_up += peer.lanes_up;
                     sum.rtt = sum.rtt.or(peer.rtt);

@@ -15,7 +15,7 @@ use crate::{
 impl Worker {
     /// It is time to dial a peer, or soon will be.
     pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping {
+        if self.stopping || !self.is_live(id) {
             return;
         }
         if !self.needs_dialling(id, now) {
@@ -36,10 +36,10 @@ impl Worker {
         }
     }
 
-    /// Whether no worker has a session with a peer, or it fell silent.
+    /// Whether no worker has a session with a peer that is one, or it fell silent.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
         let linked = self.peers.get(id.0 as usize).is_some_and(|peer| peer.link.is_some());
-        !linked || self.is_suspect(id, now)
+        self.is_live(id) && (!linked || self.is_suspect(id, now))
     }
 
     /// A peer's endpoint was looked up: dials it.

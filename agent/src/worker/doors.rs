@@ -12,7 +12,7 @@ use crate::{
     io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, ports::PortPlan, wildcard_for},
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
-    relay::FlowId,
+    relay::{FlowId, Origin},
     worker::SocketBooks,
 };
 
@@ -178,6 +178,14 @@ impl Doors {
     /// Closes a local socket at the end of the batch.
     pub fn close_later(&mut self, id: LocalId) {
         self.closing.push(id);
+    }
+
+    /// Closes the socket of a flow that has ended at the end of the batch, if it had one of its own.
+    pub fn close_flow_later(&mut self, origin: Origin) {
+        match origin {
+            Origin::Upstream { socket, .. } => self.close_later(socket),
+            Origin::Ingress { .. } => {}
+        }
     }
 
     /// Closes what [`Doors::close_later`] noted. Nothing may wait for delivery on it.

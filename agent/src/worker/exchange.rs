@@ -18,16 +18,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwap;
 use quic_core::{ConnectionId, OpenError, Suite};
 use zeroize::Zeroizing;
 
 use super::handover::{Parcel, Ring};
 use crate::{
+    config,
     control::messages::{CloseReason, Hello, Service},
     io::{Ready, Token},
     lanes::UnderlayId,
     peer::{PeerId, SessionId},
     relay::FlowRegistry,
+    roster::Origin,
 };
 
 /// What one worker tells another, or itself.
@@ -63,6 +66,10 @@ pub(super) enum Order {
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams wait for it elsewhere.
     Hurry { peer: PeerId },
+    /// A peer is known from now on.
+    PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
+    /// A peer is known no more: all that it has ends.
+    PeerRemoved { id: PeerId },
 }
 
 /// One opening of one lane of one session.
@@ -138,7 +145,10 @@ pub(super) struct Record {
 /// What the workers of an agent share.
 pub struct Exchange {
     boxes: Vec<Mailbox>,
-    peers: Vec<Shared>,
+    /// By [`PeerId`]; they come and go while workers read.
+    peers: ArcSwap<Vec<Arc<Shared>>>,
+    /// Flows of all peers.
+    flows: Arc<AtomicUsize>,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -155,6 +165,17 @@ struct Shared {
     flows: Arc<FlowRegistry>,
 }
 
+impl Shared {
+    fn new(flows: &Arc<AtomicUsize>) -> Arc<Self> {
+        Arc::new(Self {
+            session: Mutex::new(None),
+            heard: AtomicU64::new(0),
+            lanes: AtomicUsize::new(0),
+            flows: FlowRegistry::of_agent(flows),
+        })
+    }
+}
+
 #[derive(Default)]
 struct Mailbox {
     orders: Mutex<VecDeque<Order>>,
@@ -168,15 +189,12 @@ impl Exchange {
     /// The exchange of `workers` workers, for `peers` peers.
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
-        let shared = |flows| Shared {
-            session: Mutex::new(None),
-            heard: AtomicU64::new(0),
-            lanes: AtomicUsize::new(0),
-            flows,
-        };
+        let flows = Arc::default();
+        let shared = (0..peers).map(|_| Shared::new(&flows)).collect();
         Arc::new(Self {
             boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
-            peers: FlowRegistry::of_agent(peers).into_iter().map(shared).collect(),
+            peers: ArcSwap::from_pointee(shared),
+            flows,
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             base: now,
@@ -212,6 +230,36 @@ impl Exchange {
         }
     }
 
+    /// Gives every worker an order at one moment: none can act on it and name it to another that has not got it.
+    fn post_all(&self, order: impl Fn() -> Order) {
+        let mut boxes: Vec<_> = self.boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
+        for orders in &mut boxes {
+            orders.push_back(order());
+        }
+        drop(boxes);
+        for mailbox in &self.boxes {
+            mailbox.has_orders.store(true, Ordering::Release);
+            mailbox.wake();
+        }
+    }
+
+    /// All workers are to know a peer, under a place that none of them uses. Only the roster says so, one change at a time.
+    pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin) {
+        let mut peers = Vec::clone(&self.peers.load());
+        let shared = Shared::new(&self.flows);
+        match peers.get_mut(id.0 as usize) {
+            Some(place) => *place = shared,
+            None => peers.push(shared),
+        }
+        self.peers.store(Arc::new(peers));
+        self.post_all(|| Order::PeerAdded { id, peer: Arc::clone(peer), origin });
+    }
+
+    /// All workers are to end what a peer has. Only the roster says so.
+    pub(crate) fn remove_peer(&self, id: PeerId) {
+        self.post_all(|| Order::PeerRemoved { id });
+    }
+
     /// The orders that wait for `worker`, oldest first.
     pub(super) fn orders(&self, worker: u8) -> VecDeque<Order> {
         match self.boxes.get(usize::from(worker)) {
@@ -245,7 +293,7 @@ impl Exchange {
 
     /// The flows of a peer.
     pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
-        self.peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
     }
 
     /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
@@ -256,7 +304,8 @@ impl Exchange {
         connected: &Arc<Connected>,
         stays: impl FnOnce(&Record) -> bool,
     ) -> Result<Option<Record>, Stays> {
-        let shared = self.peers.get(connected.peer.0 as usize).ok_or(Stays)?;
+        let peers = self.peers.load();
+        let shared = peers.get(connected.peer.0 as usize).ok_or(Stays)?;
         let mut session = lock(&shared.session);
         if session.as_ref().is_some_and(stays) {
             return Err(Stays);
@@ -279,13 +328,15 @@ impl Exchange {
 
     /// Whether `session` is still its peer's: what was said of an older one may be read late.
     pub(super) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
-        let shared = self.peers.get(peer.0 as usize);
+        let peers = self.peers.load();
+        let shared = peers.get(peer.0 as usize);
         shared.is_some_and(|shared| lock(&shared.session).is_some_and(|record| record.session == session))
     }
 
     /// A session has ended at worker `owner`; all other workers are told.
     pub(super) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
-        let Some(shared) = self.peers.get(peer.0 as usize) else { return };
+        let peers = self.peers.load();
+        let Some(shared) = peers.get(peer.0 as usize) else { return };
         let mut record = lock(&shared.session);
         if record.as_ref().is_some_and(|record| record.session == session) {
             *record = None;
@@ -308,28 +359,29 @@ impl Exchange {
 
     /// A worker keeps one more lane of a peer.
     pub(super) fn lane_kept(&self, peer: PeerId) {
-        if let Some(shared) = self.peers.get(peer.0 as usize) {
+        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
             shared.lanes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// A worker keeps one less.
     pub(super) fn lane_gone(&self, peer: PeerId) {
-        if let Some(shared) = self.peers.get(peer.0 as usize) {
+        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
             shared.lanes.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Lanes of a peer at all workers, those of ended sessions included while they drain.
     pub(super) fn lanes(&self, peer: PeerId) -> usize {
-        self.peers.get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
+        self.peers.load().get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
     }
 
     /// Notes that a peer was heard at `now`.
     pub(super) fn note_heard(&self, peer: PeerId, now: Instant) {
         /// Notes closer together than this say nothing new; each costs the other workers a cache miss.
         const RESOLUTION_MILLIS: u64 = 20;
-        let Some(shared) = self.peers.get(peer.0 as usize) else { return };
+        let peers = self.peers.load();
+        let Some(shared) = peers.get(peer.0 as usize) else { return };
         let millis = self.millis(now);
         if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
             shared.heard.store(millis, Ordering::Relaxed);
@@ -338,7 +390,7 @@ impl Exchange {
 
     /// How long a peer has not been heard on any lane; `None` if it never was.
     pub(super) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
-        let heard = self.peers.get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
+        let heard = self.peers.load().get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
         (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
     }
 
@@ -361,7 +413,7 @@ impl Mailbox {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while one of these locks is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

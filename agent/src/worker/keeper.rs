@@ -217,6 +217,7 @@ impl Worker {
             }
             self.keep_alive(id, now);
         }
+        self.see_to_roster(now);
         self.take_stock(now);
     }
 

@@ -9,6 +9,7 @@
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
 //! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
+//! | peers that are added and removed meanwhile | `peers.rs` |
 //! | what came to the wrong worker | `handover.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
@@ -55,6 +56,7 @@ use crate::{
     log::RateLimit,
     peer::{Peer, PeerId},
     relay::{Context, FlowId, Origin},
+    roster::Roster,
     timers::Timers,
 };
 
@@ -66,6 +68,7 @@ mod handover;
 mod keeper;
 mod lanes;
 mod orders;
+mod peers;
 mod plain;
 mod publish;
 mod session;
@@ -79,6 +82,7 @@ pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, So
 pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
+pub(crate) use exchange::lock;
 pub use handover::Outgoing;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
@@ -139,6 +143,8 @@ pub struct Worker {
     /// Which worker this is, and of how many.
     place: (u8, u8),
     exchange: Arc<Exchange>,
+    /// Who the peers are.
+    roster: Arc<Roster>,
     /// What goes to other workers at the end of the turn.
     outgoing: Outgoing,
     /// What came from them and has not been looked at.
@@ -151,7 +157,10 @@ pub struct Worker {
     doors: Doors,
     ids: ConnectionIds,
     control: Control,
+    /// By [`PeerId`].
     peers: Vec<Peer>,
+    /// By place in [`Config::peers`]: which peer bears that name now.
+    forward_peers: Vec<PeerId>,
     lanes: Lanes,
     underlays: Underlays,
     locals: Locals,
@@ -319,6 +328,10 @@ impl Worker {
         }
         self.locals.touch(id);
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
+        if !self.is_live(peer) {
+            self.drop_batch_of_removed(peer);
+            return true;
+        }
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
         let mut uplink = state.uplink(&mut self.lanes, &mut self.underlays, &mut self.outgoing, now);
         match local {

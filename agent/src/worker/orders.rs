@@ -111,13 +111,15 @@ impl Worker {
                     self.hurry(peer, now);
                 }
             }
+            Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
+            Order::PeerRemoved { id } => self.peer_removed(id, now),
         }
     }
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
         let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted } = **connected;
-        if self.stopping {
+        if self.stopping || !self.is_live(id) {
             return;
         }
         if let Some(old) = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref()) {
@@ -164,7 +166,7 @@ impl Worker {
 
     /// The session with a peer has ended somewhere: the worker that dials it does so again.
     fn redial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping || self.dialler_of(id) != self.place.0 {
+        if self.stopping || self.dialler_of(id) != self.place.0 || !self.is_live(id) {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -272,7 +274,7 @@ impl Worker {
     pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if peer.is_reachable() || self.stopping {
+        if peer.is_reachable() || self.stopping || !peer.is_live() {
             return;
         }
         if dialler == self.place.0 {
@@ -294,7 +296,7 @@ impl Worker {
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     fn wake_listeners(&mut self, id: PeerId) {
         for ((_, token), forward) in self.listeners.iter().zip(&self.config.tcp) {
-            if forward.peer == id.0 as usize {
+            if self.forward_peers.get(forward.peer) == Some(&id) {
                 self.run_queue.push_back(*token);
             }
         }

@@ -13,8 +13,8 @@ use quic_core::LaneStats;
 use super::{
     Worker,
     books::{
-        Booked, DirectionSnapshot, Handshakes, PeerSnapshot, Snapshot, Snapshots, SocketBooks, Totals,
-        add_lane, role,
+        Booked, DirectionSnapshot, Handshakes, PeerSnapshot, RelaySums, Snapshot, Snapshots, SocketBooks,
+        Totals, add_lane, role,
     },
     handover::Kind,
     streams::TcpRefusal,
@@ -28,8 +28,9 @@ use crate::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Levels, Metrics,
         PeerDirectionMetrics, PeerMetrics, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
-    peer::Peer,
+    peer::{Peer, PeerId},
     relay::{Context, Direction, DropReason},
+    roster::{OPEN_LABEL, Origin},
 };
 
 /// Outcomes of handshakes: the label `outcome`.
@@ -39,7 +40,7 @@ const HANDSHAKES: [&str; 6] = ["dialled", "accepted", "established", "failed", "
 const REFUSED_DATAGRAMS: [&str; 2] = ["unroutable", "answer_suppressed"];
 
 /// Why flows ended: the label `reason`.
-const FLOWS_ENDED: [&str; 3] = ["idle", "closed", "orphaned"];
+const FLOWS_ENDED: [&str; 4] = ["idle", "closed", "orphaned", "peer_removed"];
 
 /// Why a lane did not accept a packet: the label `reason`.
 const REFUSED_PACKETS: [&str; 7] =
@@ -54,7 +55,8 @@ pub struct Publisher {
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
     refused_keys: Arc<AtomicU64>,
-    peers: Vec<PeerHandles>,
+    /// By [`PeerId`]; none where nothing is left of a peer.
+    peers: Vec<Option<PeerHandles>>,
     dropped: [Counters; 2],
     sockets: [SocketMetrics; 4],
     lanes: Levels,
@@ -79,6 +81,8 @@ pub struct Publisher {
 struct PeerHandles {
     totals: PeerMetrics,
     directions: [PeerDirectionMetrics; 2],
+    /// What only one peer can say under this label: not those of open mode, which share theirs, nor one that was removed.
+    speaks: bool,
 }
 
 impl Publisher {
@@ -94,11 +98,8 @@ impl Publisher {
         let families = metrics.families();
         let [uplink, downlink] = Direction::ALL.map(Direction::label);
         let reasons = DropReason::ALL.map(DropReason::label);
-        let peer = |peer: &crate::config::Peer| PeerHandles {
-            totals: PeerMetrics::bind(metrics, &peer.name),
-            directions: [uplink, downlink]
-                .map(|label| PeerDirectionMetrics::bind(metrics, &peer.name, label)),
-        };
+        let peer =
+            |peer: &crate::config::Peer| Some(PeerHandles::bind(metrics, &peer.name, peer.origin.into()));
         Self {
             worker,
             health,
@@ -137,6 +138,38 @@ impl Publisher {
     #[must_use]
     pub fn refused_keys(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.refused_keys)
+    }
+
+    /// The registry that the handles are bound to.
+    pub(super) fn registry(&self) -> Arc<Metrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Binds the handles of a peer that was added.
+    pub(super) fn bind_peer(&mut self, id: PeerId, name: &str, origin: Origin) {
+        let place = id.0 as usize;
+        if self.peers.len() <= place {
+            self.peers.resize_with(place + 1, || None);
+        }
+        self.peers[place] = Some(PeerHandles::bind(&self.metrics, name, origin));
+    }
+
+    /// A peer was removed: it says nothing more of its path and its queue.
+    pub(super) fn quiet_peer(&mut self, id: PeerId) {
+        if let Some(Some(handles)) = self.peers.get_mut(id.0 as usize)
+            && std::mem::take(&mut handles.speaks)
+        {
+            handles.totals.peer_rtt.set(0.0);
+            handles.totals.lane_packet_bytes.set(0.0);
+            handles.totals.queue_age.set(0.0);
+        }
+    }
+
+    /// Nothing is left of a peer.
+    pub(super) fn unbind_peer(&mut self, id: PeerId) {
+        if let Some(handles) = self.peers.get_mut(id.0 as usize) {
+            *handles = None;
+        }
     }
 
     /// The worker is alive.
@@ -190,11 +223,8 @@ impl Worker {
         self.unpublished = false;
         self.book_sockets(false);
         let mut lanes = [0; LaneState::LABELS.len()];
-        let mut all_lanes = LaneStats::default();
-        let mut dropped = [[0; DropReason::COUNT]; 2];
-        let mut messages = [[0; Context::MESSAGE_LABELS.len()]; 2];
-        let mut ended = [0; FLOWS_ENDED.len()];
-        let mut moved = 0;
+        let mut all_lanes = self.totals.retired.of_former();
+        let mut sums: RelaySums = self.totals.former;
         let mut per_peer: Vec<(LaneStats, usize)> =
             self.peers.iter().map(|peer| (self.totals.retired.of(peer.id), 0)).collect();
         for (_, slot) in self.lanes.iter() {
@@ -209,32 +239,17 @@ impl Worker {
             self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
         {
             add_lane(&mut all_lanes, stats);
-            let relay = &peer.relay;
-            for (direction, place) in Direction::ALL.into_iter().zip(0..) {
-                for (sum, count) in dropped[place].iter_mut().zip(relay.account(direction).dropped) {
-                    *sum += count;
-                }
-            }
-            for (sums, counts) in
-                messages.iter_mut().zip([&relay.stats.messages_sent, &relay.stats.messages_received])
-            {
-                for (sum, count) in sums.iter_mut().zip(counts) {
-                    *sum += count;
-                }
-            }
-            let flows = [relay.stats.flows_idle, relay.stats.flows_closed, relay.stats.flows_orphaned];
-            for (sum, count) in ended.iter_mut().zip(flows) {
-                *sum += count;
-            }
-            moved += relay.stats.flows_moved;
+            sums.add(&peer.relay);
             let rtt = rtt(peer, &self.lanes);
-            handles.publish(peer, stats);
             // What only one worker knows is published by it.
             let knows = match &peer.link {
                 Some(_) => peer.session.is_some(),
                 None => super::start::dials(peer.id, self.place),
             };
-            if knows {
+            if let Some(handles) = handles {
+                handles.publish(peer, stats);
+            }
+            if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
             }
@@ -245,20 +260,22 @@ impl Worker {
         let lane_indices = self.lane_indices();
         let handles = &self.metrics.peers;
         self.metrics.snapshots.set(place, Snapshot { peers: snapshots, kernel_drops }, |peer, age| {
-            if let Some(handles) = handles.get(peer) {
+            if let Some(Some(handles)) = handles.get(peer)
+                && handles.speaks
+            {
                 handles.totals.queue_age.set(age.as_secs_f64());
             }
         });
         let metrics = &mut self.metrics;
         metrics.lanes.set(&lanes);
-        for (counters, totals) in metrics.dropped.iter_mut().zip(&dropped) {
+        for (counters, totals) in metrics.dropped.iter_mut().zip(&sums.dropped) {
             counters.publish(totals);
         }
-        for (counters, totals) in metrics.flow_messages.iter_mut().zip(&messages) {
+        for (counters, totals) in metrics.flow_messages.iter_mut().zip(&sums.messages) {
             counters.publish(totals);
         }
-        metrics.flows_ended.publish(&ended);
-        metrics.own.flows_moved.publish(moved);
+        metrics.flows_ended.publish(&sums.ended);
+        metrics.own.flows_moved.publish(sums.moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
         metrics.publish_lane_indices(&lane_indices);
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
@@ -385,6 +402,19 @@ impl Publisher {
 }
 
 impl PeerHandles {
+    fn bind(metrics: &Metrics, name: &str, origin: Origin) -> Self {
+        let (label, speaks) = match origin {
+            Origin::Config | Origin::State => (name, true),
+            Origin::Open => (OPEN_LABEL, false),
+        };
+        let directions = Direction::ALL.map(Direction::label);
+        Self {
+            totals: PeerMetrics::bind(metrics, label),
+            directions: directions.map(|direction| PeerDirectionMetrics::bind(metrics, label, direction)),
+            speaks,
+        }
+    }
+
     fn publish(&mut self, peer: &Peer, lanes: &LaneStats) {
         let relay = &peer.relay;
         let totals = &mut self.totals;
@@ -427,6 +457,9 @@ fn snapshot(
     };
     PeerSnapshot {
         name: Arc::clone(&peer.name),
+        origin: peer.origin,
+        removed: !peer.is_live(),
+        generation: peer.generation,
         connected: peer.session.is_some() && peer.is_reachable(),
         lanes_up,
         rtt,

@@ -36,23 +36,23 @@ use crate::{
         messages::{CloseReason, Features, Hello, Message, MessageError, Service},
         tls,
     },
-    identity::PublicKey,
     lanes::{Openings, pool},
     log::RateLimit,
     peer::{PeerId, Session},
     relay::{Context, Origin},
+    roster::Roster,
 };
 
 /// The keys that may connect, and how often another one tried.
 struct Allowlist {
-    keys: Vec<PublicKey>,
+    roster: Arc<Roster>,
     refused: Arc<AtomicU64>,
     log: Mutex<RateLimit>,
 }
 
 impl tls::ClientKeys for Allowlist {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
-        self.keys.contains(&PublicKey(*key))
+        self.roster.allows(key)
     }
 
     fn refused(&self, refusal: &tls::Refusal) {
@@ -66,7 +66,7 @@ impl tls::ClientKeys for Allowlist {
 
 /// The endpoint of a worker.
 pub(super) fn control(
-    config: &Config,
+    (config, roster): (&Config, &Arc<Roster>),
     identity: &tls::TlsIdentity,
     ids: &ConnectionIds,
     metrics: &publish::Publisher,
@@ -79,9 +79,8 @@ pub(super) fn control(
     let server = if config.transport.listen.is_empty() {
         None
     } else {
-        let keys = config.peers.iter().flat_map(|peer| peer.public_keys.iter().copied()).collect();
         let allowlist = Allowlist {
-            keys,
+            roster: Arc::clone(roster),
             refused: metrics.refused_keys(),
             log: Mutex::new(RateLimit::new(super::LOG_INTERVAL)),
         };
@@ -165,12 +164,16 @@ impl Worker {
         };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
-            Some(id) => self.peers.get(id.0 as usize).filter(|peer| peer.has_key(key)),
-            None => self.peers.iter().find(|peer| peer.has_key(key)),
+            Some(id) if self.knows(id, key) => Ok(id),
+            Some(_) => Err(CloseReason::KeyRemoved),
+            None => self.peer_behind(key, now),
         };
-        let Some(peer) = found.map(|peer| peer.id) else {
-            self.close(handle, CloseReason::KeyRemoved, now);
-            return;
+        let peer = match found {
+            Ok(peer) => peer,
+            Err(reason) => {
+                self.close(handle, reason, now);
+                return;
+            }
         };
         let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.is_suspect(peer, now) {
@@ -395,7 +398,7 @@ impl Worker {
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
         for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
-            if forward.peer == id.0 as usize && !offers(&forward.service, udp) {
+            if self.forward_peers.get(forward.peer) == Some(&id) && !offers(&forward.service, udp) {
                 tracing::warn!(
                     peer = &*peer.name,
                     service = &*forward.service,
@@ -449,7 +452,7 @@ impl Worker {
     }
 
     /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
-    fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
+    pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
         self.control.close(handle, reason, now);
         self.lose(handle, reason.words(), now);
     }

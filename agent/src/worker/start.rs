@@ -8,18 +8,18 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Timer, Worker, books,
-    number, session, shell,
+    number, peers::PeerMaker, session, shell,
 };
 use crate::{
     config::Config,
-    control::{cid::ConnectionIds, dial::Dialler, tls::TlsIdentity},
+    control::{cid::ConnectionIds, tls::TlsIdentity},
     datapath::downlink::Notes,
     forward::{IngressId, Local, Locals, tcp},
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
-    peer::{Peer, PeerId},
-    relay::DatagramRelay,
+    peer::PeerId,
+    roster::Roster,
     timers::Timers,
 };
 
@@ -41,6 +41,8 @@ pub struct Setup {
     pub worker: u8,
     /// What it shares with the others.
     pub exchange: Arc<Exchange>,
+    /// Who the peers are; those of the configuration have its first places.
+    pub roster: Arc<Roster>,
     /// Where its counts go.
     pub metrics: Publisher,
 }
@@ -95,42 +97,21 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, net, ready, instance, seed, worker, exchange, metrics } = setup;
+        let Setup { config, identity, net, ready, instance, seed, worker, exchange, roster, metrics } = setup;
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(rng.random(), place.0, place.1);
-        let control = session::control(&config, &identity, &ids, &metrics, rng.random())?;
+        let control = session::control((&config, &roster), &identity, &ids, &metrics, rng.random())?;
         let most_segments = net.most_segments();
         let mut doors = Doors::new(net, &config, rng);
         let inbox_token = doors.token(Source::Inbox);
         let inbox = shell::Inbox::new(ready.clone(), inbox_token);
         exchange.join(worker, ready.clone(), inbox_token);
-        let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         let own_key = *identity.public_key();
-        let peers = config.peers.iter().enumerate().map(|(at, peer)| {
-            let id = PeerId(number(at));
-            // Of several keys the one that the peer proves counts; until then no number leaves this agent.
-            let parity = peer.public_keys.first().map_or(0, |key| session::parity(&own_key, &key.0));
-            Peer {
-                id,
-                name: Arc::clone(&peer.name),
-                relay: DatagramRelay::new(peer, &config.limits, (parity, place), exchange.flows(id), &names),
-                // One worker dials.
-                dialler: Dialler::new(
-                    if dials(id, place) { peer.endpoints.clone() } else { Vec::new() },
-                    now,
-                ),
-                config: peer.clone(),
-                session: None,
-                link: None,
-                hurried: None,
-                awaited_until: None,
-                instance: None,
-                tcp_streams: 0,
-                too_large: None,
-                known_services: None,
-                resolve: doors.token(Source::Resolve(id)),
-            }
+        let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, place };
+        let peers = (0..).map(PeerId).zip(&config.peers).map(|(id, peer)| {
+            let named = (Arc::new(peer.clone()), peer.origin.into());
+            maker.make(id, named, doors.token(Source::Resolve(id)), now)
         });
         let peers = peers.collect();
         let mut made = Self {
@@ -138,6 +119,7 @@ impl Worker {
             instance,
             place,
             exchange,
+            roster,
             outgoing: Outgoing::default(),
             parcels: VecDeque::new(),
             stopped: false,
@@ -146,6 +128,7 @@ impl Worker {
             doors,
             ids,
             control,
+            forward_peers: (0..).map(PeerId).take(config.peers.len()).collect(),
             peers,
             lanes: Lanes::default(),
             underlays: Underlays::default(),

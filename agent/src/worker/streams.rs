@@ -71,9 +71,8 @@ impl Worker {
     /// Whether connections to this port are for this worker: all of them listen, the one with the session accepts. Without a
     /// session the worker that dials the peer refuses them.
     fn may_accept(&self, place: usize) -> bool {
-        let Some(peer) = self.config.tcp.get(place).and_then(|forward| self.peers.get(forward.peer)) else {
-            return true;
-        };
+        let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
+        let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return true };
         match &peer.link {
             Some(link) => link.pool.owner() == self.place.0,
             None => self.dialler_of(peer.id) == self.place.0,
@@ -83,7 +82,8 @@ impl Worker {
     /// A stream to the service of a `[[tcp]]` forward.
     fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
-        let peer = self.peers.get_mut(forward.peer).ok_or(TcpRefusal::NotConnected)?;
+        let id = self.forward_peer(forward);
+        let peer = self.peers.get_mut(id.0 as usize).ok_or(TcpRefusal::NotConnected)?;
         let reachable = peer.is_reachable();
         let session = peer.session.as_ref().filter(|_| reachable).ok_or(TcpRefusal::NotConnected)?;
         let mut offered = session.hello.services.iter();

@@ -25,6 +25,7 @@ use crate::{
         memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     },
     metrics::Metrics,
+    roster::Roster,
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, Worker},
 };
 
@@ -59,12 +60,15 @@ pub(super) struct World {
     agents: Vec<Option<Agent>>,
     /// How many workers the next agent gets.
     workers: u8,
+    /// What is done to the configuration of the next agents.
+    tune: fn(&mut Config),
 }
 
 /// One agent of a world.
 pub(super) struct Agent {
     pub(super) workers: Vec<Worker>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) roster: Arc<Roster>,
     snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
@@ -131,6 +135,7 @@ impl World {
             transit,
             agent_addresses,
             agents: Vec::new(),
+            tune: |_| (),
             workers: std::env::var("CW").map_or(1, |w| w.parse().unwrap()),
         }
     }
@@ -138,6 +143,11 @@ impl World {
     /// How many workers the agents have that are started from now on.
     pub(super) fn set_workers(&mut self, workers: u8) {
         self.workers = workers;
+    }
+
+    /// What is done to the configuration of agents that are started from now on.
+    pub(super) fn set_tune(&mut self, tune: fn(&mut Config)) {
+        self.tune = tune;
     }
 
     /// Starts an agent on a host of its own with these addresses; returns its place.
@@ -159,11 +169,15 @@ impl World {
         seed: u8,
     ) {
         self.agents[place] = None;
-        let config = Arc::new(Config::parse(toml, Path::new(".")).unwrap());
+        let mut config = Config::parse(toml, Path::new(".")).unwrap();
+        (self.tune)(&mut config);
+        let config = Arc::new(config);
         let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
         let exchange = Exchange::new(self.workers, config.peers.len(), now);
+        let roster = Roster::new(&config, identity.public_key());
+        roster.attach(&exchange);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let nets = self.fabric.worker_hosts(addresses, &readies);
         let workers = (0..self.workers).zip(nets).zip(readies).map(|((worker, net), ready)| {
@@ -176,6 +190,7 @@ impl World {
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
                 worker,
                 exchange: Arc::clone(&exchange),
+                roster: Arc::clone(&roster),
                 metrics: Publisher::new(
                     &metrics,
                     &config,
@@ -189,7 +204,7 @@ impl World {
         });
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
-        self.agents[place] = Some(Agent { workers, metrics, snapshots, deadlines });
+        self.agents[place] = Some(Agent { workers, metrics, roster, snapshots, deadlines });
     }
 
     /// Ends an agent without a word, as `kill -9` does.

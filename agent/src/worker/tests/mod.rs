@@ -12,6 +12,7 @@ mod harness;
 mod hostile;
 mod packing;
 mod rogue;
+mod roster;
 mod siege;
 
 use harness::{Host, Udp, World};

@@ -1,0 +1,414 @@
+//! Who the peers are, while the workers run: read without a lock, changed one at a time.
+//!
+//! ```text
+//!   gate, handshakes ──► snapshot of the keys      (no lock, no allocation)
+//!   control socket   ──► add, remove ──┐
+//!   open mode        ──► admit ────────┤ one lock: the snapshot, and an order to every worker
+//!   idle open peers  ──► expire ───────┘
+//!
+//!   vacant ── add, admit ──► live ── remove, expire ──► leaving ── every worker has nothing of it left ──► vacant
+//! ```
+//!
+//! A peer's place in the list is its [`PeerId`]. It is given to another peer only once every worker has said that nothing
+//! of the old one is left there, so that what was said of one peer never reaches another.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use arc_swap::ArcSwap;
+use curve25519_dalek::edwards::CompressedEdwardsY;
+
+use crate::{
+    config::{self, AccessMode, Config, PeerOrigin, defaults},
+    identity::PublicKey,
+    peer::PeerId,
+    worker::{Exchange, lock},
+};
+
+/// How the names of peers of open mode begin; the rest is the beginning of the key.
+pub(crate) const OPEN_PREFIX: &str = "open-";
+
+/// Characters of the key in such a name.
+const OPEN_NAME_CHARS: usize = 8;
+
+/// How a peer came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The configuration names it.
+    Config,
+    /// It was added while an agent ran, and is in the state file.
+    State,
+    /// It came by itself, in open mode.
+    Open,
+}
+
+impl From<PeerOrigin> for Origin {
+    fn from(origin: PeerOrigin) -> Self {
+        match origin {
+            PeerOrigin::Config => Self::Config,
+            PeerOrigin::State => Self::State,
+        }
+    }
+}
+
+/// Whom a key lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admits {
+    /// A peer that is known.
+    Peer(PeerId),
+    /// Somebody unknown, in open mode.
+    Anyone,
+    /// It is not known.
+    Nobody,
+}
+
+/// Why the list was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RosterError {
+    /// Another peer has this name.
+    #[error("there is a peer {0:?} already (remedy: another name, or remove that one first)")]
+    NameTaken(Arc<str>),
+    /// Names of this form are given to peers of open mode.
+    #[error("the name {0:?} is kept for peers of open mode (remedy: another name)")]
+    NameReserved(Arc<str>),
+    /// A peer has this key.
+    #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
+    KeyTaken(Arc<str>),
+    /// It is ours.
+    #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
+    OwnKey,
+    /// No private key belongs to it.
+    #[error("this is no Ed25519 public key (remedy: write what `culvert pubkey` prints at the peer)")]
+    NoKey,
+    /// As many peers as may be are known.
+    #[error("{0} peers are known, more may not be (remedy: remove some, or a higher limits.peers)")]
+    Full(usize),
+    /// As many peers of open mode as may be are there.
+    #[error("{0} peers of open mode are there, more may not be (remedy: a higher limits.open_peers)")]
+    OpenFull(usize),
+    /// Only known peers may connect.
+    #[error("access.mode is not \"open\"")]
+    NotOpen,
+    /// No peer has this name.
+    #[error("there is no peer {0:?} (remedy: see `culvert peer list`)")]
+    Unknown(Arc<str>),
+}
+
+/// A peer of the list.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its place.
+    pub id: PeerId,
+    /// Its name, keys, endpoints and settings.
+    pub peer: Arc<config::Peer>,
+    /// How it came to be known.
+    pub origin: Origin,
+}
+
+/// Who the peers are.
+pub struct Roster {
+    own_key: PublicKey,
+    mode: AccessMode,
+    /// What peers of open mode may use.
+    open_services: Vec<usize>,
+    limits: config::Limits,
+    keys: ArcSwap<Keys>,
+    slots: Mutex<Vec<Slot>>,
+    /// The workers, once there are any.
+    exchange: OnceLock<Arc<Exchange>>,
+}
+
+/// Whose keys are known.
+#[derive(Default)]
+struct Keys {
+    by_key: HashMap<[u8; 32], PeerId>,
+    by_agreement: HashMap<[u8; 32], PeerId>,
+}
+
+struct Slot {
+    peer: Arc<config::Peer>,
+    origin: Origin,
+    /// The X25519 keys, as far as the Ed25519 keys have one.
+    agreements: Vec<[u8; 32]>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Live,
+    /// A bit for each worker that may have something of it left.
+    Leaving(u64),
+    Vacant,
+}
+
+impl Slot {
+    fn is_live(&self) -> bool {
+        self.state == State::Live
+    }
+}
+
+impl Roster {
+    /// The peers of the configuration; `own_key` is nobody else's.
+    #[must_use]
+    pub fn new(config: &Config, own_key: PublicKey) -> Arc<Self> {
+        let slot = |peer: &config::Peer| Slot {
+            agreements: peer.public_keys.iter().filter_map(agreement_of).collect(),
+            origin: peer.origin.into(),
+            peer: Arc::new(peer.clone()),
+            state: State::Live,
+        };
+        let slots: Vec<Slot> = config.peers.iter().map(slot).collect();
+        Arc::new(Self {
+            own_key,
+            mode: config.access.mode,
+            open_services: config.access.services.clone(),
+            limits: config.limits,
+            keys: ArcSwap::from_pointee(Keys::of(&slots)),
+            slots: Mutex::new(slots),
+            exchange: OnceLock::new(),
+        })
+    }
+
+    /// Names the workers that are told of every change from now on; the first exchange named stays.
+    pub fn attach(&self, exchange: &Arc<Exchange>) {
+        self.exchange.get_or_init(|| Arc::clone(exchange));
+    }
+
+    /// Whom the holder of this X25519 key is let in as. Takes no lock and no memory.
+    #[must_use]
+    pub fn admits(&self, agreement: &[u8; 32]) -> Admits {
+        match self.keys.load().by_agreement.get(agreement) {
+            Some(id) => Admits::Peer(*id),
+            None if self.is_open() => Admits::Anyone,
+            None => Admits::Nobody,
+        }
+    }
+
+    /// The peer with this Ed25519 key. Takes no lock and no memory.
+    #[must_use]
+    pub fn peer_of(&self, key: &[u8; 32]) -> Option<PeerId> {
+        self.keys.load().by_key.get(key).copied()
+    }
+
+    /// Whether the holder of this Ed25519 key may connect.
+    #[must_use]
+    pub fn allows(&self, key: &[u8; 32]) -> bool {
+        self.is_open() || self.peer_of(key).is_some()
+    }
+
+    /// Whether unknown keys may connect.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        match self.mode {
+            AccessMode::Allowlist => false,
+            AccessMode::Open => true,
+        }
+    }
+
+    /// The peers that are known, in the order of their places.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        let slots = lock(&self.slots);
+        let listed = |(id, slot): (u32, &Slot)| Listed {
+            id: PeerId(id),
+            peer: Arc::clone(&slot.peer),
+            origin: slot.origin,
+        };
+        (0..).zip(slots.iter()).filter(|(_, slot)| slot.is_live()).map(listed).collect()
+    }
+
+    /// Adds a peer; every worker is told before anything can name it. A peer of open mode that has one of its keys makes
+    /// way.
+    ///
+    /// # Errors
+    /// A name or a key that exists, keys that cannot be a peer's, too many peers.
+    pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
+        let agreements = peer.public_keys.iter().map(agreement_of).collect::<Option<Vec<_>>>();
+        let agreements = agreements.ok_or(RosterError::NoKey)?;
+        let slots = &mut *lock(&self.slots);
+        if peer.public_keys.contains(&self.own_key) {
+            return Err(RosterError::OwnKey);
+        }
+        if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
+            return Err(RosterError::NameReserved(peer.name));
+        }
+        let mut known = 0;
+        let mut guests = Vec::new();
+        for (place, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.is_live()) {
+            if slot.peer.name == peer.name {
+                return Err(RosterError::NameTaken(peer.name));
+            }
+            let has_key = slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key));
+            match slot.origin {
+                Origin::Open if has_key => guests.push(place),
+                Origin::Open => {}
+                Origin::Config | Origin::State if has_key => {
+                    return Err(RosterError::KeyTaken(Arc::clone(&slot.peer.name)));
+                }
+                Origin::Config | Origin::State => known += 1,
+            }
+        }
+        if known >= self.limits.peers {
+            return Err(RosterError::Full(known));
+        }
+        for place in guests {
+            self.leave(slots, place);
+        }
+        Ok(self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live }))
+    }
+
+    /// Removes a peer: its keys open nothing from now on, and every worker ends what it has. In open mode its holder may
+    /// come back, as anyone may.
+    ///
+    /// # Errors
+    /// No peer has that name.
+    pub fn remove(&self, name: &str) -> Result<Listed, RosterError> {
+        let slots = &mut *lock(&self.slots);
+        let place = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
+        let place = place.ok_or_else(|| RosterError::Unknown(name.into()))?;
+        let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
+        self.leave(slots, place);
+        Ok(Listed { id: id_of(place), peer, origin })
+    }
+
+    /// The peer of a key that nobody is known by, in open mode. It may use what `[access]` grants.
+    ///
+    /// # Errors
+    /// Open mode is off, the key is ours, or too many such peers are there.
+    pub fn admit(&self, key: [u8; 32]) -> Result<PeerId, RosterError> {
+        let key = PublicKey(key);
+        if !self.is_open() {
+            return Err(RosterError::NotOpen);
+        }
+        if key == self.own_key {
+            return Err(RosterError::OwnKey);
+        }
+        let slots = &mut *lock(&self.slots);
+        // Another worker may have been faster.
+        if let Some(id) = self.peer_of(&key.0) {
+            return Ok(id);
+        }
+        let live = || slots.iter().filter(|slot| slot.is_live());
+        let guests = live().filter(|slot| slot.origin == Origin::Open).count();
+        if guests >= self.limits.open_peers {
+            return Err(RosterError::OpenFull(guests));
+        }
+        let text = key.to_string();
+        let names = [OPEN_NAME_CHARS, text.len()].map(|chars| format!("{OPEN_PREFIX}{}", &text[..chars]));
+        // Keys can be made that begin alike; the whole key is nobody else's name.
+        let [short, whole] = names;
+        let name = if live().any(|slot| *slot.peer.name == *short) { whole } else { short };
+        let peer = config::Peer {
+            name: name.into(),
+            public_keys: vec![key],
+            endpoints: Vec::new(),
+            lanes: defaults::LANES,
+            profile: defaults::PROFILE,
+            keepalive: defaults::KEEPALIVE,
+            queue: defaults::QUEUE,
+            drop: defaults::DROP,
+            quota: defaults::QUOTA,
+            services: self.open_services.clone(),
+            // No file names it; [`Origin`] says what it is.
+            origin: PeerOrigin::State,
+        };
+        let agreements = agreement_of(&key).into_iter().collect();
+        let slot = Slot { peer: Arc::new(peer), origin: Origin::Open, agreements, state: State::Live };
+        Ok(self.enter(slots, slot))
+    }
+
+    /// Removes a peer of open mode that has been idle; no other.
+    pub(crate) fn expire(&self, id: PeerId) {
+        let slots = &mut *lock(&self.slots);
+        let idle = |slot: &Slot| slot.is_live() && slot.origin == Origin::Open;
+        if slots.get(id.0 as usize).is_some_and(idle) {
+            self.leave(slots, id.0 as usize);
+        }
+    }
+
+    /// `worker` has nothing left of a peer that was removed. If no worker has, its place is free, and `forget` is called
+    /// with its name if no other peer bears it.
+    pub(crate) fn left(&self, id: PeerId, worker: u8, forget: impl FnOnce(&str)) {
+        let slots = &mut *lock(&self.slots);
+        let Some(slot) = slots.get_mut(id.0 as usize) else { return };
+        let State::Leaving(waiting) = slot.state else { return };
+        let waiting = waiting & !bit(worker);
+        if waiting > 0 {
+            slot.state = State::Leaving(waiting);
+            return;
+        }
+        slot.state = State::Vacant;
+        let (name, origin) = (Arc::clone(&slot.peer.name), slot.origin);
+        let borne = |slot: &Slot| slot.state != State::Vacant && slot.peer.name == name;
+        if origin != Origin::Open && !slots.iter().any(borne) {
+            // Under the lock: a peer of this name that is added next is bound anew by every worker.
+            forget(&name);
+        }
+    }
+
+    /// Gives a peer a place, tells the workers, then lets its keys in.
+    fn enter(&self, slots: &mut Vec<Slot>, slot: Slot) -> PeerId {
+        let (peer, origin) = (Arc::clone(&slot.peer), slot.origin);
+        let place = slots.iter().position(|slot| slot.state == State::Vacant).unwrap_or(slots.len());
+        match slots.get_mut(place) {
+            Some(vacant) => *vacant = slot,
+            None => slots.push(slot),
+        }
+        let id = id_of(place);
+        if let Some(exchange) = self.exchange.get() {
+            exchange.add_peer(id, &peer, origin);
+        }
+        self.keys.store(Arc::new(Keys::of(slots)));
+        id
+    }
+
+    /// Lets a peer's keys in no more, then tells the workers.
+    fn leave(&self, slots: &mut [Slot], place: usize) {
+        let exchange = self.exchange.get();
+        let Some(slot) = slots.get_mut(place) else { return };
+        slot.state = match exchange {
+            Some(exchange) => State::Leaving((0..exchange.workers()).map(bit).sum()),
+            None => State::Vacant,
+        };
+        self.keys.store(Arc::new(Keys::of(slots)));
+        if let Some(exchange) = exchange {
+            exchange.remove_peer(id_of(place));
+        }
+    }
+}
+
+impl Keys {
+    fn of(slots: &[Slot]) -> Self {
+        let mut keys = Self::default();
+        for (id, slot) in (0..).map(PeerId).zip(slots).filter(|(_, slot)| slot.is_live()) {
+            keys.by_key.extend(slot.peer.public_keys.iter().map(|key| (key.0, id)));
+            keys.by_agreement.extend(slot.agreements.iter().map(|agreement| (*agreement, id)));
+        }
+        keys
+    }
+}
+
+/// The value of the metric label `peer` of all peers of open mode.
+pub(crate) const OPEN_LABEL: &str = "open";
+
+/// Each worker's bit; there are at most [`config::MAX_WORKERS`].
+fn bit(worker: u8) -> u64 {
+    1 << (worker % 64)
+}
+
+fn id_of(place: usize) -> PeerId {
+    // The ceilings on peers keep the list far shorter than 2^32.
+    PeerId(u32::try_from(place).unwrap_or(u32::MAX))
+}
+
+/// The X25519 form of an Ed25519 key; `None` if it is no point of the curve, or one of small order.
+fn agreement_of(key: &PublicKey) -> Option<[u8; 32]> {
+    let point = CompressedEdwardsY(key.0).decompress().filter(|point| !point.is_small_order())?;
+    Some(point.to_montgomery().to_bytes())
+}
+
+#[cfg(test)]
+#[path = "roster_tests.rs"]
+mod tests;
