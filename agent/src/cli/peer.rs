@@ -51,7 +51,7 @@ struct List {
 struct Add {
     /// What to call it
     name: String,
-    /// Its link (culvert://host:port/<public key>), to dial it, or its public key, to be dialled
+    /// Its link (`culvert://host:port/<public key>`), to dial it, or its public key, to be dialled
     // One key in 64 begins with '-'.
     #[arg(value_name = "LINK|KEY", allow_hyphen_values = true)]
     link: String,
