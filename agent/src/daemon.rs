@@ -82,7 +82,7 @@ impl Daemon {
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
-        let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
+        let own = Own::new(identity);
         let refusals = Arc::<Refusals>::default();
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
@@ -116,6 +116,7 @@ impl Daemon {
             own_key: identity.public_key(),
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
+            roster: Arc::clone(&roster),
             since: now,
             clock,
         };

@@ -16,6 +16,7 @@ use crate::{
     },
     identity::PublicKey,
     metrics::Metrics,
+    roster::{Listed, Origin, Roster},
     worker::{PeerSnapshot, Snapshots},
 };
 
@@ -27,6 +28,8 @@ pub struct Running {
     pub own_key: PublicKey,
     /// What its workers published.
     pub snapshots: Arc<Snapshots>,
+    /// Who its peers are.
+    pub roster: Arc<Roster>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
     /// When it was started.
@@ -35,32 +38,27 @@ pub struct Running {
     pub clock: fn() -> Instant,
 }
 
-/// Why the peers are as they were at the start.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the peers of a running daemon cannot be changed yet (remedy: stop it, change them, and start it again)"
-)]
-struct Fixed;
-
 impl Peers for Running {
     fn list(&self) -> Vec<config::Peer> {
-        self.config.peers.clone()
+        let listed = self.roster.list().into_iter().filter(|listed| listed.origin != Origin::Open);
+        listed.map(|listed| config::Peer::clone(&listed.peer)).collect()
     }
 
-    fn add(&self, _: config::Peer) -> Result<(), Refused> {
-        Err(Box::new(Fixed))
+    fn add(&self, peer: config::Peer) -> Result<(), Refused> {
+        self.roster.add(peer, Origin::State)?;
+        Ok(())
     }
 
-    fn remove(&self, _: &str) -> Result<(), Refused> {
-        Err(Box::new(Fixed))
+    fn remove(&self, name: &str) -> Result<(), Refused> {
+        self.roster.remove(name)?;
+        Ok(())
     }
 
     fn status(&self) -> Status {
-        let peers = self.list();
         let snapshot = self.snapshots.get();
-        let status = |peer: &config::Peer| {
-            let seen = snapshot.peers.iter().find(|seen| seen.name == peer.name);
-            peer_status(peer, seen)
+        let status = |listed: &Listed| {
+            let seen = snapshot.peers.iter().find(|seen| !seen.removed && seen.name == listed.peer.name);
+            peer_status(listed, seen)
         };
         let families = self.metrics.families();
         Status {
@@ -68,7 +66,7 @@ impl Peers for Running {
             public_key: self.own_key.to_string(),
             uptime_seconds: (self.clock)().saturating_duration_since(self.since).as_secs_f64(),
             workers: self.config.worker_count(),
-            peers: peers.iter().map(status).collect(),
+            peers: self.roster.list().iter().map(status).collect(),
             handshakes: by_label(&families.handshakes),
             gate: by_label(&families.refused_datagrams),
             refusals: Vec::new(),
@@ -76,16 +74,21 @@ impl Peers for Running {
     }
 }
 
-fn peer_status(peer: &config::Peer, seen: Option<&PeerSnapshot>) -> PeerStatus {
+fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>) -> PeerStatus {
     let connected = seen.is_some_and(|seen| seen.connected);
-    let state = match (connected, peer.endpoints.is_empty()) {
+    let state = match (connected, listed.peer.endpoints.is_empty()) {
         (true, _) => PeerState::Connected,
         (false, false) => PeerState::Dialling,
         (false, true) => PeerState::Waiting,
     };
+    let origin = match listed.origin {
+        Origin::Config => "config",
+        Origin::State => "state",
+        Origin::Open => "open",
+    };
     PeerStatus {
-        name: peer.name.to_string(),
-        origin: peer.origin.label().to_owned(),
+        name: listed.peer.name.to_string(),
+        origin: origin.to_owned(),
         state,
         rtt_seconds: seen.and_then(|seen| seen.rtt).as_ref().map(Duration::as_secs_f64),
         lanes_up: seen.map_or(0, |seen| seen.lanes_up),

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How the names of peers of open mode begin; the rest is the beginning of the key.
-const OPEN_PREFIX: &str = "open-";
+pub(crate) const OPEN_PREFIX: &str = "open-";
 
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;

@@ -6,4 +6,5 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod peer;
 mod run;

@@ -51,8 +51,9 @@ struct List {
 struct Add {
     /// What to call it
     name: String,
-    /// Its link (culvert://host:port/<public key>), to dial it, or its public key, to be dialled
-    #[arg(value_name = "LINK|KEY")]
+    /// Its link (`culvert://host:port/<public key>`), to dial it, or its public key, to be dialled
+    // One key in 64 begins with '-'.
+    #[arg(value_name = "LINK|KEY", allow_hyphen_values = true)]
     link: String,
     /// A service of ours that it may use; may be repeated
     #[arg(long = "service", value_name = "NAME")]
@@ -199,7 +200,7 @@ fn said(what: &str, name: &str, running: bool, note: Option<&str>, json: bool) -
 
 /// Adds `new` to the state file of the configuration at `file`, if the agent would start with it.
 fn add_offline(file: &Path, new: &NewPeer) -> Result<(), Failure> {
-    let (mut edit, config, identity) = edit(file, |_| Ok(()))?;
+    let (mut edit, config, identity) = edit(file, |edit| edit.text_without(&new.name))?;
     state::check(&config, identity.public_key(), &config.peers, new)
         .map_err(|problems| Failure::Input(problems.to_string()))?;
     edit.add(new)?;
@@ -212,7 +213,7 @@ fn remove_offline(file: &Path, name: &str) -> Result<Option<String>, Failure> {
     // Its name is kept for as long as it is not known whether a forward needs it.
     let (mut edit, config, _) = edit(file, |edit| {
         found = edit.remove(name, true)?;
-        Ok(())
+        Ok(edit.text().to_owned())
     })?;
     if !found {
         let known = config.peers.iter().find(|peer| *peer.name == *name);
@@ -232,25 +233,73 @@ fn remove_offline(file: &Path, name: &str) -> Result<Option<String>, Failure> {
     Ok(named.then(|| control_socket::still_named(name)))
 }
 
-/// Begins to edit the state file that belongs to the configuration at `file`, makes `change`, and checks the result as
-/// `culvert check` would.
+/// Begins to edit the state file that belongs to the configuration at `file`, and checks that with the text that `change`
+/// returns, as `culvert check` would.
 fn edit(
     file: &Path,
-    change: impl FnOnce(&mut Edit) -> Result<(), state::StateError>,
+    change: impl FnOnce(&mut Edit) -> Result<String, state::StateError>,
 ) -> Result<(Edit, Config, Identity), Failure> {
     let mut edit = None;
-    let (config, identity) = Config::load_with(file, |path| {
+    let loaded = Config::load_with(file, |path| {
         let mut begun = Edit::begin(path).map_err(std::io::Error::other)?;
-        // What is no TOML is reported with its line by those who read it next.
-        if let Err(error @ state::StateError::Unusable { .. }) = change(&mut begun) {
-            return Err(std::io::Error::other(error));
-        }
-        let text = begun.text().to_owned();
+        // What is no TOML is reported by those who read it next.
+        let text = change(&mut begun).unwrap_or_else(|_| begun.text().to_owned());
         edit = Some(begun);
         Ok(Some(text))
-    })?;
-    match edit {
-        Some(edit) => Ok((edit, config, identity)),
-        None => Err(Failure::Runtime(anyhow::anyhow!("the state file was not read"))),
+    });
+    match (loaded, edit) {
+        (Ok((config, identity)), Some(edit)) => Ok((edit, config, identity)),
+        (Ok(_), None) => Err(Failure::Runtime(anyhow::anyhow!("the state file was not read"))),
+        (Err(error), _) => {
+            // Problems that were there before are told with the lines of the file as it is.
+            Config::load(file)?;
+            Err(error.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    fn added(args: &[&str]) -> Add {
+        let line =
+            Line::try_parse_from([&["peer", "add"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
+        let Command::Add(add) = line.command else { panic!("another command") };
+        add
+    }
+
+    #[test]
+    fn a_key_that_begins_with_a_hyphen_is_a_key() {
+        for key in ["-hAAA", "-VAAA", "-3AAA", "--AAA", "-AAAA"] {
+            for args in [
+                &["a", key][..],
+                &["a", key, "--service", "dns"],
+                &["a", "--service", "dns", key],
+                &["--service", "dns", "a", key],
+            ] {
+                assert_eq!(added(args).link, key, "{args:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_endpoint_of_a_link_comes_first() {
+        let key = PublicKey([7; 32]);
+        let new = added(&["a", &format!("culvert://[::1]:1/{key}"), "--endpoint", "b:2", "--lanes", "4"]);
+        let Ok(new) = new.new_peer() else { panic!("it is a link") };
+        assert_eq!(
+            (new.public_key, new.endpoints),
+            (key.to_string(), vec!["[::1]:1".to_owned(), "b:2".to_owned()])
+        );
+        assert_eq!(new.lanes, Some(4));
     }
 }

@@ -13,7 +13,10 @@ use super::{
     resolve::{TENTH, known},
     value,
 };
-use crate::identity::{Endpoint, PublicKey};
+use crate::{
+    identity::{Endpoint, PublicKey},
+    roster::{OPEN_LABEL, OPEN_PREFIX},
+};
 
 /// What the checks of a peer look at besides its table.
 #[derive(Clone, Copy)]
@@ -45,6 +48,10 @@ impl Checks {
                     PeerOrigin::State => "a peer of the state file",
                 })
             });
+            if *name == *OPEN_LABEL || name.starts_with(OPEN_PREFIX) {
+                let problem = format!("{name:?} is kept for peers of open mode");
+                self.report.add(&at("name"), Some(header.clone()), problem, "choose another name");
+            }
             let public_keys = self.public_keys(&at("public_key"), table.public_key, &header, around.origin);
             let dials = table.endpoints.is_some();
             let endpoints = self.endpoints(&at("endpoints"), table.endpoints);

@@ -203,14 +203,22 @@ impl Edit {
         if peers.len() == before {
             return Ok(false);
         }
-        if named
-            && let Value::Array(removed) = state.entry("removed").or_insert_with(|| Value::Array(Vec::new()))
-            && !removed.iter().any(|removed| removed.as_str() == Some(name))
-        {
-            removed.push(name.into());
+        if named {
+            call_removed(&mut state, name);
         }
         self.text = render(&state);
         Ok(true)
+    }
+
+    /// The text if it called `name` removed: with it a configuration is checked whose forwards name a peer that is still
+    /// to come.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn text_without(&self, name: &str) -> Result<String, StateError> {
+        let mut state = self.parse()?;
+        call_removed(&mut state, name);
+        Ok(render(&state))
     }
 
     /// Takes `name` from the names of removed peers.
@@ -277,6 +285,15 @@ impl NewPeer {
             table.insert("services".to_owned(), self.services.clone().into());
         }
         table
+    }
+}
+
+fn call_removed(state: &mut Table, name: &str) {
+    let removed = state.entry("removed").or_insert_with(|| Value::Array(Vec::new()));
+    if let Value::Array(removed) = removed
+        && !removed.iter().any(|removed| removed.as_str() == Some(name))
+    {
+        removed.push(name.into());
     }
 }
 

@@ -71,6 +71,7 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
     let peer = |name: &str, key: &str| format!("\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
     refused(&peer("exit", KEY_2), "3", "peer[0].name: \"exit\" is taken by a [[peer]] of the configuration");
     refused(&peer("b", KEY), "4", "is the same key as peer[0].public_key of the configuration");
+    refused(&peer("open-door", KEY_2), "2", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
     refused("[log]\n", "1", "log: unknown key");
