@@ -79,6 +79,9 @@ pub struct Admission {
     pub agreement: [u8; 32],
 }
 
+/// Makes the TLS of one client, by its X25519 key.
+pub type OwnTls = Box<dyn Fn(&[u8; 32]) -> Option<Arc<dyn crypto::ServerConfig>>>;
+
 /// Whose handshakes an endpoint accepts.
 pub enum Acceptance {
     /// Nobody's: it only dials.
@@ -88,7 +91,7 @@ pub enum Acceptance {
         /// The QUIC parameters and the key of Retry tokens; its TLS accepts no client.
         server: Arc<ServerConfig>,
         /// TLS for the one client that holds the Ed25519 key of an X25519 key.
-        tls: Box<dyn Fn(&[u8; 32]) -> Option<Arc<dyn crypto::ServerConfig>>>,
+        tls: OwnTls,
     },
     /// Anyone's whose key TLS allows.
     Anyone(Arc<ServerConfig>),

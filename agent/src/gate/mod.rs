@@ -394,7 +394,7 @@ impl Gate {
         self.is_fresh(&opened, (now, unix_seconds))?;
         match self.roster.admits(&opened.client) {
             Admits::Peer(_) | Admits::Anyone => {}
-            Admits::Nobody => return Err(Why::Key(opened.client)),
+            Admits::Nobody => return Err(Why::Key(opened.key())),
         }
         let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
         if hash != opened.hello_hash {

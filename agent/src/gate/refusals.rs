@@ -12,6 +12,7 @@ use std::{
 use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
 use crate::{
     clock::{Clock, SystemClock},
+    identity::PublicKey,
     log::RateLimit,
 };
 
@@ -41,16 +42,14 @@ pub enum Why {
     },
     /// It was made before this process started, and what was used then is not known.
     BeforeStart,
-    /// No peer has this X25519 key.
-    Key([u8; 32]),
+    /// This key may not connect.
+    Key(Option<PublicKey>),
     /// The ClientHello cannot be read.
     Hello(HelloError),
     /// The knock is about another ClientHello.
     OtherHello,
     /// No further token can be remembered.
     Full,
-    /// TLS: the certificate is not of the key that knocked, or the key was removed since.
-    Certificate,
     /// The client did not prove that it holds its key.
     Possession,
 }
@@ -65,10 +64,16 @@ impl Why {
             Self::Repeated => Step::Used,
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
-            Self::Key(_) | Self::Certificate | Self::Possession => Step::Key,
+            Self::Key(_) | Self::Possession => Step::Key,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Full => Step::Full,
         }
+    }
+
+    /// The key that is not allowed, as far as it is known.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        if let Self::Key(key) = self { *key } else { None }
     }
 
     /// What the operator can do.
@@ -81,8 +86,7 @@ impl Why {
             Self::BeforeStart => {
                 "none needed: the client knocks anew every second; or set its clock, if it goes on"
             }
-            Self::Key(_) => "if it is a peer of yours, add its key: culvert peer add",
-            Self::Certificate => "the client presents a certificate of another key than it knocked with",
+            Self::Key(_) => "if it is a peer of yours: culvert peer add NAME KEY",
             Self::Budget => "many handshakes at once: a restart of many peers, or someone who knows the link",
             Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::OtherHello | Self::RetryToken(_) => {
                 "is the client of another version, or is something between altering packets?"
@@ -107,11 +111,11 @@ impl fmt::Display for Why {
             }
             Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
             Self::BeforeStart => f.write_str("its knock is older than this process"),
-            Self::Key(_) => f.write_str("its key is not on the allowlist"),
+            Self::Key(Some(key)) => write!(f, "its key {key} is not on the allowlist"),
+            Self::Key(None) => f.write_str("its key is not on the allowlist"),
             Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
             Self::OtherHello => f.write_str("its knock is about another ClientHello"),
             Self::Full => f.write_str("no more knocks can be remembered"),
-            Self::Certificate => f.write_str("its certificate is not of an allowed key"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }

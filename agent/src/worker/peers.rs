@@ -69,6 +69,8 @@ impl PeerMaker<'_> {
             too_large: None,
             known_services: None,
             resolve,
+            dialled: None,
+            failure: None,
         }
     }
 

@@ -43,7 +43,7 @@ use crate::{
     identity::PublicKey,
     lanes::{Openings, pool},
     log::RateLimit,
-    peer::{PeerId, Session},
+    peer::{Failure, PeerId, Session},
     relay::{Context, Origin},
     roster::Roster,
 };
@@ -409,8 +409,16 @@ impl Worker {
             "connected"
         );
         let openings = Openings::new(wanted);
-        peer.session =
-            Some(Session { id: session, handle, dialled, hello, openings, since: now, pinged: now });
+        peer.session = Some(Session {
+            id: session,
+            handle,
+            dialled,
+            software: hello.software.as_str().into(),
+            hello,
+            openings,
+            since: now,
+            pinged: now,
+        });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
         if dialled {
@@ -503,6 +511,7 @@ impl Worker {
         }
         self.end_session(id, None, now);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
         if planned {
             tracing::info!(peer = &*peer.name, reason = words, "connection ended");
         } else {
