@@ -62,9 +62,9 @@ pub fn run_gate(options: GateOptions) -> anyhow::Result<()> {
     let slice = options.duration / ROUNDS;
     let mut found = Found::default();
     for _ in 0..ROUNDS {
-        found.bogus.add(repeat(slice, || bench.strangers())?);
+        found.bogus.add(repeat(slice, bench.strangers())?);
         found.knocks.add(repeat(slice, || bench.knocks())?);
-        found.retries.add(repeat(slice, || bench.retries())?);
+        found.retries.add(repeat(slice, bench.retries()?)?);
     }
     if options.json { out::say(&found.json()) } else { out::say(&found) }
 }
@@ -193,17 +193,21 @@ impl Bench {
         })
     }
 
-    fn strangers(&self) -> anyhow::Result<Sum> {
+    /// Passes over the strangers' datagrams, at one gate.
+    fn strangers(&self) -> impl FnMut() -> anyhow::Result<Sum> + use<'_> {
         let (mut gate, now) = (self.gate(), self.clock.now());
         let source = SocketAddr::from((Ipv4Addr::new(198, 51, 100, 1), 4_433));
-        timed(self.bogus.len(), || {
-            let refused = |datagram: &&[u8; BYTES as usize]| {
-                gate.check(*datagram, arrival(source), now) == Verdict::Stranger
-            };
-            self.bogus.iter().filter(refused).count()
-        })
+        move || {
+            timed(self.bogus.len(), || {
+                let refused = |datagram: &&[u8; BYTES as usize]| {
+                    gate.check(*datagram, arrival(source), now) == Verdict::Stranger
+                };
+                self.bogus.iter().filter(refused).count()
+            })
+        }
     }
 
+    /// A pass over the knocks, at a gate that has seen none of them.
     fn knocks(&self) -> anyhow::Result<Sum> {
         /// The monotonic clock runs ahead so far from knock to knock, so that the budget refuses none.
         const STEP: Duration = Duration::from_millis(100);
@@ -217,15 +221,18 @@ impl Bench {
         })
     }
 
-    fn retries(&self) -> anyhow::Result<Sum> {
+    /// Passes over the knocks that are asked to prove their address, at one gate whose budget is used up.
+    fn retries(&self) -> anyhow::Result<impl FnMut() -> anyhow::Result<Sum> + use<'_>> {
         let (mut gate, now) = (self.gate(), self.clock.now());
-        let mut check = |(source, datagram): &(SocketAddr, Vec<u8>)| {
+        let mut check = move |(source, datagram): &(SocketAddr, Vec<u8>)| {
             gate.check(datagram, arrival(*source), now) == Verdict::Retry
         };
         // The first ones use up the budget; time stands still, so all others are told to come back.
-        let first = self.knocks.iter().position(&mut check).unwrap_or(self.knocks.len());
-        ensure!(first < self.knocks.len(), "the budget granted every knock: a defect, please report it");
-        timed(self.knocks.len() - first, || self.knocks[first..].iter().filter(|knock| check(knock)).count())
+        let first = self.knocks.iter().position(&mut check);
+        let first =
+            first.ok_or_else(|| anyhow!("the budget granted every knock: a defect, please report it"))?;
+        let rest = &self.knocks[first..];
+        Ok(move || timed(rest.len(), || rest.iter().filter(|knock| check(knock)).count()))
     }
 }
 
@@ -285,10 +292,11 @@ mod tests {
     #[test]
     fn every_kind_ends_where_it_should() {
         let bench = Bench::new().unwrap();
+        let (mut strangers, mut retries) = (bench.strangers(), bench.retries().unwrap());
         for _ in 0..2 {
-            assert_eq!(bench.strangers().unwrap().datagrams, STRANGERS as u64);
+            assert_eq!(strangers().unwrap().datagrams, STRANGERS as u64);
             assert_eq!(bench.knocks().unwrap().datagrams, u64::from(KNOCKS));
-            assert!(bench.retries().unwrap().datagrams > u64::from(KNOCKS) / 2);
+            assert!(retries().unwrap().datagrams > u64::from(KNOCKS) / 2);
         }
     }
 }
