@@ -258,6 +258,7 @@ fn full_status() -> Status {
     let refusal = Refusal {
         age_seconds: 3.0,
         source: "192.0.2.7:1".to_owned(),
+        count: 5,
         reason: "not on the allowlist".to_owned(),
         public_key: None,
     };
@@ -282,8 +283,8 @@ fn the_status_is_readable() {
          b     dialling   -      -               -        0      0      -\n\n\
          b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
          handshakes: established 3, failed 1\n\n\
-         REFUSED  SOURCE       KEY  REASON\n\
-         3s ago   192.0.2.7:1  -    not on the allowlist\n"
+         REFUSED  PACKETS  SOURCE       REASON\n\
+         3s ago   5        192.0.2.7:1  not on the allowlist\n"
     );
     assert_eq!(full_status().to_text(), expected);
 }

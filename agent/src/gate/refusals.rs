@@ -70,6 +70,15 @@ impl Why {
         }
     }
 
+    /// Whether it is the same condition, as an operator sees it.
+    fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            // The distance wanders by a second.
+            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
+            _ => self == other,
+        }
+    }
+
     /// The key that is not allowed, as far as it is known.
     #[must_use]
     pub fn key(&self) -> Option<PublicKey> {
@@ -121,10 +130,10 @@ impl fmt::Display for Why {
     }
 }
 
-/// A refused handshake.
+/// A refused handshake, and those for the same reason from the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// When, unix seconds.
+    /// When, the last time; unix seconds.
     pub at: u64,
     /// From where; the address need not be true.
     pub source: SocketAddr,
@@ -140,7 +149,8 @@ pub struct Refusals {
 
 #[derive(Debug)]
 struct Inside {
-    latest: VecDeque<Refusal>,
+    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    latest: VecDeque<(Refusal, u64)>,
     log: RateLimit,
 }
 
@@ -155,10 +165,15 @@ impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
     pub fn note(&self, refusal: Refusal) {
         let mut inside = self.lock();
+        let alike = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        };
+        let before = inside.latest.iter().position(alike);
+        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();
         }
-        inside.latest.push_back(refusal);
+        inside.latest.push_back((refusal, before + 1));
         let suppressed = inside.log.allow(SystemClock.now());
         drop(inside);
         if let Some(suppressed) = suppressed {
@@ -167,14 +182,38 @@ impl Refusals {
         }
     }
 
-    /// The latest ones, oldest first.
+    /// The latest ones, oldest first, and how many packets each stands for.
     #[must_use]
-    pub fn latest(&self) -> Vec<Refusal> {
+    pub fn latest(&self) -> Vec<(Refusal, u64)> {
         self.lock().latest.iter().copied().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
         // Nothing panics while it is held.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_repeats_is_counted_and_the_latest_stay() {
+        let refusals = Refusals::default();
+        let refusal =
+            |at, last, port, why| Refusal { at, source: SocketAddr::from(([192, 0, 2, last], port)), why };
+        for second in 0..10 {
+            refusals.note(refusal(second, 1, 1000 + second as u16, Why::Budget));
+            refusals.note(refusal(second, 2, 5, Why::Clock { ahead: 100 + second as i64 % 2 }));
+        }
+        let expected =
+            [(refusal(9, 1, 1009, Why::Budget), 10), (refusal(9, 2, 5, Why::Clock { ahead: 101 }), 10)];
+        assert_eq!(refusals.latest(), expected);
+        for last in 10..40 {
+            refusals.note(refusal(20, last, 1, Why::Full));
+        }
+        assert_eq!(refusals.latest().len(), REMEMBERED);
+        assert_eq!(refusals.latest().last(), Some(&(refusal(20, 39, 1, Why::Full), 1)));
     }
 }

@@ -124,6 +124,11 @@ impl Worker {
                 } else {
                     tracing::debug!(peer = &*name, %remote, "dialling again");
                 }
+                if !peer.dialler.is_first() {
+                    let (reason, causes) =
+                        ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
+                    peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+                }
                 let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
                 if let Some(oldest) = surplus {
