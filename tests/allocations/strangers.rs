@@ -210,7 +210,7 @@ fn strangers_make_a_worker_neither_allocate_nor_speak() {
     // The exit takes the knock; once that handshake has ended, whoever repeats it is a stranger.
     let toml = listening(EXIT, &peer("entry", &entry, ""));
     let mut alone = Agent::new(&exit, &toml, 1, &clock);
-    alone.script.receive(UdpRole::QuicListen, &buffers(&[knock.clone()], ENTRY));
+    alone.script.receive(UdpRole::QuicListen, &buffers(std::slice::from_ref(&knock), ENTRY));
     alone.settle();
     assert!(!alone.script.sent().is_empty(), "the handshake has begun");
     alone.wait(30);
