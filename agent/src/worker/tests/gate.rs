@@ -511,7 +511,7 @@ fn abandoned_handshakes_give_their_places_back() {
 #[test]
 fn one_key_has_four_handshakes_under_way_and_another_client_comes_through() {
     let identity = Identity::generate().unwrap();
-    let extra = format!("{}\n[limits]\nhandshakes = 8", peer_table("rogue", &identity));
+    let extra = format!("{}\n[limits]\nhandshakes = 100", peer_table("rogue", &identity));
     let mut pair = Pair::with_workers(405, (1, 1), "", &extra);
     pair.world.weather.borrow_mut().block = Box::new(|from, to| from.ip() == ENTRY && to == LISTEN);
     let mut host = pair.world.host(&[STRANGER]);
