@@ -117,8 +117,9 @@ impl Daemon {
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
+            refusals: Arc::clone(&refusals),
             since: now,
-            clock,
+            clock: Arc::new(SystemClock),
         };
         let control = open_control(&config, running)?;
         health.set_ready(true);

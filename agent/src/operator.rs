@@ -9,11 +9,13 @@ use std::{
 use prometheus::{IntCounterVec, core::Collector as _};
 
 use crate::{
+    clock::Clock,
     config::{self, Config},
     control_socket::{
         Peers, Refused,
-        status::{PeerState, PeerStatus, Status},
+        status::{LastError, PeerState, PeerStatus, Refusal, Status},
     },
+    gate::refusals::{self, Refusals},
     identity::PublicKey,
     metrics::Metrics,
     roster::{Listed, Origin, Roster},
@@ -30,12 +32,14 @@ pub struct Running {
     pub snapshots: Arc<Snapshots>,
     /// Who its peers are.
     pub roster: Arc<Roster>,
+    /// Who was refused.
+    pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
     /// When it was started.
     pub since: Instant,
     /// Tells the time.
-    pub clock: fn() -> Instant,
+    pub clock: Arc<dyn Clock + Send + Sync>,
 }
 
 impl Peers for Running {
@@ -55,32 +59,43 @@ impl Peers for Running {
     }
 
     fn status(&self) -> Status {
+        let (now, unix_seconds) = (self.clock.now(), self.clock.unix_seconds());
         let snapshot = self.snapshots.get();
         let status = |listed: &Listed| {
             let seen = snapshot.peers.iter().find(|seen| !seen.removed && seen.name == listed.peer.name);
-            peer_status(listed, seen)
+            peer_status(listed, seen, now)
         };
         let families = self.metrics.families();
         Status {
             software: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.own_key.to_string(),
-            uptime_seconds: (self.clock)().saturating_duration_since(self.since).as_secs_f64(),
+            uptime_seconds: now.saturating_duration_since(self.since).as_secs_f64(),
             workers: self.config.worker_count(),
             peers: self.roster.list().iter().map(status).collect(),
             handshakes: by_label(&families.handshakes),
-            gate: by_label(&families.refused_datagrams),
-            refusals: Vec::new(),
+            gate: by_label(&families.gate_datagrams),
+            refusals: self
+                .refusals
+                .latest()
+                .iter()
+                .rev()
+                .map(|refusal| shown(refusal, unix_seconds))
+                .collect(),
         }
     }
 }
 
-fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>) -> PeerStatus {
+fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> PeerStatus {
+    let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     let connected = seen.is_some_and(|seen| seen.connected);
     let state = match (connected, listed.peer.endpoints.is_empty()) {
         (true, _) => PeerState::Connected,
         (false, false) => PeerState::Dialling,
         (false, true) => PeerState::Waiting,
     };
+    let connection = seen.and_then(|seen| seen.connection.as_ref()).filter(|_| connected);
+    let address = connection.map(|(remote, ..)| *remote).or_else(|| seen?.dialled);
+    let failure = seen.and_then(|seen| seen.failure.as_ref());
     let origin = match listed.origin {
         Origin::Config => "config",
         Origin::State => "state",
@@ -93,7 +108,25 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>) -> PeerStatus {
         rtt_seconds: seen.and_then(|seen| seen.rtt).as_ref().map(Duration::as_secs_f64),
         lanes_up: seen.map_or(0, |seen| seen.lanes_up),
         flows: seen.map_or(0, |seen| seen.flows),
-        ..PeerStatus::default()
+        address: address.map(|address| address.to_string()),
+        since_seconds: connection.map(|(_, since, _)| age(*since)),
+        software: connection.map(|(_, _, software)| software.to_string()),
+        last_error: failure.map(|failure| LastError {
+            age_seconds: age(failure.at),
+            reason: failure.reason.clone(),
+            likely_causes: failure.causes.iter().map(|cause| (*cause).to_owned()).collect(),
+        }),
+    }
+}
+
+fn shown((refusal, count): &(refusals::Refusal, u64), unix_seconds: u64) -> Refusal {
+    Refusal {
+        // Both are whole seconds of the wall clock, which may have been set back since.
+        age_seconds: Duration::from_secs(unix_seconds.saturating_sub(refusal.at)).as_secs_f64(),
+        source: refusal.source.to_string(),
+        count: *count,
+        reason: format!("{} (remedy: {})", refusal.why, refusal.why.remedy()),
+        public_key: refusal.why.key().map(|key| key.to_string()),
     }
 }
 

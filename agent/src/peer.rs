@@ -1,6 +1,6 @@
 //! One peer, as a worker sees it.
 
-use std::{sync::Arc, time::Instant};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::ConnectionHandle;
 
@@ -14,6 +14,7 @@ use crate::{
     identity::PublicKey,
     io::Token,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
+    log::RateLimit,
     relay::DatagramRelay,
     roster::Origin,
     worker::Outgoing,
@@ -38,6 +39,8 @@ pub struct Session {
     pub dialled: bool,
     /// What the peer said of itself.
     pub hello: Hello,
+    /// What it calls itself.
+    pub software: Arc<str>,
     /// Its lanes, wherever they are kept.
     pub openings: Openings,
     /// When it was established.
@@ -116,6 +119,25 @@ pub struct Peer {
     pub awaited_until: Option<Instant>,
     /// The token under which its endpoints are looked up.
     pub resolve: Token,
+    /// The address that was dialled last.
+    pub dialled: Option<SocketAddr>,
+    /// Why the last attempt or connection ended.
+    pub failure: Option<Arc<Failure>>,
+    /// The brake on what is logged about its attempts.
+    pub attempts_log: RateLimit,
+    /// The brake on what is logged about its connections.
+    pub connections_log: RateLimit,
+}
+
+/// Why an attempt or a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// When.
+    pub at: Instant,
+    /// In words.
+    pub reason: String,
+    /// What to look at, the likeliest first.
+    pub causes: &'static [&'static str],
 }
 
 impl Peer {

@@ -168,12 +168,8 @@ fn a_peer_with_a_key_that_the_exit_does_not_know_is_refused() {
     // The operator of the exit finds the key that was refused, the one of the entry why it may have been.
     pair.exit.wait_for_log(&[pair.entry.key()]);
     pair.exit.wait_for("the refusal is counted", |samples| {
-        let outcomes = samples.by_label("culvert_handshakes_total", "outcome");
-        if outcomes.keys().any(|outcome| outcome.contains("key")) {
-            Ok(())
-        } else {
-            Err(format!("{outcomes:?}"))
-        }
+        let steps = samples.by_label("culvert_gate_datagrams_total", "step");
+        if steps.get("key").is_some_and(|count| *count > 0.0) { Ok(()) } else { Err(format!("{steps:?}")) }
     });
     pair.entry.wait_for_log(&["WARN", "key"]);
     assert_eq!(pair.sum("culvert_peer_connected", &[]), 0);

@@ -22,6 +22,7 @@ use crate::{
     clock::{Clock, ManualClock, SystemClock},
     config::Config,
     control::{
+        accept::Room,
         cid::ConnectionIds,
         knock::{Knock, arm},
         tls::{self, TlsIdentity},
@@ -237,7 +238,7 @@ impl Bench {
 }
 
 fn arrival(source: SocketAddr) -> Arrival {
-    Arrival { source, listening: true }
+    Arrival { source, listening: true, room: Room::Free }
 }
 
 /// Times `pass`, which says how many datagrams ended where they should; all `expected` must.

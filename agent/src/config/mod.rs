@@ -51,6 +51,7 @@ pub struct Config {
     /// The file of our private key; relative paths were resolved against the folder of the configuration file.
     pub identity_key_file: PathBuf,
     /// The folder of what must survive a restart: [`state`] and the knocks that were used.
+    /// Empty: nothing survives.
     pub state_dir: PathBuf,
     /// The underlay: where we listen, and how packets leave.
     pub transport: Transport,

@@ -55,7 +55,10 @@ impl Draft {
         let key_file = checks.take("identity.key_file", file_identity.key_file);
         let state_dir = checks.take("identity.state_dir", file_identity.state_dir);
         let state_span = state_dir.as_ref().map(|state_dir| state_dir.span.clone());
-        let state_dir = base.join(state_dir.as_ref().map_or(defaults::STATE_DIR, |dir| &dir.value));
+        let state_dir = match state_dir.as_ref().map_or(defaults::STATE_DIR, |dir| &dir.value) {
+            "" => PathBuf::new(),
+            dir => base.join(dir),
+        };
         let file_transport = file.transport.unwrap_or_default();
         let listens =
             file_transport.listen.as_ref().is_some_and(|l| !l.value.as_ref().is_ok_and(Vec::is_empty));
@@ -67,7 +70,8 @@ impl Draft {
         checks.peers(file.peer, around, &mut peers);
         around.origin = PeerOrigin::State;
         let state_file = state_dir.join(state::FILE_NAME);
-        let state = match read_state(&state_file) {
+        let no_state = state_dir.as_os_str().is_empty();
+        let state = match if no_state { Ok(None) } else { read_state(&state_file) } {
             Ok(text) => text.map(|text| checks.state(text, state_file, around, &mut peers)),
             Err(cause) => {
                 let problem = format!("{} cannot be read: {cause}", state_file.display());

@@ -49,6 +49,9 @@ pub struct NewPeer {
 /// Why the state file could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
+    /// Nothing is kept.
+    #[error("there is no state folder: identity.state_dir is empty (remedy: set it)")]
+    Nowhere,
     /// The folder or the file cannot be used.
     #[error("{}: {cause} (remedy: let the user that runs culvert write there, or set identity.state_dir)", path.display())]
     Unusable {
@@ -155,7 +158,8 @@ impl Edit {
     /// # Errors
     /// The folder or the file cannot be used.
     pub fn begin(path: &Path) -> Result<Self, StateError> {
-        let folder = path.parent().unwrap_or_else(|| Path::new("."));
+        let folder =
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
         let unusable = |cause| StateError::Unusable { path: folder.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable)?;
         let mut options = OpenOptions::new();

@@ -90,7 +90,17 @@ impl Desk {
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
     fn add(&self, new: &state::NewPeer) -> Answer {
-        let peer = match state::check(&self.config, self.own_key, &self.peers.list(), new) {
+        // A peer of the configuration that was removed is known still: after a restart it would be there twice.
+        let mut known = self.peers.list();
+        let listed = known.len();
+        for peer in &self.config.peers {
+            if peer.origin == PeerOrigin::Config
+                && !known[..listed].iter().any(|known| known.name == peer.name)
+            {
+                known.push(peer.clone());
+            }
+        }
+        let peer = match state::check(&self.config, self.own_key, &known, new) {
             Ok(peer) => peer,
             Err(problems) => return Answer::Refused { bad_input: true, error: problems.to_string() },
         };
@@ -116,18 +126,14 @@ impl Desk {
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
     fn remove(&self, name: &str) -> Answer {
         let known = self.peers.list().into_iter().find(|peer| *peer.name == *name);
-        if known.as_ref().is_some_and(|peer| peer.origin == PeerOrigin::Config) {
-            let error = format!(
-                "{name:?} is a peer of the configuration, which only its author changes (remedy: remove its [[peer]] there, \
-                 and restart)"
-            );
-            return Answer::Refused { bad_input: true, error };
-        }
         if known.is_some() {
             if let Err(error) = self.peers.remove(name) {
                 return failed(&*error);
             }
             tracing::info!(peer = name, "a peer was removed through the control socket");
+        }
+        if known.as_ref().is_some_and(|peer| peer.origin == PeerOrigin::Config) {
+            return Answer::Done { note: Some(still_configured(name)) };
         }
         let named = self.config.forwards_to(name);
         let kept = self.edit().and_then(|mut edit| {
@@ -153,6 +159,14 @@ impl Desk {
     fn edit(&self) -> Result<Edit, state::StateError> {
         Edit::begin(&self.config.state_dir.join(state::FILE_NAME))
     }
+}
+
+/// What an operator should know who shut out a peer of the configuration.
+fn still_configured(name: &str) -> String {
+    format!(
+        "{name:?} is shut out until the next start; it is a peer of the configuration, which only its author changes: remove its \
+         [[peer]] there too"
+    )
 }
 
 /// What an operator should know who removed a peer to which ports still lead.

@@ -104,7 +104,7 @@ fn start(toml: &str, identity: &Identity) -> anyhow::Result<Daemon> {
 fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
     format!(
         r#"
-        identity = {{ key_file = "generated for the demo" }}
+        identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         transport = {{ listen = ["127.0.0.1:0"] }}
         [[peer]]
@@ -123,7 +123,7 @@ fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
 fn entry_toml(exit: &Identity, endpoint: SocketAddr, metrics: SocketAddr) -> String {
     format!(
         r#"
-        identity = {{ key_file = "generated for the demo" }}
+        identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         metrics = {{ listen = "{metrics}" }}
         [[peer]]

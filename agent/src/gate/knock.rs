@@ -9,7 +9,8 @@
 //!  mac1      BLAKE2s-128, keyed, of  QUIC version 4 │ DCID length 1 │ DCID │ all before it in the token
 //! ```
 //!
-//! * Integers are big endian. The version of the payload is 1; flags and the reserved byte are 0 and not looked at.
+//! * Integers are big endian. The version of the payload is 1; bit 0 of the flags is the sign of
+//!   the client's Ed25519 key, so that its owner can be named; the other bits and the reserved byte are 0 and not looked at.
 //! * The keys of mac1 and of the mask are BLAKE2s-256 of a label and the server's public key, so that only those who
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
@@ -186,6 +187,7 @@ pub fn seal(
     }
     let mut payload = [0; PAYLOAD_BYTES];
     payload[0] = VERSION;
+    payload[1] = u8::from(own.sign());
     payload[3..8].copy_from_slice(&unix_seconds.to_be_bytes()[3..]);
     payload[8..].copy_from_slice(&hello_hash(client_hello));
     let mut knock = [0; KNOCK_BYTES];
@@ -209,10 +211,20 @@ pub fn seal(
 pub struct Opened {
     /// The client's X25519 public key, [`PublicKey::agreement`] of its identity.
     pub client: [u8; 32],
+    /// The sign of that key: what X25519 leaves out. The client says so; TLS proves the whole key.
+    pub sign: bool,
     /// When it was made, by the client's clock.
     pub unix_seconds: u64,
     /// The hash of the ClientHello that it belongs to, [`hello_hash`].
     pub hello_hash: [u8; HELLO_HASH_BYTES],
+}
+
+impl Opened {
+    /// The client's identity, as it says.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        PublicKey::from_agreement(&self.client, self.sign)
+    }
 }
 
 /// Opens `token`, the knock of a packet to `dcid`; `own` and `server` are the two halves of our key.
@@ -248,7 +260,7 @@ pub fn open(own: &AgreementKey, server: &ServerKey, dcid: &[u8], token: &[u8]) -
     let unix_seconds = payload[3..8].iter().fold(0, |seconds, byte| seconds << 8 | u64::from(*byte));
     let mut hello_hash = [0; HELLO_HASH_BYTES];
     hello_hash.copy_from_slice(&payload[8..]);
-    Ok(Opened { client, unix_seconds, hello_hash })
+    Ok(Opened { client, sign: payload[1] & 1 == 1, unix_seconds, hello_hash })
 }
 
 fn noise_error(error: snow::Error) -> KnockError {

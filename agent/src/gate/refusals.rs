@@ -6,14 +6,11 @@ use std::{
     fmt,
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
-use crate::{
-    clock::{Clock, SystemClock},
-    log::RateLimit,
-};
+use crate::{identity::PublicKey, log::RateLimit};
 
 /// Refusals that are remembered.
 const REMEMBERED: usize = 16;
@@ -41,18 +38,22 @@ pub enum Why {
     },
     /// It was made before this process started, and what was used then is not known.
     BeforeStart,
-    /// No peer has this X25519 key.
-    Key([u8; 32]),
+    /// This key may not connect.
+    Key(Option<PublicKey>),
     /// The ClientHello cannot be read.
     Hello(HelloError),
     /// The knock is about another ClientHello.
     OtherHello,
     /// No further token can be remembered.
     Full,
-    /// TLS: the certificate is not of the key that knocked, or the key was removed since.
+    /// As many handshakes are under way as there may be.
+    Busy,
+    /// TLS: a certificate of another key than the one that knocked, or of none.
     Certificate,
     /// The client did not prove that it holds its key.
     Possession,
+    /// As many guests are connected as there may be.
+    Guests,
 }
 
 impl Why {
@@ -65,10 +66,26 @@ impl Why {
             Self::Repeated => Step::Used,
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
-            Self::Key(_) | Self::Certificate | Self::Possession => Step::Key,
+            Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
+            Self::Busy => Step::Budget,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Full => Step::Full,
         }
+    }
+
+    /// Whether it is the same condition, as an operator sees it.
+    fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            // The distance wanders by a second.
+            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
+            _ => self == other,
+        }
+    }
+
+    /// The key that is not allowed, as far as it is known.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        if let Self::Key(key) = self { *key } else { None }
     }
 
     /// What the operator can do.
@@ -81,13 +98,17 @@ impl Why {
             Self::BeforeStart => {
                 "none needed: the client knocks anew every second; or set its clock, if it goes on"
             }
-            Self::Key(_) => "if it is a peer of yours, add its key: culvert peer add",
-            Self::Certificate => "the client presents a certificate of another key than it knocked with",
+            Self::Key(_) => "if it is a peer of yours: culvert peer add NAME KEY",
             Self::Budget => "many handshakes at once: a restart of many peers, or someone who knows the link",
             Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::OtherHello | Self::RetryToken(_) => {
                 "is the client of another version, or is something between altering packets?"
             }
             Self::Repeated => "none needed, unless it goes on: someone repeats packets",
+            Self::Busy => "many handshakes at once; limits.handshakes is how many may be under way",
+            Self::Certificate => {
+                "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
+            }
+            Self::Guests => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within access.clock_window than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
@@ -107,20 +128,23 @@ impl fmt::Display for Why {
             }
             Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
             Self::BeforeStart => f.write_str("its knock is older than this process"),
-            Self::Key(_) => f.write_str("its key is not on the allowlist"),
+            Self::Key(Some(key)) => write!(f, "its key {key} is not on the allowlist"),
+            Self::Key(None) => f.write_str("its key is not on the allowlist"),
             Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
             Self::OtherHello => f.write_str("its knock is about another ClientHello"),
             Self::Full => f.write_str("no more knocks can be remembered"),
-            Self::Certificate => f.write_str("its certificate is not of an allowed key"),
+            Self::Busy => f.write_str("too many handshakes are under way"),
+            Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
+            Self::Guests => f.write_str("there are as many peers of open mode as there may be"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }
 }
 
-/// A refused handshake.
+/// A refused handshake, and those for the same reason from the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// When, unix seconds.
+    /// When, the last time; unix seconds.
     pub at: u64,
     /// From where; the address need not be true.
     pub source: SocketAddr,
@@ -128,7 +152,7 @@ pub struct Refusal {
     pub why: Why,
 }
 
-/// The latest refusals of all workers. Only who knows our public key gets here, so it may lock.
+/// The latest refusals of all workers. Only what was made with our public key gets here, within a budget, so it may lock.
 #[derive(Debug)]
 pub struct Refusals {
     inside: Mutex<Inside>,
@@ -136,7 +160,8 @@ pub struct Refusals {
 
 #[derive(Debug)]
 struct Inside {
-    latest: VecDeque<Refusal>,
+    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    latest: VecDeque<(Refusal, u64)>,
     log: RateLimit,
 }
 
@@ -149,13 +174,18 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
-    pub fn note(&self, refusal: Refusal) {
+    pub fn note(&self, refusal: Refusal, now: Instant) {
         let mut inside = self.lock();
+        let alike = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        };
+        let before = inside.latest.iter().position(alike);
+        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();
         }
-        inside.latest.push_back(refusal);
-        let suppressed = inside.log.allow(SystemClock.now());
+        inside.latest.push_back((refusal, before + 1));
+        let suppressed = inside.log.allow(now);
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;
@@ -163,14 +193,39 @@ impl Refusals {
         }
     }
 
-    /// The latest ones, oldest first.
+    /// The latest ones, oldest first, and how many packets each stands for.
     #[must_use]
-    pub fn latest(&self) -> Vec<Refusal> {
+    pub fn latest(&self) -> Vec<(Refusal, u64)> {
         self.lock().latest.iter().copied().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
         // Nothing panics while it is held.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    #[test]
+    fn what_repeats_is_counted_and_the_latest_stay() {
+        let (refusals, now) = (Refusals::default(), ManualClock::default().now());
+        let refusal =
+            |at, last, port, why| Refusal { at, source: SocketAddr::from(([192, 0, 2, last], port)), why };
+        for second in 0..10 {
+            refusals.note(refusal(second, 1, 1000 + second as u16, Why::Budget), now);
+            refusals.note(refusal(second, 2, 5, Why::Clock { ahead: 100 + second as i64 % 2 }), now);
+        }
+        let expected =
+            [(refusal(9, 1, 1009, Why::Budget), 10), (refusal(9, 2, 5, Why::Clock { ahead: 101 }), 10)];
+        assert_eq!(refusals.latest(), expected);
+        for last in 10..40 {
+            refusals.note(refusal(20, last, 1, Why::Full), now);
+        }
+        assert_eq!(refusals.latest().len(), REMEMBERED);
+        assert_eq!(refusals.latest().last(), Some(&(refusal(20, 39, 1, Why::Full), 1)));
     }
 }

@@ -17,6 +17,8 @@ use super::{Identity, PublicKey};
 pub struct AgreementKey {
     secret: Zeroizing<[u8; 32]>,
     public: [u8; 32],
+    /// The sign of the Ed25519 key that it follows from.
+    sign: bool,
 }
 
 impl AgreementKey {
@@ -24,12 +26,18 @@ impl AgreementKey {
     #[must_use]
     pub fn from_secret(secret: Zeroizing<[u8; 32]>) -> Self {
         let public = MontgomeryPoint::mul_base_clamped(*secret).0;
-        Self { secret, public }
+        Self { secret, public, sign: false }
     }
 
     /// The key of these halves, which belong together.
     pub(crate) fn from_halves(secret: Zeroizing<[u8; 32]>, public: [u8; 32]) -> Self {
-        Self { secret, public }
+        Self { secret, public, sign: false }
+    }
+
+    /// What [`PublicKey::from_agreement`] needs beside the public half: the bit of the Ed25519 key that X25519 has not.
+    #[must_use]
+    pub fn sign(&self) -> bool {
+        self.sign
     }
 
     pub(crate) fn secret(&self) -> &[u8; 32] {
@@ -66,7 +74,7 @@ impl Identity {
         let mut secret = Zeroizing::new([0; 32]);
         let half = secret.len();
         secret.copy_from_slice(&digest::digest(&digest::SHA512, self.seed.as_ref()).as_ref()[..half]);
-        AgreementKey::from_secret(secret)
+        AgreementKey { sign: self.public_key.sign(), ..AgreementKey::from_secret(secret) }
     }
 
     /// A secret that only the holder of this key can compute, another one for each `label`: HKDF-SHA256 (RFC 5869) of
@@ -90,6 +98,18 @@ impl Identity {
 }
 
 impl PublicKey {
+    /// The Ed25519 key whose [`PublicKey::agreement`] is `agreement` and whose sign is `sign`; `None` if there is none.
+    #[must_use]
+    pub fn from_agreement(agreement: &[u8; 32], sign: bool) -> Option<Self> {
+        let point = MontgomeryPoint(*agreement).to_edwards(u8::from(sign))?;
+        Some(Self(point.compress().to_bytes()))
+    }
+
+    /// The sign of its x coordinate (RFC 8032 §5.1.2).
+    fn sign(&self) -> bool {
+        self.0[31] >> 7 == 1
+    }
+
     /// The X25519 public key of the same holder; `None` if this is no point of the curve, or one of small order, with
     /// which no secret can be shared.
     #[must_use]
@@ -221,6 +241,17 @@ mod tests {
             if let Some(other) = PublicKey(bytes).agreement() {
                 prop_assert!(identity([1; 32]).agreement_key().shared(&other).is_some());
             }
+        }
+    }
+
+    #[test]
+    fn the_agreement_key_and_a_sign_give_the_identity_back() {
+        for seed in 0..32 {
+            let identity = Identity::from_seed(Zeroizing::new([seed; 32])).unwrap();
+            let key = identity.agreement_key();
+            let back = PublicKey::from_agreement(key.public(), key.sign());
+            assert_eq!(back, Some(identity.public_key()));
+            assert_ne!(PublicKey::from_agreement(key.public(), !key.sign()), back);
         }
     }
 }

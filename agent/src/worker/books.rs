@@ -1,8 +1,9 @@
 //! What a worker counts besides what its parts count themselves, and how others see it.
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use quic_core::LaneStats;
@@ -12,7 +13,7 @@ use crate::{
     control::messages::MessageError,
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
-    peer::PeerId,
+    peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
 };
@@ -262,6 +263,12 @@ pub struct PeerSnapshot {
     pub flows: usize,
     /// Lane packets that were declared lost.
     pub packets_lost: u64,
+    /// The connection: its far end, since when, and what that calls itself.
+    pub connection: Option<(SocketAddr, Instant, Arc<str>)>,
+    /// The address that was dialled last.
+    pub dialled: Option<SocketAddr>,
+    /// Why the last attempt or connection ended.
+    pub failure: Option<Arc<Failure>>,
     /// From local sockets to the peer.
     pub uplink: DirectionSnapshot,
     /// From the peer to local sockets.
@@ -331,6 +338,13 @@ impl Snapshot {
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
                     sum.packets_lost += peer.packets_lost;
+                    if sum.connection.is_none() {
+                        sum.connection.clone_from(&peer.connection);
+                    }
+                    sum.dialled = sum.dialled.or(peer.dialled);
+                    let newest =
+                        [&sum.failure, &peer.failure].into_iter().flatten().max_by_key(|failure| failure.at);
+                    sum.failure = newest.cloned();
                     for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
                         sum.account.add(&one.account);
                         sum.queued += one.queued;

@@ -17,7 +17,7 @@ use crate::{
     identity::PublicKey,
     io::Token,
     lanes::UnderlayId,
-    peer::PeerId,
+    peer::{Failure, PeerId},
 };
 
 impl Worker {
@@ -116,6 +116,7 @@ impl Worker {
                 return;
             }
         };
+        peer.dialled = Some(remote);
         match self.control.dial(id, remote, underlay, client, now) {
             Some(handle) => {
                 if peer.dialler.is_first() {
@@ -123,12 +124,17 @@ impl Worker {
                 } else {
                     tracing::debug!(peer = &*name, %remote, "dialling again");
                 }
+                if !peer.dialler.is_first() {
+                    let (reason, causes) =
+                        ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
+                    peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+                }
                 let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
                 if let Some(oldest) = surplus {
                     self.control.close(oldest, CloseReason::Replaced, now);
                     self.totals.handshakes.failed += 1;
-                    self.report_failure(&name, "no answer", likely_cause(&ConnectionError::TimedOut), now);
+                    self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
                 }
             }
             None => self.doors.close_underlay(&mut self.underlays, underlay),
@@ -153,8 +159,7 @@ impl Worker {
         let session = self.session_of(id).is_some_and(|session| session.handle == handle);
         if !session && side == Side::Client {
             self.totals.handshakes.failed += 1;
-            let name = self.name_of(handle).to_owned();
-            self.report_failure(&name, &words, likely_cause(reason), now);
+            self.report_failure(id, &words, likely_causes(reason), now);
         }
         let planned = match reason {
             ConnectionError::ApplicationClosed(close) => {
@@ -180,16 +185,26 @@ impl Worker {
         else {
             return;
         };
-        let Some(name) = self.peers.get(id.0 as usize).map(|peer| Arc::clone(&peer.name)) else { return };
-        self.report_failure(&name, &error.to_string(), "is the peer running, and its endpoint right?", now);
+        self.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
     }
 
-    fn report_failure(&mut self, peer: &str, reason: &str, cause: &str, now: Instant) {
-        if let Some(suppressed) = self.refused_log.allow(now) {
-            tracing::warn!(peer, reason, suppressed, "could not connect: {cause}");
+    fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
+        if let Some(suppressed) = peer.attempts_log.allow(now) {
+            let causes = causes.join("; ");
+            tracing::warn!(
+                peer = &*peer.name,
+                reason,
+                suppressed,
+                "could not connect. Likely causes: {causes}"
+            );
         }
     }
 }
+
+/// Characters of a far end's reason phrase that are shown.
+const MOST_PHRASE: usize = 100;
 
 /// Why a connection ended, in words.
 fn in_words(reason: &ConnectionError) -> String {
@@ -199,30 +214,48 @@ fn in_words(reason: &ConnectionError) -> String {
             None => format!("closed by the peer with code {}", close.error_code),
         },
         ConnectionError::TimedOut => "no answer".to_owned(),
+        // Its reason phrase comes from the far end, or before the handshake is complete from anyone on the path.
+        ConnectionError::ConnectionClosed(close) => {
+            let phrase: String =
+                String::from_utf8_lossy(&close.reason).escape_debug().take(MOST_PHRASE).collect();
+            format!("closed by the far end: {} {phrase:?}", close.error_code)
+        }
         ConnectionError::VersionMismatch
         | ConnectionError::TransportError(_)
-        | ConnectionError::ConnectionClosed(_)
         | ConnectionError::Reset
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted => reason.to_string(),
     }
 }
 
-/// What an operator should look at when a dialled handshake fails.
-fn likely_cause(reason: &ConnectionError) -> &'static str {
+/// What an operator should look at when the kernel says that nobody listens at the endpoint.
+const NOBODY_LISTENS: &[&str] = &["is the peer running, and its endpoint right? (path)"];
+
+/// What an operator should look at when a dialled handshake fails, the likeliest first.
+///
+/// A peer that does not accept us is silent, as one that is not there: only its own log says which it is.
+fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
     match reason {
-        ConnectionError::TimedOut => {
-            "a peer is silent to whom it does not accept. Likely causes: it is not running, or a firewall blocks UDP to it \
-             (path); `endpoints` is wrong (path); `public_key` is not its key (key); our key is not among its peers \
-             (allowlist); our clock differs from its by more than its access.clock_window (clock). Its log says which, if \
-             our packets reach it and `public_key` is right"
-        }
-        ConnectionError::TransportError(_) => "the key it proved is not one of `public_key` of this [[peer]]",
-        ConnectionError::ConnectionClosed(_) => "is our public key in a [[peer]] of its configuration?",
-        ConnectionError::ApplicationClosed(_) => "the peer ended it",
+        ConnectionError::TimedOut => &[
+            "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
+            "our key is not among its peers (allowlist): its log names the key that was refused",
+            "`public_key` is not its key (key): it cannot even tell that somebody knocks",
+            "our clock differs from its by more than its access.clock_window (clock): its log says by how much",
+        ],
+        ConnectionError::TransportError(_) => &[
+            "the key it proved is not one of `public_key` of this [[peer]] (key)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
+        ConnectionError::ConnectionClosed(_) => &[
+            "our key was removed at the peer (allowlist)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
+        ConnectionError::ApplicationClosed(_) => &["the peer ended it, and says why"],
         ConnectionError::Reset
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted
-        | ConnectionError::VersionMismatch => "the reason says why",
+        | ConnectionError::VersionMismatch => &[],
     }
 }

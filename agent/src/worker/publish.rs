@@ -1,6 +1,7 @@
 //! How a worker's plain integers reach the metrics and whoever asks for a snapshot.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -262,7 +263,9 @@ impl Worker {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
             }
-            snapshots.push(snapshot(peer, stats, (*up, rtt), now));
+            let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
+            let remote = control.map(|connection| connection.path().destination);
+            snapshots.push(snapshot(peer, stats, (*up, rtt, remote), now));
         }
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
@@ -459,7 +462,7 @@ impl PeerHandles {
 fn snapshot(
     peer: &Peer,
     lanes: &LaneStats,
-    (lanes_up, rtt): (usize, Option<Duration>),
+    (lanes_up, rtt, remote): (usize, Option<Duration>, Option<SocketAddr>),
     now: Instant,
 ) -> PeerSnapshot {
     let oldest = peer.relay.oldest();
@@ -478,6 +481,13 @@ fn snapshot(
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),
         packets_lost: lanes.lost_packets,
+        connection: peer
+            .session
+            .as_ref()
+            .zip(remote)
+            .map(|(session, remote)| (remote, session.since, Arc::clone(&session.software))),
+        dialled: peer.dialled,
+        failure: peer.failure.clone(),
         uplink: direction(Direction::Uplink),
         downlink: direction(Direction::Downlink),
     }
