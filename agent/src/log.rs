@@ -32,9 +32,10 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
 fn directives(level: LogLevel) -> &'static str {
     match level {
         LogLevel::Error => "error",
-        LogLevel::Warn => "warn",
-        LogLevel::Info => "warn,culvert=info,quic_core=info",
-        LogLevel::Debug => "warn,culvert=debug,quic_core=debug",
+        // quinn-proto warns for each packet that is not what it should be, whoever sent it.
+        LogLevel::Warn => "warn,quinn_proto=error",
+        LogLevel::Info => "warn,quinn_proto=error,culvert=info,quic_core=info",
+        LogLevel::Debug => "warn,quinn_proto=error,culvert=debug,quic_core=debug",
         LogLevel::Trace => "trace",
     }
 }

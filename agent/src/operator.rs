@@ -119,11 +119,12 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
     }
 }
 
-fn shown(refusal: &refusals::Refusal, unix_seconds: u64) -> Refusal {
+fn shown((refusal, count): &(refusals::Refusal, u64), unix_seconds: u64) -> Refusal {
     Refusal {
         // Both are whole seconds of the wall clock, which may have been set back since.
         age_seconds: Duration::from_secs(unix_seconds.saturating_sub(refusal.at)).as_secs_f64(),
         source: refusal.source.to_string(),
+        count: *count,
         reason: format!("{} (remedy: {})", refusal.why, refusal.why.remedy()),
         public_key: refusal.why.key().map(|key| key.to_string()),
     }

@@ -14,6 +14,7 @@ use crate::{
     identity::PublicKey,
     io::Token,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
+    log::RateLimit,
     relay::DatagramRelay,
     roster::Origin,
     worker::Outgoing,
@@ -122,6 +123,10 @@ pub struct Peer {
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended.
     pub failure: Option<Arc<Failure>>,
+    /// The brake on what is logged about its attempts.
+    pub attempts_log: RateLimit,
+    /// The brake on what is logged about its connections.
+    pub connections_log: RateLimit,
 }
 
 /// Why an attempt or a connection ended.

@@ -115,6 +115,15 @@ fn lanes_are_measured_beside_quinn_proto_in_memory() {
 }
 
 #[test]
+fn the_gate_is_measured_in_memory() {
+    let found = bench(&["gate", "--seconds", "0.05"]);
+    for kind in ["bogus", "knocks", "retries"] {
+        let each = number(&found, &format!("{kind}_ns")) * number(&found, &format!("{kind}_per_second"));
+        assert!((each / 1e9 - 1.0).abs() < 1e-9, "{found:#}");
+    }
+}
+
+#[test]
 fn without_an_agent_it_says_what_to_look_at() {
     let [to, sink] = [ports::free(), ports::free()].map(|port| format!("127.0.0.1:{port}"));
     let output = culvert(&["bench", "--to", &to, "--sink", &sink, "--seconds", "0.1"]);

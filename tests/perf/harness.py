@@ -246,7 +246,7 @@ class Culvert:
     kind = "culvert"
 
     def __init__(self, processes, upstream, workers=None):
-        self.entry, quic, self.probe, self.probe_sink = free_port(), free_port(), free_port(), free_port()
+        self.entry, self.quic, self.probe, self.probe_sink = free_port(), free_port(), free_port(), free_port()
         self.metrics = {"entry": free_port(), "exit": free_port()}
         folder = Path(tempfile.mkdtemp(dir=processes.path))
         keys = {}
@@ -261,7 +261,7 @@ identity = {{ key_file = "{folder}/exit.key", state_dir = "{folder}/exit" }}
 control = {{ socket = "" }}
 metrics = {{ listen = "127.0.0.1:{self.metrics["exit"]}" }}
 [transport]
-listen = ["127.0.0.1:{quic}"]
+listen = ["127.0.0.1:{self.quic}"]
 {transport}
 [[peer]]
 name = "entry"
@@ -284,7 +284,7 @@ metrics = {{ listen = "127.0.0.1:{self.metrics["entry"]}" }}
 [[peer]]
 name = "exit"
 public_key = "{keys["exit"]}"
-endpoints = ["127.0.0.1:{quic}"]
+endpoints = ["127.0.0.1:{self.quic}"]
 {lanes}
 [[udp]]
 listen = "127.0.0.1:{self.entry}"

@@ -14,6 +14,7 @@
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
 //! | Initials of strangers, for the gate | `strangers.rs` |
+//! | what the gate's checks cost, without a network | `gate.rs` |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
 //! Client, sink and probe do their work in turns over the traits of [`crate::io`], with a clock that is given: what is
@@ -30,6 +31,7 @@ use crate::{cli::out, io::Token};
 
 mod alone;
 mod client;
+mod gate;
 mod measure;
 pub mod memory;
 mod pace;
@@ -46,6 +48,7 @@ mod tests;
 mod wire;
 
 pub use alone::{SinkOptions, run_sink};
+pub use gate::{GateOptions, run_gate};
 pub use strangers::{StrangersOptions, run_strangers};
 pub use wire::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 

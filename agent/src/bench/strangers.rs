@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Bytes of each datagram: the least that may carry an Initial (RFC 9000 §14.1), so that most fit a second.
-const BYTES: u16 = 1_200;
+pub(super) const BYTES: u16 = 1_200;
 
 /// Bytes of a knock.
 const TOKEN_BYTES: usize = 136;
@@ -244,7 +244,7 @@ impl Party for Strangers {
 /// ```text
 /// | c3 | 00000001 | 8 | destination | 8 | source | 4088 | token, 136 | length | packet number, ciphertext, tag |
 /// ```
-fn bogus(datagram: &mut [u8], rng: &mut SmallRng) {
+pub(super) fn bogus(datagram: &mut [u8], rng: &mut SmallRng) {
     const TOKEN_AT: usize = 5 + 9 + 9 + 2;
     const LENGTH_AT: usize = TOKEN_AT + TOKEN_BYTES;
     rng.fill_bytes(&mut datagram[5..LENGTH_AT]);

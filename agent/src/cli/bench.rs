@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum, value_parser};
 
 use super::{Failure, demo::bits_per_second};
 use crate::bench::{
-    self, Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions, StrangersOptions,
+    self, Direction, GateOptions, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions, StrangersOptions,
 };
 
 /// Measure rate, loss, order and latency of UDP through agents, directly, or in memory
@@ -37,6 +37,7 @@ enum Part {
     Send(Send),
     Sink(Sink),
     Strangers(Strangers),
+    Gate(Gate),
 }
 
 /// Count and answer what senders in other processes send
@@ -88,6 +89,17 @@ struct Strangers {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Print JSON instead of words
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the gate's checks cost without a network: strangers refused, knocks admitted, Retry packets made
+#[derive(Debug, Args)]
+struct Gate {
+    /// How long each kind runs
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    seconds: f64,
+    /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -188,6 +200,10 @@ impl Bench {
             (Some(Part::Sink(sink)), _, _) => return Ok(bench::run_sink(&sink.options()?)?),
             (Some(Part::Strangers(strangers)), _, _) => {
                 return Ok(bench::run_strangers(strangers.options()?)?);
+            }
+            (Some(Part::Gate(gate)), _, _) => {
+                let duration = seconds(gate.seconds)?;
+                return Ok(bench::run_gate(GateOptions { duration, json: gate.json })?);
             }
             (None, _, _) if self.in_memory => return Ok(self.load.in_memory()?),
             (None, Some(to), Some(sink)) => Mode::Through { to, sink },

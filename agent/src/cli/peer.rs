@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_endpoint_of_a_link_comes_first() {
-        let key = PublicKey([7; 32]);
+        let key = Identity::generate().unwrap().public_key();
         let new = added(&["a", &format!("culvert://[::1]:1/{key}"), "--endpoint", "b:2", "--lanes", "4"]);
         let Ok(new) = new.new_peer() else { panic!("it is a link") };
         assert_eq!(

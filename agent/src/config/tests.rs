@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-pub(super) const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+pub(super) const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 pub(super) const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
 /// Lines 1 to 8, so that what a test appends begins at line 9.
@@ -15,7 +15,7 @@ name = "dns"
 upstream = "127.0.0.1:53"
 [[peer]]
 name = "exit"
-public_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+public_key = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA"
 "#;
 
 pub(super) fn root() -> PathBuf {
@@ -61,7 +61,7 @@ fn defaults_stand_for_what_is_left_out() {
     let peer = Peer {
         name: "exit".into(),
         origin: PeerOrigin::Config,
-        public_keys: vec![PublicKey([0; 32])],
+        public_keys: vec![KEY.parse().unwrap()],
         endpoints: Vec::new(),
         lanes: 0,
         profile: Profile::Throughput,
@@ -155,7 +155,7 @@ handshakes = 8
         config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
     assert_eq!(protocols, [(true, false, 128, 60), (false, true, 16, 300)]);
     let peer = &config.peers[0];
-    assert_eq!(peer.public_keys, [PublicKey([0; 32]), PublicKey([1; 32])]);
+    assert_eq!(peer.public_keys, [KEY, KEY_2].map(|key| key.parse().unwrap()));
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
     assert_eq!((peer.lanes, peer.keepalive, peer.drop), (64, None, DropPolicy::Newest));
     assert_eq!(peer.profile, Profile::Latency);

@@ -13,32 +13,28 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, EndpointEvent, Event as QuinnEvent, Incoming, ServerConfig, Side, StreamEvent, StreamId,
-    crypto,
+    EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId,
 };
 use rustc_hash::FxHashMap;
 
-use super::messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL};
+use super::{
+    accept::{Acceptance, Admission, Pending},
+    messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL},
+};
 use crate::{
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
 };
 
-/// Unfinished handshakes from which on a client without a knock must prove its address first (RFC 9000 §8.1.2).
-const VALIDATE_FROM: usize = 32;
-
 /// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
-
-/// How long a connection that another started may take until it is a session: handshake and hello, with losses.
-const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What happened on a control connection.
 #[derive(Debug)]
@@ -68,44 +64,6 @@ pub enum Event {
     Drained,
 }
 
-/// A handshake that the gate let through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admission {
-    /// The destination that its client chose for its first Initial; the knock is bound to it.
-    pub dcid: [u8; 8],
-    /// The last bytes of the token: its name in the single-use table.
-    pub tag: [u8; 16],
-    /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
-    pub agreement: [u8; 32],
-}
-
-/// Makes the TLS of one client, by its X25519 key.
-pub type OwnTls = Box<dyn Fn(&[u8; 32]) -> Option<Arc<dyn crypto::ServerConfig>>>;
-
-/// Whose handshakes an endpoint accepts.
-pub enum Acceptance {
-    /// Nobody's: it only dials.
-    Nobody,
-    /// Those that the gate admitted, each with a configuration of its own.
-    Knocked {
-        /// The QUIC parameters and the key of Retry tokens; its TLS accepts no client.
-        server: Arc<ServerConfig>,
-        /// TLS for the one client that holds the Ed25519 key of an X25519 key.
-        tls: OwnTls,
-    },
-    /// Anyone's whose key TLS allows.
-    Anyone(Arc<ServerConfig>),
-}
-
-impl Acceptance {
-    fn server(&self) -> Option<Arc<ServerConfig>> {
-        match self {
-            Self::Nobody => None,
-            Self::Knocked { server, .. } | Self::Anyone(server) => Some(Arc::clone(server)),
-        }
-    }
-}
-
 /// One control connection.
 pub struct ControlConnection {
     quinn: Connection,
@@ -130,6 +88,30 @@ pub struct ControlConnection {
 }
 
 impl ControlConnection {
+    /// A connection of `peer` if this end dialled it, else of whom `admission` says, who must be a session `by` then.
+    pub(super) fn new(
+        quinn: Connection,
+        underlay: UnderlayId,
+        (peer, admission): (Option<PeerId>, Option<Admission>),
+        establish_by: Option<Instant>,
+    ) -> Self {
+        Self {
+            quinn,
+            underlay,
+            peer,
+            key: None,
+            admission,
+            control: None,
+            framer: Framer::new(MAX_MESSAGE_BYTES),
+            outgoing: Vec::new(),
+            establish_by,
+            mtu: 0,
+            dirty: false,
+            lost: false,
+            forgotten: false,
+        }
+    }
+
     /// Whether it was closed by either end, or lost.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -198,22 +180,20 @@ pub struct ControlStats {
 
 /// All control connections of a worker.
 pub struct Control {
-    endpoint: Endpoint,
-    acceptance: Acceptance,
-    /// Handshakes that others started and have not finished, at most. Each costs some 20 KiB until it ends.
-    most_handshakes: usize,
+    pub(super) endpoint: Endpoint,
+    /// Whose handshakes it accepts; nobody's, if it only dials.
+    pub(super) acceptance: Option<Acceptance>,
+    pub(super) pending: Pending,
     /// Retry packets to be sent.
-    retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
+    pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     connections: FxHashMap<ConnectionHandle, ControlConnection>,
     dirty: Vec<ConnectionHandle>,
     /// Connections whose far end does not read what it asked for.
     overflowing: Vec<ConnectionHandle>,
     events: Vec<(ConnectionHandle, Event)>,
-    /// Accepted handshakes that have not completed.
-    handshakes: usize,
     /// No further connection is accepted.
-    closed: bool,
-    scratch: Vec<u8>,
+    pub(super) closed: bool,
+    pub(super) scratch: Vec<u8>,
     /// What it counted.
     pub stats: ControlStats,
 }
@@ -221,17 +201,17 @@ pub struct Control {
 impl Control {
     /// An endpoint that dials, and accepts whom `acceptance` names: `most_handshakes` at a time.
     #[must_use]
-    pub fn new(config: EndpointConfig, acceptance: Acceptance, most_handshakes: usize) -> Self {
+    pub fn new(config: EndpointConfig, acceptance: Option<Acceptance>, most_handshakes: usize) -> Self {
+        let server = acceptance.as_ref().map(|acceptance| Arc::clone(&acceptance.server));
         Self {
-            endpoint: Endpoint::new(Arc::new(config), acceptance.server(), true, None),
+            endpoint: Endpoint::new(Arc::new(config), server, true, None),
             acceptance,
-            most_handshakes,
+            pending: Pending::new(most_handshakes),
             retries: Vec::new(),
             connections: FxHashMap::default(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
             events: Vec::new(),
-            handshakes: 0,
             closed: false,
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
@@ -254,12 +234,12 @@ impl Control {
     ) -> Option<ConnectionHandle> {
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
-        self.insert(handle, quinn, underlay, (Some(peer), None), None);
+        self.insert(handle, ControlConnection::new(quinn, underlay, (Some(peer), None), None));
         Some(handle)
     }
 
     /// Takes a datagram that the gate let through and that is no lane's. If it is the first of a handshake, `admission`
-    /// says whose.
+    /// says whose; false then if none began.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
@@ -267,7 +247,7 @@ impl Control {
         ecn: u8,
         (data, admission): (&[u8], Option<Admission>),
         now: Instant,
-    ) {
+    ) -> bool {
         self.scratch.clear();
         let ecn = EcnCodepoint::from_bits(ecn);
         match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
@@ -278,11 +258,12 @@ impl Control {
                 }
             }
             Some(DatagramEvent::NewConnection(incoming)) => {
-                self.incoming(incoming, (underlay, local), admission, now);
+                return self.incoming(incoming, (underlay, local), admission, now);
             }
             Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
             None => self.stats.unroutable += 1,
         }
+        admission.is_none()
     }
 
     /// The deadline of a connection has come.
@@ -333,11 +314,13 @@ impl Control {
 
     /// Forgets a connection that is drained; its socket.
     pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
+        self.pending.end(handle);
         self.connections.remove(&handle).map(|connection| connection.underlay)
     }
 
     /// The connection is a peer's session now: it may live for as long as it likes.
     pub fn established(&mut self, handle: ConnectionHandle) {
+        self.pending.end(handle);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.establish_by = None;
         }
@@ -386,6 +369,7 @@ impl Control {
         if let Some(connection) = self.connections.get_mut(&handle)
             && !connection.lost
         {
+            self.pending.end(handle);
             connection.lost = true;
             connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
             self.touch(handle);
@@ -446,29 +430,7 @@ impl Control {
         events.append(&mut self.events);
     }
 
-    fn insert(
-        &mut self,
-        handle: ConnectionHandle,
-        quinn: Connection,
-        underlay: UnderlayId,
-        (peer, admission): (Option<PeerId>, Option<Admission>),
-        establish_by: Option<Instant>,
-    ) {
-        let connection = ControlConnection {
-            quinn,
-            underlay,
-            peer,
-            key: None,
-            admission,
-            control: None,
-            framer: Framer::new(MAX_MESSAGE_BYTES),
-            outgoing: Vec::new(),
-            establish_by,
-            mtu: 0,
-            dirty: false,
-            lost: false,
-            forgotten: false,
-        };
+    pub(super) fn insert(&mut self, handle: ConnectionHandle, connection: ControlConnection) {
         self.connections.insert(handle, connection);
         self.touch(handle);
     }
@@ -490,72 +452,6 @@ impl Control {
         }
     }
 
-    /// Decides about a handshake that another starts.
-    fn incoming(
-        &mut self,
-        incoming: Incoming,
-        (underlay, local): (UnderlayId, Option<IpAddr>),
-        admission: Option<Admission>,
-        now: Instant,
-    ) {
-        let config = match &self.acceptance {
-            // An admission holds for the handshake that the client started, and for that alone.
-            Acceptance::Knocked { server, tls } => admission
-                .filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid)
-                .and_then(|admission| tls(&admission.agreement))
-                .map(|crypto| {
-                    let mut own = ServerConfig::clone(server);
-                    own.crypto = crypto;
-                    Arc::new(own)
-                }),
-            Acceptance::Anyone(server) => Some(Arc::clone(server)),
-            Acceptance::Nobody => None,
-        };
-        let Some(config) = config.filter(|_| !self.closed && self.handshakes < self.most_handshakes) else {
-            self.stats.handshakes_ignored += 1;
-            self.endpoint.ignore(incoming);
-            return;
-        };
-        let knocked = match self.acceptance {
-            Acceptance::Knocked { .. } => admission,
-            Acceptance::Anyone(_) | Acceptance::Nobody => None,
-        };
-        if knocked.is_none() && self.handshakes >= VALIDATE_FROM && !incoming.remote_address_validated() {
-            self.retry(incoming, (underlay, local));
-            return;
-        }
-        self.scratch.clear();
-        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
-            Ok((handle, quinn)) => {
-                self.stats.handshakes_accepted += 1;
-                self.handshakes += 1;
-                self.insert(handle, quinn, underlay, (None, knocked), Some(now + ESTABLISH_TIMEOUT));
-            }
-            Err(refused) => {
-                self.stats.handshakes_ignored += 1;
-                if refused.response.is_some() {
-                    self.stats.answers_suppressed += 1;
-                }
-            }
-        }
-    }
-
-    /// Asks a client to prove its address.
-    fn retry(&mut self, incoming: Incoming, (underlay, local): (UnderlayId, Option<IpAddr>)) {
-        self.scratch.clear();
-        match self.endpoint.retry(incoming, &mut self.scratch) {
-            Ok(transmit) => {
-                let path = Path { destination: transmit.destination, source: local, ecn: 0 };
-                self.stats.retries_sent += 1;
-                self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
-            }
-            Err(refused) => {
-                self.stats.handshakes_ignored += 1;
-                self.endpoint.ignore(refused.into_incoming());
-            }
-        }
-    }
-
     fn exchange_endpoint_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
         while let Some(event) = connection.quinn.poll_endpoint_events() {
             if let Some(answer) = self.endpoint.handle_event(handle, event) {
@@ -568,15 +464,12 @@ impl Control {
         while let Some(event) = connection.quinn.poll() {
             match event {
                 QuinnEvent::Connected => {
-                    self.handshake_ended(connection);
                     if let Some(key) = super::tls::peer_key(connection.quinn.crypto_session()) {
                         self.events.push((handle, Event::Connected { key }));
                     }
                 }
                 QuinnEvent::ConnectionLost { reason } => {
-                    if connection.peer.is_none() {
-                        self.handshake_ended(connection);
-                    }
+                    self.pending.end(handle);
                     connection.lost = true;
                     self.events.push((handle, Event::Lost(reason)));
                 }
@@ -585,13 +478,6 @@ impl Control {
                 // The worker offers what waits in every turn.
                 QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
             }
-        }
-    }
-
-    /// An accepted handshake is no longer one of those under way.
-    fn handshake_ended(&mut self, connection: &ControlConnection) {
-        if connection.quinn.side() == Side::Server {
-            self.handshakes = self.handshakes.saturating_sub(1);
         }
     }
 

@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver.rs` |
+//! | which handshakes that others start are accepted, and how many? | `accept.rs` |
 //! | when is a peer dialled, and where? | `dial.rs` |
 //! | what do connection IDs look like? | `cid.rs` |
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
@@ -12,6 +13,7 @@
 //!
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
 
+pub mod accept;
 pub mod cid;
 pub mod dial;
 pub mod driver;

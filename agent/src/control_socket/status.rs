@@ -92,8 +92,10 @@ pub struct LastError {
 pub struct Refusal {
     /// Seconds since then.
     pub age_seconds: f64,
-    /// Address and port.
+    /// Address and port, of the last one.
     pub source: String,
+    /// How many packets were refused for this reason from there.
+    pub count: u64,
     /// In words.
     pub reason: String,
     /// The key that was offered, if one was seen.
@@ -137,7 +139,7 @@ impl Status {
             }
         }
         if !self.refusals.is_empty() {
-            let mut rows = vec![["REFUSED", "SOURCE", "KEY", "REASON"].map(str::to_owned)];
+            let mut rows = vec![["REFUSED", "PACKETS", "SOURCE", "REASON"].map(str::to_owned)];
             rows.extend(self.refusals.iter().map(Refusal::row));
             text += "\n";
             text += &table(&rows);
@@ -164,8 +166,8 @@ impl PeerStatus {
 
 impl Refusal {
     fn row(&self) -> [String; 4] {
-        let key = self.public_key.clone().unwrap_or_else(|| "-".to_owned());
-        [format!("{} ago", age(self.age_seconds)), self.source.clone(), key, self.reason.clone()]
+        let ago = format!("{} ago", age(self.age_seconds));
+        [ago, self.count.to_string(), self.source.clone(), self.reason.clone()]
     }
 }
 

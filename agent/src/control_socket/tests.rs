@@ -19,7 +19,7 @@ use super::{
     *,
 };
 
-const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
 /// Peers that nobody connects.
@@ -140,12 +140,18 @@ fn a_peer_is_added_listed_and_removed() {
 }
 
 #[test]
-fn a_peer_of_the_configuration_stays() {
+fn a_peer_of_the_configuration_is_shut_out_until_the_next_start_and_cannot_be_added_beside_it() {
     let case = Case::new(false);
-    let answer = case.desk().answer(remove("exit").to_line().as_bytes());
-    let (bad_input, error) = refusal(&answer);
-    assert!(bad_input && error.contains("remove its [[peer]] there, and restart"), "{error}");
-    assert_eq!((case.peers.list().len(), case.state().as_str()), (1, ""));
+    let desk = case.desk();
+    let Answer::Done { note: Some(note) } = desk.answer(remove("exit").to_line().as_bytes()) else {
+        panic!("it was refused")
+    };
+    assert!(note.contains("remove its [[peer]] there too"), "{note}");
+    assert_eq!((case.peers.list().len(), case.state().as_str()), (0, ""));
+    let again = desk.answer(add("exit", KEY_2).to_line().as_bytes());
+    assert!(refusal(&again).1.contains("is taken by a [[peer]] of the configuration"), "{again:?}");
+    let renamed = desk.answer(add("other", KEY).to_line().as_bytes());
+    assert!(refusal(&renamed).1.contains("is the same key as"), "{renamed:?}");
 }
 
 #[test]
@@ -185,7 +191,7 @@ fn a_peer_is_shut_out_also_if_that_cannot_be_written() {
     let (bad_input, error) = refusal(&answer);
     assert!(!bad_input && error.starts_with("the peer is shut out, but still in the state file"), "{error}");
     assert_eq!(case.peers.list().len(), 1);
-    let unkept = add("c", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI");
+    let unkept = add("c", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0");
     let answer = ask(&unkept);
     assert!(refusal(&answer).1.starts_with("the peer is let in, but not kept"), "{answer:?}");
 }
@@ -252,6 +258,7 @@ fn full_status() -> Status {
     let refusal = Refusal {
         age_seconds: 3.0,
         source: "192.0.2.7:1".to_owned(),
+        count: 5,
         reason: "not on the allowlist".to_owned(),
         public_key: None,
     };
@@ -276,8 +283,8 @@ fn the_status_is_readable() {
          b     dialling   -      -               -        0      0      -\n\n\
          b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
          handshakes: established 3, failed 1\n\n\
-         REFUSED  SOURCE       KEY  REASON\n\
-         3s ago   192.0.2.7:1  -    not on the allowlist\n"
+         REFUSED  PACKETS  SOURCE       REASON\n\
+         3s ago   5        192.0.2.7:1  not on the allowlist\n"
     );
     assert_eq!(full_status().to_text(), expected);
 }

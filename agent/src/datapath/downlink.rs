@@ -186,7 +186,7 @@ impl Downlink<'_> {
             }
             return;
         }
-        let arrival = Arrival { source: meta.source, listening: port.is_some() };
+        let arrival = Arrival { source: meta.source, listening: port.is_some(), room: self.control.room() };
         let admission = match self.gate.check(datagram, arrival, self.now) {
             Verdict::Pass => None,
             Verdict::Admit(admission) => Some(admission),
@@ -207,9 +207,12 @@ impl Downlink<'_> {
                 }
                 return;
             }
-            Verdict::Ignore => return,
         };
-        self.control.datagram(underlay, (meta.source, meta.local), meta.ecn, (datagram, admission), self.now);
+        let addresses = (meta.source, meta.local);
+        let begun = self.control.datagram(underlay, addresses, meta.ecn, (datagram, admission), self.now);
+        if let Some(admission) = admission.filter(|_| !begun) {
+            self.gate.handshake_ended(&admission);
+        }
     }
 
     /// Opens one packet of a lane in place and takes its frames.

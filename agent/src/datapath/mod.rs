@@ -14,7 +14,8 @@
 //!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
 //! ```
 //!
-//! What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`.
+//! What belongs to no lane goes from `downlink.rs` through the gate (`gate/`) to the control connections, and strangers' datagrams
+//! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`.
 //!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.

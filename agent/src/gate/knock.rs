@@ -70,6 +70,8 @@ pub enum KnockError {
 pub struct ServerKey {
     public_key: PublicKey,
     agreement: [u8; 32],
+    /// Both are keyed and have taken in the QUIC version: with that the block of the key is behind them, which would else
+    /// be a quarter of a stranger's mac1.
     mac: Blake2sMac<U16>,
     mask: Blake2sMac<U32>,
     noise: NoiseParams,
@@ -86,11 +88,13 @@ impl ServerKey {
     #[must_use]
     pub fn new(public_key: &PublicKey) -> Option<Self> {
         let key = |label: &[u8]| Blake2s256::new().chain_update(label).chain_update(public_key.0).finalize();
+        let mac: Blake2sMac<U16> = KeyInit::new_from_slice(&key(b"culvert knock mac1")).ok()?;
+        let mask: Blake2sMac<U32> = KeyInit::new_from_slice(&key(b"culvert knock mask")).ok()?;
         Some(Self {
             public_key: *public_key,
             agreement: public_key.agreement()?,
-            mac: KeyInit::new_from_slice(&key(b"culvert knock mac1")).ok()?,
-            mask: KeyInit::new_from_slice(&key(b"culvert knock mask")).ok()?,
+            mac: mac.chain_update(VERSION_1),
+            mask: mask.chain_update(VERSION_1),
             noise: "Noise_X_25519_ChaChaPoly_BLAKE2s".parse().ok()?,
         })
     }
@@ -115,7 +119,7 @@ impl ServerKey {
     }
 
     fn mac1_state(&self, dcid: &[u8], body: &[u8]) -> Blake2sMac<U16> {
-        let mut head = [0; 4 + 1 + MAX_CID_BYTES];
+        let mut head = [0; 1 + MAX_CID_BYTES];
         let mut mac = self.mac.clone();
         mac.update(head_of(dcid, &mut head));
         mac.update(body);
@@ -124,7 +128,7 @@ impl ServerKey {
 
     /// Masks the ephemeral key of a knock to `dcid`, or takes the mask off.
     fn mask(&self, dcid: &[u8], ephemeral: &mut [u8; 32]) {
-        let mut head = [0; 4 + 1 + MAX_CID_BYTES];
+        let mut head = [0; 1 + MAX_CID_BYTES];
         let mask = self.mask.clone().chain_update(head_of(dcid, &mut head)).finalize().into_bytes();
         for (byte, mask) in ephemeral.iter_mut().zip(mask) {
             *byte ^= mask;
@@ -132,19 +136,20 @@ impl ServerKey {
     }
 
     fn prologue(&self, dcid: &[u8]) -> Vec<u8> {
-        let mut head = [0; 4 + 1 + MAX_CID_BYTES];
-        [b"culvert knock 1", head_of(dcid, &mut head), &self.public_key.0].concat()
+        let mut head = [0; 1 + MAX_CID_BYTES];
+        [&b"culvert knock 1"[..], &VERSION_1, head_of(dcid, &mut head), &self.public_key.0].concat()
     }
 }
 
-/// QUIC version │ DCID length │ DCID, in `head`. What is longer than any connection ID is cut.
-fn head_of<'a>(dcid: &[u8], head: &'a mut [u8; 4 + 1 + MAX_CID_BYTES]) -> &'a [u8] {
-    const VERSION_1: [u8; 4] = [0, 0, 0, 1];
+/// QUIC version 1, the only one that knocks travel in.
+const VERSION_1: [u8; 4] = [0, 0, 0, 1];
+
+/// DCID length │ DCID, in `head`. What is longer than any connection ID is cut.
+fn head_of<'a>(dcid: &[u8], head: &'a mut [u8; 1 + MAX_CID_BYTES]) -> &'a [u8] {
     let dcid = &dcid[..dcid.len().min(MAX_CID_BYTES)];
-    head[..4].copy_from_slice(&VERSION_1);
-    head[4] = u8::try_from(dcid.len()).unwrap_or(u8::MAX);
-    head[5..5 + dcid.len()].copy_from_slice(dcid);
-    &head[..5 + dcid.len()]
+    head[0] = u8::try_from(dcid.len()).unwrap_or(u8::MAX);
+    head[1..1 + dcid.len()].copy_from_slice(dcid);
+    &head[..1 + dcid.len()]
 }
 
 /// The first half of SHA-256 of a whole ClientHello, its four-byte handshake header included.

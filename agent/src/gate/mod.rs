@@ -63,11 +63,15 @@ use self::{
     knock::{KNOCK_BYTES, KnockError, Opened},
     refusals::{Refusal, Refusals, Why},
     retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
-    table::{InsertError, SingleUse, Used},
+    table::{InsertError, SingleUse, Tag, Used},
 };
 use crate::{
     clock::Clock,
-    control::{cid::ConnectionIds, driver::Admission, tls::MIN_PACKET},
+    control::{
+        accept::{Admission, Room},
+        cid::ConnectionIds,
+        tls::MIN_PACKET,
+    },
     roster::{Admits, Roster},
 };
 
@@ -80,9 +84,8 @@ pub enum Verdict {
     Admit(Admission),
     /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
-    /// It comes from someone who knows our public key and is refused, or repeats what was used: silence.
-    Ignore,
-    /// It comes from a stranger: silence, or the decoy.
+    /// It comes from a stranger, or from someone who is treated as one: silence, or the decoy. Who is refused although a proof
+    /// holds may be a stranger who repeats what a peer once sent, and must not be able to tell.
     Stranger,
 }
 
@@ -205,6 +208,8 @@ pub struct Arrival {
     pub source: SocketAddr,
     /// Whether it came to a port on which we listen.
     pub listening: bool,
+    /// Whether one more handshake may begin.
+    pub room: Room,
 }
 
 impl Gate {
@@ -244,16 +249,29 @@ impl Gate {
         let (ours, step) = match classify(datagram) {
             Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
             Class::Handshake { dcid } | Class::Retry { dcid } => (self.is_ours(dcid), Step::Class),
-            Class::Initial(initial) => {
-                let proven = || self.own.server().is_proof(initial.dcid, initial.token);
-                (!self.required || self.is_ours(initial.dcid) || proven(), Step::Mac)
-            }
+            Class::Initial(initial) => match self.screen_initial(datagram, &initial) {
+                Ok(()) => return true,
+                Err(step) => (false, step),
+            },
             Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
         };
         if !ours {
             self.stats.ended[step.index()] += 1;
         }
         ours
+    }
+
+    fn screen_initial(&self, datagram: &[u8], initial: &Initial<'_>) -> Result<(), Step> {
+        if !self.required || (initial.token.is_empty() && self.is_ours(initial.dcid)) {
+            return Ok(());
+        }
+        let known_length = [KNOCK_BYTES, RETRY_TOKEN_BYTES].contains(&initial.token.len());
+        if !known_length || datagram.len() < usize::from(MIN_PACKET) {
+            return Err(Step::Token);
+        }
+        // A client's second flight goes to a connection ID of ours, for which its token was not made.
+        let proven = self.is_ours(initial.dcid) || self.own.server().is_proof(initial.dcid, initial.token);
+        proven.then_some(()).ok_or(Step::Mac)
     }
 
     /// The Retry packet that [`Verdict::Retry`] is about.
@@ -342,12 +360,13 @@ impl Gate {
         if !self.own.server().is_proof(initial.dcid, initial.token) {
             return (Verdict::Stranger, Step::Mac);
         }
-        match self.knock(datagram, initial, (arrival.source, retried, tag), now) {
+        match self.knock(datagram, initial, (arrival, retried, tag), now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
             Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
             Err(why) => {
-                self.refusals.note(Refusal { at: self.clock.unix_seconds(), source: arrival.source, why });
-                (Verdict::Ignore, why.step())
+                let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
+                self.refusals.note(refusal, now);
+                (Verdict::Stranger, why.step())
             }
         }
     }
@@ -357,9 +376,12 @@ impl Gate {
         &mut self,
         datagram: &[u8],
         initial: &Initial<'_>,
-        (source, retried, tag): (SocketAddr, bool, [u8; 16]),
+        (Arrival { source, room, .. }, retried, tag): (Arrival, bool, Tag),
         now: Instant,
     ) -> Result<Knocked, Why> {
+        if room == Room::Full {
+            return Err(Why::Busy);
+        }
         let unix_seconds = self.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
@@ -375,14 +397,13 @@ impl Gate {
                 initial.token.try_into().map_err(|_| Why::Knock(KnockError::Mac))?;
             (knock, dcid)
         };
-        if retried {
-            // The knock within was checked before the Retry was made, but for what follows.
-            let inner = knock.last_chunk::<16>().copied().unwrap_or_default();
-            if self.table.look(&inner).is_some() {
-                return Err(Why::Repeated);
-            }
+        // The knock within a Retry token has a name of its own in the table.
+        let inner = tag_of(&knock);
+        if retried && self.table.look(&inner).is_some() {
+            return Err(Why::Repeated);
         }
-        match self.budget.take(source.ip(), retried, now) {
+        let busy = room == Room::Busy && !retried;
+        match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
             Take::Retry if RetryKey::serves(&source) => {
                 self.make_retry(initial, &knock, (source, unix_seconds));
@@ -403,7 +424,6 @@ impl Gate {
         let used = Used::new(source, original, opened.unix_seconds.saturating_add(self.window.as_secs()));
         if retried {
             // Neither the Retry token nor the knock in it is good for anything else.
-            let inner = knock.last_chunk::<16>().copied().unwrap_or_default();
             self.remember(inner, used, (now, unix_seconds))?;
             self.table.done(&inner);
         }
@@ -448,6 +468,11 @@ impl Gate {
         let packet = retry::packet(&*self.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
         self.retry_len = packet.len();
     }
+}
+
+/// The name of a knock in the table of used tokens.
+fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
+    *knock.last_chunk().expect("a knock is longer than its mac1")
 }
 
 /// What became of a knock.

@@ -6,15 +6,11 @@ use std::{
     fmt,
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
-use crate::{
-    clock::{Clock, SystemClock},
-    identity::PublicKey,
-    log::RateLimit,
-};
+use crate::{identity::PublicKey, log::RateLimit};
 
 /// Refusals that are remembered.
 const REMEMBERED: usize = 16;
@@ -50,8 +46,14 @@ pub enum Why {
     OtherHello,
     /// No further token can be remembered.
     Full,
+    /// As many handshakes are under way as there may be.
+    Busy,
+    /// TLS: a certificate of another key than the one that knocked, or of none.
+    Certificate,
     /// The client did not prove that it holds its key.
     Possession,
+    /// As many guests are connected as there may be.
+    Guests,
 }
 
 impl Why {
@@ -64,9 +66,19 @@ impl Why {
             Self::Repeated => Step::Used,
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
-            Self::Key(_) | Self::Possession => Step::Key,
+            Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
+            Self::Busy => Step::Budget,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Full => Step::Full,
+        }
+    }
+
+    /// Whether it is the same condition, as an operator sees it.
+    fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            // The distance wanders by a second.
+            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
+            _ => self == other,
         }
     }
 
@@ -92,6 +104,11 @@ impl Why {
                 "is the client of another version, or is something between altering packets?"
             }
             Self::Repeated => "none needed, unless it goes on: someone repeats packets",
+            Self::Busy => "many handshakes at once; limits.handshakes is how many may be under way",
+            Self::Certificate => {
+                "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
+            }
+            Self::Guests => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within access.clock_window than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
@@ -116,15 +133,18 @@ impl fmt::Display for Why {
             Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
             Self::OtherHello => f.write_str("its knock is about another ClientHello"),
             Self::Full => f.write_str("no more knocks can be remembered"),
+            Self::Busy => f.write_str("too many handshakes are under way"),
+            Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
+            Self::Guests => f.write_str("there are as many peers of open mode as there may be"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }
 }
 
-/// A refused handshake.
+/// A refused handshake, and those for the same reason from the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// When, unix seconds.
+    /// When, the last time; unix seconds.
     pub at: u64,
     /// From where; the address need not be true.
     pub source: SocketAddr,
@@ -132,7 +152,7 @@ pub struct Refusal {
     pub why: Why,
 }
 
-/// The latest refusals of all workers. Only who knows our public key gets here, so it may lock.
+/// The latest refusals of all workers. Only what was made with our public key gets here, within a budget, so it may lock.
 #[derive(Debug)]
 pub struct Refusals {
     inside: Mutex<Inside>,
@@ -140,7 +160,8 @@ pub struct Refusals {
 
 #[derive(Debug)]
 struct Inside {
-    latest: VecDeque<Refusal>,
+    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    latest: VecDeque<(Refusal, u64)>,
     log: RateLimit,
 }
 
@@ -153,13 +174,18 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
-    pub fn note(&self, refusal: Refusal) {
+    pub fn note(&self, refusal: Refusal, now: Instant) {
         let mut inside = self.lock();
+        let alike = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        };
+        let before = inside.latest.iter().position(alike);
+        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();
         }
-        inside.latest.push_back(refusal);
-        let suppressed = inside.log.allow(SystemClock.now());
+        inside.latest.push_back((refusal, before + 1));
+        let suppressed = inside.log.allow(now);
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;
@@ -167,14 +193,39 @@ impl Refusals {
         }
     }
 
-    /// The latest ones, oldest first.
+    /// The latest ones, oldest first, and how many packets each stands for.
     #[must_use]
-    pub fn latest(&self) -> Vec<Refusal> {
+    pub fn latest(&self) -> Vec<(Refusal, u64)> {
         self.lock().latest.iter().copied().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
         // Nothing panics while it is held.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    #[test]
+    fn what_repeats_is_counted_and_the_latest_stay() {
+        let (refusals, now) = (Refusals::default(), ManualClock::default().now());
+        let refusal =
+            |at, last, port, why| Refusal { at, source: SocketAddr::from(([192, 0, 2, last], port)), why };
+        for second in 0..10 {
+            refusals.note(refusal(second, 1, 1000 + second as u16, Why::Budget), now);
+            refusals.note(refusal(second, 2, 5, Why::Clock { ahead: 100 + second as i64 % 2 }), now);
+        }
+        let expected =
+            [(refusal(9, 1, 1009, Why::Budget), 10), (refusal(9, 2, 5, Why::Clock { ahead: 101 }), 10)];
+        assert_eq!(refusals.latest(), expected);
+        for last in 10..40 {
+            refusals.note(refusal(20, last, 1, Why::Full), now);
+        }
+        assert_eq!(refusals.latest().len(), REMEMBERED);
+        assert_eq!(refusals.latest().last(), Some(&(refusal(20, 39, 1, Why::Full), 1)));
     }
 }

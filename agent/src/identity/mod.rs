@@ -62,6 +62,9 @@ pub enum PublicKeyError {
     /// The last character carries bits that no 32-byte key has, so it was mistyped.
     #[error("the last character cannot end a public key: it was mistyped or cut")]
     NotCanonical,
+    /// The bytes are no point of Ed25519's curve, or one of small order, so nobody has a private key for it.
+    #[error("no private key belongs to it: a character was mistyped")]
+    NotAKey,
 }
 
 impl FromStr for PublicKey {
@@ -77,7 +80,8 @@ impl FromStr for PublicKey {
             return Err(PublicKeyError::Character { position: index + 1, character });
         }
         let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| PublicKeyError::NotCanonical)?;
-        <[u8; 32]>::try_from(bytes).map(Self).map_err(|_| PublicKeyError::NotCanonical)
+        let key = <[u8; 32]>::try_from(bytes).map(Self).map_err(|_| PublicKeyError::NotCanonical)?;
+        key.agreement().map(|_| key).ok_or(PublicKeyError::NotAKey)
     }
 }
 

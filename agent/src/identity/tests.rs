@@ -206,8 +206,12 @@ fn bad_links_name_the_part_that_is_wrong() {
 
 proptest! {
     #[test]
-    fn a_public_key_has_one_text(bytes: [u8; 32], other in "[A-Za-z0-9_-]{43}") {
-        let key = PublicKey(bytes);
+    fn a_public_key_has_one_text(seed: [u8; 32], bytes: [u8; 32], other in "[A-Za-z0-9_-]{43}") {
+        // Half of all byte strings are no points of the curve.
+        let mistyped = PublicKey(bytes);
+        let exists = mistyped.agreement().map(|_| mistyped).ok_or(PublicKeyError::NotAKey);
+        prop_assert_eq!(mistyped.to_string().parse::<PublicKey>(), exists);
+        let key = Identity::from_seed(Zeroizing::new(seed)).unwrap().public_key();
         let text = key.to_string();
         prop_assert_eq!(text.len(), PublicKey::TEXT_LEN);
         prop_assert_eq!(text.parse::<PublicKey>(), Ok(key));

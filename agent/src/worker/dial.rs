@@ -124,6 +124,11 @@ impl Worker {
                 } else {
                     tracing::debug!(peer = &*name, %remote, "dialling again");
                 }
+                if !peer.dialler.is_first() {
+                    let (reason, causes) =
+                        ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
+                    peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+                }
                 let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
                 if let Some(oldest) = surplus {
@@ -186,7 +191,7 @@ impl Worker {
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
-        if let Some(suppressed) = self.refused_log.allow(now) {
+        if let Some(suppressed) = peer.attempts_log.allow(now) {
             let causes = causes.join("; ");
             tracing::warn!(
                 peer = &*peer.name,
@@ -198,6 +203,9 @@ impl Worker {
     }
 }
 
+/// Characters of a far end's reason phrase that are shown.
+const MOST_PHRASE: usize = 100;
+
 /// Why a connection ended, in words.
 fn in_words(reason: &ConnectionError) -> String {
     match reason {
@@ -206,9 +214,14 @@ fn in_words(reason: &ConnectionError) -> String {
             None => format!("closed by the peer with code {}", close.error_code),
         },
         ConnectionError::TimedOut => "no answer".to_owned(),
+        // Its reason phrase comes from the far end, or before the handshake is complete from anyone on the path.
+        ConnectionError::ConnectionClosed(close) => {
+            let phrase: String =
+                String::from_utf8_lossy(&close.reason).escape_debug().take(MOST_PHRASE).collect();
+            format!("closed by the far end: {} {phrase:?}", close.error_code)
+        }
         ConnectionError::VersionMismatch
         | ConnectionError::TransportError(_)
-        | ConnectionError::ConnectionClosed(_)
         | ConnectionError::Reset
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted => reason.to_string(),
@@ -229,12 +242,16 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
             "`public_key` is not its key (key): it cannot even tell that somebody knocks",
             "our clock differs from its by more than its access.clock_window (clock): its log says by how much",
         ],
-        ConnectionError::TransportError(_) => {
-            &["the key it proved is not one of `public_key` of this [[peer]] (key)"]
-        }
-        ConnectionError::ConnectionClosed(_) => {
-            &["is our public key in a [[peer]] of its configuration? (allowlist)"]
-        }
+        ConnectionError::TransportError(_) => &[
+            "the key it proved is not one of `public_key` of this [[peer]] (key)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
+        ConnectionError::ConnectionClosed(_) => &[
+            "our key was removed at the peer (allowlist)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
         ConnectionError::ApplicationClosed(_) => &["the peer ended it, and says why"],
         ConnectionError::Reset
         | ConnectionError::LocallyClosed

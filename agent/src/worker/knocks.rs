@@ -34,9 +34,12 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
                 };
                 return opened.workers.into_iter().map(table).collect();
             }
-            Err(error) => tracing::warn!(
-                "used knocks are not kept over a restart, after which none of before is trusted: {error}"
-            ),
+            Err(error) => {
+                tracing::warn!(
+                    "used knocks are not kept over a restart, after which none of before is trusted: {error}"
+                );
+                journal::forget(&config.state_dir);
+            }
         }
     }
     let table = |_| SingleUse::new(Box::<MemoryJournal>::default(), workers, now, before(unix_seconds));

@@ -202,7 +202,6 @@ pub struct Worker {
     metrics: Publisher,
     totals: books::Totals,
     too_large_log: RateLimit,
-    refused_log: RateLimit,
     refusal_log: RateLimit,
     accept_log: RateLimit,
     lane_log: RateLimit,
@@ -210,6 +209,7 @@ pub struct Worker {
     resolve_log: RateLimit,
     service_log: RateLimit,
     journal_log: RateLimit,
+    violation_log: RateLimit,
     /// Where TCP is read into.
     piece: Vec<u8>,
 }

@@ -9,12 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Exchange, Source, Timer, Worker, number, session, start::dials};
+use super::{Exchange, LOG_INTERVAL, Source, Timer, Worker, number, session, start::dials};
 use crate::{
     config::{self, Config},
     control::{dial::Dialler, messages::CloseReason},
     forward::Local,
     io::Token,
+    log::RateLimit,
     metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Peer, PeerId, Standing},
     relay::{DatagramRelay, Direction, DropReason},
@@ -71,6 +72,8 @@ impl PeerMaker<'_> {
             resolve,
             dialled: None,
             failure: None,
+            attempts_log: RateLimit::new(LOG_INTERVAL),
+            connections_log: RateLimit::new(LOG_INTERVAL),
         }
     }
 
@@ -108,7 +111,11 @@ impl Worker {
             self.timers.arm(Timer::Dial(id), at);
         }
         if self.dialler_of(id) == self.place.0 {
-            tracing::info!(peer = &*peer.name, ?origin, "peer added");
+            match origin {
+                Origin::Config | Origin::State => tracing::info!(peer = &*peer.name, ?origin, "peer added"),
+                // As often as guests come and go.
+                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
+            }
         }
         self.unpublished = true;
     }
@@ -143,7 +150,12 @@ impl Worker {
         // Packets that are under way on its lanes open nothing any more.
         Arc::make_mut(&mut peer.config).services.clear();
         if dials {
-            tracing::info!(peer = &*peer.name, origin = ?peer.origin, "peer removed");
+            match peer.origin {
+                Origin::Config | Origin::State => {
+                    tracing::info!(peer = &*peer.name, origin = ?peer.origin, "peer removed");
+                }
+                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
+            }
         }
         let link = peer.link.as_ref().map(|link| link.session);
         // Its attempts are among the connections that end below.
@@ -184,12 +196,9 @@ impl Worker {
     pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
         let id = match self.roster.peer_of(key) {
             Some(id) => id,
-            None if self.roster.is_open() => self.roster.admit(*key).map_err(|error| {
-                if let Some(suppressed) = self.refused_log.allow(now) {
-                    tracing::warn!(%error, suppressed, "a connection in open mode was refused");
-                }
-                CloseReason::LimitReached
-            })?,
+            None if self.roster.is_open() => {
+                self.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
+            }
             None => return Err(CloseReason::KeyRemoved),
         };
         if !self.knows(id, key) {

@@ -12,14 +12,15 @@
 //! dialled by the same end, the newer. A session whose process has been replaced (another instance) never stays.
 
 use std::{
+    net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use quinn_proto::{ConnectionHandle, Side};
+use quinn_proto::{ConnectionHandle, Side, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
 
 use super::{
@@ -28,48 +29,57 @@ use super::{
     number, publish,
 };
 use crate::{
-    clock::{Clock, SystemClock},
+    clock::Clock,
     config::{self, Config, MaxPacket},
     control::{
+        accept::{Acceptance, Admission},
         cid::ConnectionIds,
-        driver::{Acceptance, Control, Event},
+        driver::{Control, Event},
         messages::{self, CloseReason, Features, Hello, Message, MessageError, Service},
         tls,
     },
     gate::{
         Own,
-        refusals::{Refusal, Why},
+        refusals::{Refusal, Refusals, Why},
     },
     identity::PublicKey,
     lanes::{Openings, pool},
-    log::RateLimit,
     peer::{Failure, PeerId, Session},
     relay::{Context, Origin},
-    roster::Roster,
+    roster::{self, Roster},
 };
 
-/// The one client that may present its certificate in a handshake.
+/// The client that presents its certificate in one handshake.
 struct Guest {
     roster: Arc<Roster>,
     /// The X25519 key that knocked; without one, any allowed key.
     agreement: Option<[u8; 32]>,
+    source: SocketAddr,
     refused: Arc<AtomicU64>,
-    log: Arc<Mutex<RateLimit>>,
+    refusals: Arc<Refusals>,
+    clock: Arc<dyn Clock + Send + Sync>,
+}
+
+impl Guest {
+    fn knocked_with(&self, key: &[u8; 32]) -> bool {
+        self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked))
+    }
 }
 
 impl tls::ClientKeys for Guest {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
         // Asked in the midst of the handshake: the key may have been removed since it knocked.
-        let knocked = self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked));
-        knocked && self.roster.allows(key)
+        self.knocked_with(key) && self.roster.allows(key)
     }
 
     fn refused(&self, refusal: &tls::Refusal) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(suppressed) = log.allow(SystemClock.now()) {
-            tracing::warn!(%refusal, suppressed, "handshake refused: not the key of a peer, or not the one that knocked");
-        }
+        let why = match refusal {
+            tls::Refusal::UnknownKey(key) if self.knocked_with(key) => Why::Key(Some(PublicKey(*key))),
+            tls::Refusal::UnknownKey(_) | tls::Refusal::NotEd25519 => Why::Certificate,
+        };
+        let refusal = Refusal { at: self.clock.unix_seconds(), source: self.source, why };
+        self.refusals.note(refusal, self.clock.now());
     }
 }
 
@@ -77,7 +87,7 @@ impl tls::ClientKeys for Guest {
 pub(super) fn control(
     config: &Config,
     (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
-    (ids, roster): (&ConnectionIds, &Arc<Roster>),
+    (ids, roster, refusals): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>),
     metrics: &publish::Publisher,
     (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
 ) -> Result<Control, StartError> {
@@ -86,39 +96,35 @@ pub(super) fn control(
     let endpoint =
         tls::endpoint_config(move || Box::new(generator.clone()), reset_key, max_packet(config), Some(seed));
     let acceptance = if config.transport.listen.is_empty() {
-        Acceptance::Nobody
+        None
     } else {
-        let (roster, refused) = (Arc::clone(roster), metrics.refused_keys());
-        let log = Arc::new(Mutex::new(RateLimit::new(super::LOG_INTERVAL)));
-        let guest = move |agreement: Option<[u8; 32]>| Guest {
-            roster: Arc::clone(&roster),
-            agreement,
-            refused: Arc::clone(&refused),
-            log: Arc::clone(&log),
+        let knock = config.access.knock == config::Knock::Required;
+        let token_key: Arc<dyn HandshakeTokenKey> = if knock {
+            Arc::clone(own.retry()) as _
+        } else {
+            Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
         // The dialler keeps the connection alive: it is the one behind a NAT.
         let transport = tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer);
-        let server = |token_key| -> Result<_, StartError> {
-            let crypto = tls::server_crypto(identity, Arc::new(guest(None)))?;
-            let mut server = tls::server_config(crypto, Arc::new(transport), token_key);
-            server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-            Ok(Arc::new(server))
+        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport), token_key);
+        server.time_source(Arc::new(WallClock(Arc::clone(clock))));
+        let (identity, roster, refusals, clock) =
+            (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
+        let refused = metrics.refused_keys();
+        let tls = move |admission: Option<&Admission>, source| {
+            let guest = Guest {
+                roster: Arc::clone(&roster),
+                agreement: admission.map(|admission| admission.agreement),
+                source,
+                refused: Arc::clone(&refused),
+                refusals: Arc::clone(&refusals),
+                clock: Arc::clone(&clock),
+            };
+            tls::server_crypto(&identity, Arc::new(guest)).ok()
         };
-        match config.access.knock {
-            config::Knock::Off => {
-                let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed);
-                Acceptance::Anyone(server(Arc::new(token_key))?)
-            }
-            config::Knock::Required => {
-                let server = server(Arc::clone(own.retry()) as _)?;
-                let identity = Arc::clone(identity);
-                let tls = move |agreement: &[u8; 32]| {
-                    tls::server_crypto(&identity, Arc::new(guest(Some(*agreement)))).ok()
-                };
-                Acceptance::Knocked { server, tls: Box::new(tls) }
-            }
-        }
+        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), knock })
     };
+    // All workers together may have as many as the operator says.
     Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
 }
 
@@ -194,7 +200,12 @@ impl Worker {
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
         if key == self.identity.public_key() {
-            tracing::error!("this agent reached itself: an endpoint in the configuration is its own");
+            if let Some(suppressed) = self.violation_log.allow(now) {
+                tracing::error!(
+                    suppressed,
+                    "this agent reached itself: an endpoint in the configuration is its own"
+                );
+            }
             self.close(handle, CloseReason::SelfConnect, now);
             return;
         }
@@ -210,6 +221,9 @@ impl Worker {
         let peer = match found {
             Ok(peer) => peer,
             Err(reason) => {
+                if reason == CloseReason::LimitReached {
+                    self.note_refusal(handle, Why::Guests, now);
+                }
                 self.close(handle, reason, now);
                 return;
             }
@@ -288,7 +302,8 @@ impl Worker {
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
                     if !self.possesses(handle, &key, &hello) {
-                        self.not_possessed(handle, now);
+                        self.note_refusal(handle, Why::Possession, now);
+                        self.close(handle, CloseReason::ProtocolViolation, now);
                         return;
                     }
                     let answer = self.hello(peer, None);
@@ -321,16 +336,16 @@ impl Worker {
         }
     }
 
-    fn not_possessed(&mut self, handle: ConnectionHandle, now: Instant) {
+    /// Notes why the client of a connection is refused.
+    fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
         if let Some(connection) = self.control.get(handle) {
             let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
-            self.refusals.note(Refusal { at, source, why: Why::Possession });
+            self.refusals.note(Refusal { at, source, why }, now);
         }
-        self.close(handle, CloseReason::ProtocolViolation, now);
     }
 
     fn log_overflow(&mut self, handle: ConnectionHandle, now: Instant) {
-        if let Some(suppressed) = self.lane_log.allow(now) {
+        if let Some(suppressed) = self.violation_log.allow(now) {
             tracing::warn!(
                 peer = self.name_of(handle),
                 suppressed,
@@ -341,10 +356,13 @@ impl Worker {
 
     fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
         self.totals.out_of_order += 1;
-        tracing::warn!(
-            peer = self.name_of(handle),
-            "a control message came out of order; closing the connection"
-        );
+        if let Some(suppressed) = self.violation_log.allow(now) {
+            tracing::warn!(
+                peer = self.name_of(handle),
+                suppressed,
+                "a control message came out of order; closing the connection"
+            );
+        }
         self.close(handle, CloseReason::ProtocolViolation, now);
     }
 
@@ -352,7 +370,14 @@ impl Worker {
         self.totals.message_errors.count(error);
         match error.close_reason() {
             Some(reason) => {
-                tracing::warn!(peer = self.name_of(handle), %error, "bad control message; closing the connection");
+                if let Some(suppressed) = self.violation_log.allow(now) {
+                    tracing::warn!(
+                        peer = self.name_of(handle),
+                        %error,
+                        suppressed,
+                        "bad control message; closing the connection"
+                    );
+                }
                 self.close(handle, reason, now);
             }
             None => tracing::debug!(peer = self.name_of(handle), %error, "control message ignored"),
@@ -399,15 +424,14 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
         let remote = self.control.get(handle).map(|connection| connection.path().destination);
-        tracing::info!(
-            peer = &*peer.name,
-            remote = remote.map(tracing::field::display),
-            software = hello.software,
-            services = ?offered,
-            dialled,
-            lanes = wanted,
-            "connected"
-        );
+        let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
+        let software = &*hello.software;
+        match peer.origin {
+            roster::Origin::Open => tracing::debug!(peer = peer_name, remote, software, "a guest connected"),
+            roster::Origin::Config | roster::Origin::State => {
+                tracing::info!(peer = peer_name, remote, software, services = ?offered, dialled, lanes = wanted, "connected");
+            }
+        }
         let openings = Openings::new(wanted);
         peer.session = Some(Session {
             id: session,
@@ -512,10 +536,12 @@ impl Worker {
         self.end_session(id, None, now);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
-        if planned {
-            tracing::info!(peer = &*peer.name, reason = words, "connection ended");
-        } else {
-            tracing::warn!(peer = &*peer.name, reason = words, "connection lost");
+        if let Some(suppressed) = peer.connections_log.allow(now) {
+            if planned {
+                tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
+            } else {
+                tracing::warn!(peer = &*peer.name, reason = words, suppressed, "connection lost");
+            }
         }
     }
 

@@ -116,8 +116,13 @@ impl Worker {
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
-        let control =
-            session::control(&config, (&identity, &own), (&ids, &roster), &metrics, (&clock, rng.random()))?;
+        let control = session::control(
+            &config,
+            (&identity, &own),
+            (&ids, &roster, &refusals),
+            &metrics,
+            (&clock, rng.random()),
+        )?;
         let gate = Gate::new(GateSetup {
             own: Arc::clone(&own),
             ids: ids.clone(),
@@ -185,7 +190,6 @@ impl Worker {
             metrics,
             totals: books::Totals::default(),
             too_large_log: RateLimit::new(LOG_INTERVAL),
-            refused_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),
             lane_log: RateLimit::new(LOG_INTERVAL),
@@ -193,6 +197,7 @@ impl Worker {
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),
             journal_log: RateLimit::new(LOG_INTERVAL),
+            violation_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,
         };

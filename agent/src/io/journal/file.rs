@@ -117,6 +117,17 @@ pub fn open(directory: &Path, workers: u8, boot: BootId, unix_seconds: u64) -> R
     Ok(Opened { workers: opened, blind_until, trusted: trusted_after.is_some() })
 }
 
+/// Removes the files of an earlier process, because one that cannot write there lets knocks in now: the process after it
+/// would trust files that lack them. What another agent has in use stays.
+pub fn forget(directory: &Path) {
+    let Ok(_lock) = lock(directory) else { return };
+    for (_, path) in files(directory).unwrap_or_default() {
+        if let Err(error) = fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file of used knocks that is not complete any more");
+        }
+    }
+}
+
 /// What an earlier process left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {

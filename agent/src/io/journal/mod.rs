@@ -17,7 +17,7 @@ use std::{
 mod file;
 mod format;
 
-pub use file::{FileJournal, JournalError, Loaded, Opened, load, open};
+pub use file::{FileJournal, JournalError, Loaded, Opened, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
 
 /// Where the table of used knocks writes them.

@@ -491,3 +491,37 @@ fn packets_to_a_process_that_is_gone_are_no_strangers() {
     assert!(ended(&mut pair, "passed") >= 5);
     assert_eq!(ended(&mut pair, "class"), 0, "their connection IDs are recognised");
 }
+
+#[test]
+fn abandoned_handshakes_give_their_places_back() {
+    let mut pair = Pair::new(400, "", "[limits]\nhandshakes = 3");
+    // The client's packets arrive, the answers do not: it dials anew every second, and none of that becomes a session.
+    pair.world.weather.borrow_mut().block = Box::new(|from, to| from == LISTEN && to.ip() == ENTRY);
+    let mut client = pair.client(9000);
+    for number in 0..600 {
+        client.send(INGRESS, &numbered(number));
+        pair.world.run(Duration::from_millis(100));
+    }
+    let accepted = "culvert_handshakes_total{outcome=\"accepted\"}";
+    assert!(pair.world.metric(pair.exit, accepted) > 10, "places were given again and again");
+    pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+    pair.wait_for_lanes(1);
+}
+
+#[test]
+fn one_key_has_four_handshakes_under_way_and_another_client_comes_through() {
+    let identity = Identity::generate().unwrap();
+    let extra = format!("{}\n[limits]\nhandshakes = 8", peer_table("rogue", &identity));
+    let mut pair = Pair::with_workers(405, (1, 1), "", &extra);
+    pair.world.weather.borrow_mut().block = Box::new(|from, to| from.ip() == ENTRY && to == LISTEN);
+    let mut host = pair.world.host(&[STRANGER]);
+    // They knock, and never go on: nobody polls them again.
+    for place in 0..40 {
+        let _abandoned = super::siege::dial_from(&pair, &mut host, &identity, (STRANGER, place));
+        pair.world.run(Duration::from_millis(20));
+    }
+    assert!(pair.world.metric(pair.exit, "culvert_connections") <= 8);
+    assert_eq!(ended(&mut pair, "admitted"), 40, "the newest takes the place of the oldest");
+    pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+    pair.wait_for_lanes(1);
+}

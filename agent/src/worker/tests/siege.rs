@@ -147,6 +147,20 @@ pub(super) fn dial(
     Rogue::dial(host, address(ROGUE, place), exit, keys, window, &pair.world.clock)
 }
 
+/// The same from another address; its first packet is on its way.
+pub(super) fn dial_from(
+    pair: &Pair,
+    host: &mut Host,
+    identity: &Identity,
+    (ip, place): (IpAddr, u16),
+) -> Rogue {
+    let exit = SocketAddr::new(EXIT, 4433);
+    let keys = (identity, pair.exit_key.public_key().0);
+    let mut rogue = Rogue::dial(host, address(ip, place), exit, keys, None, &pair.world.clock);
+    rogue.poll(pair.world.clock.now());
+    rogue
+}
+
 /// What was logged on this thread.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Vec<u8>>>);

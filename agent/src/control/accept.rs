@@ -1,0 +1,210 @@
+//! Handshakes that others start: whose are accepted, and how many at a time.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, crypto};
+
+use super::{
+    driver::{Control, ControlConnection},
+    messages::CloseReason,
+};
+use crate::{io::Path, lanes::UnderlayId};
+
+/// How long a connection that another started may take until it is a session: handshake and hello, with losses.
+pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Handshakes that one knocking key may have under way: as many as a dialler keeps alive.
+const MOST_PER_KEY: usize = 4;
+
+/// Handshakes under way from which on a client without a knock must prove its address first (RFC 9000 §8.1.2), if half
+/// of those allowed are not fewer.
+const VALIDATE_FROM: usize = 32;
+
+/// A handshake that the gate let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The destination that its client chose for its first Initial; the knock is bound to it.
+    pub dcid: [u8; 8],
+    /// The last bytes of the token: its name in the single-use table.
+    pub tag: [u8; 16],
+    /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
+    pub agreement: [u8; 32],
+}
+
+/// Makes the TLS of one client at this address: with a knock, of that client alone.
+pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
+
+/// Whose handshakes an endpoint accepts.
+pub struct Acceptance {
+    /// The QUIC parameters and the key of Retry tokens; its TLS accepts nobody.
+    pub server: Arc<ServerConfig>,
+    /// What takes the place of its TLS for each client.
+    pub tls: OwnTls,
+    /// Whether the gate must have admitted it.
+    pub knock: bool,
+}
+
+/// How much room there is for handshakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Enough.
+    Free,
+    /// Half of them are under way: whoever begins one proves its address first.
+    Busy,
+    /// None.
+    Full,
+}
+
+/// The handshakes that others started and that are no session yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// They, oldest first, and with which key they knocked.
+    begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
+    /// As many as that. Each costs some 20 KiB until it is a session or ends.
+    most: usize,
+}
+
+impl Pending {
+    pub(super) fn new(most: usize) -> Self {
+        Self { begun: Vec::new(), most }
+    }
+
+    fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
+        self.begun.push((handle, agreement));
+    }
+
+    /// A connection is a session now, or over.
+    pub(super) fn end(&mut self, handle: ConnectionHandle) {
+        self.begun.retain(|(begun, _)| *begun != handle);
+    }
+
+    fn room(&self) -> Room {
+        match self.begun.len() {
+            under_way if under_way >= self.most => Room::Full,
+            under_way if under_way >= self.most.div_ceil(2) => Room::Busy,
+            _ => Room::Free,
+        }
+    }
+
+    fn must_validate(&self) -> bool {
+        self.begun.len() >= VALIDATE_FROM.min(self.most.div_ceil(2))
+    }
+
+    /// The oldest handshake of this key, if it has as many as it may.
+    fn surplus(&self, agreement: &[u8; 32]) -> Option<ConnectionHandle> {
+        let mut of_key = self.begun.iter().filter(|(_, key)| key.as_ref() == Some(agreement));
+        let oldest = of_key.next()?.0;
+        (of_key.count() + 1 >= MOST_PER_KEY).then_some(oldest)
+    }
+}
+
+impl Control {
+    /// How much room there is for handshakes that others start.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.pending.room()
+    }
+
+    /// Decides about a handshake that another starts; whether it began.
+    pub(super) fn incoming(
+        &mut self,
+        incoming: Incoming,
+        (underlay, local): (UnderlayId, Option<IpAddr>),
+        admission: Option<Admission>,
+        now: Instant,
+    ) -> bool {
+        let Some(config) = self.own_config(&incoming, admission.as_ref()) else {
+            self.stats.handshakes_ignored += 1;
+            self.endpoint.ignore(incoming);
+            return false;
+        };
+        if admission.is_none() && self.pending.must_validate() && !incoming.remote_address_validated() {
+            self.retry(incoming, (underlay, local));
+            return false;
+        }
+        if self.pending.room() == Room::Full {
+            self.stats.handshakes_ignored += 1;
+            self.endpoint.ignore(incoming);
+            return false;
+        }
+        let agreement = admission.map(|admission| admission.agreement);
+        if let Some(oldest) = agreement.and_then(|agreement| self.pending.surplus(&agreement)) {
+            self.close(oldest, CloseReason::Replaced, now);
+        }
+        self.scratch.clear();
+        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
+            Ok((handle, quinn)) => {
+                self.stats.handshakes_accepted += 1;
+                self.pending.begin(handle, agreement);
+                let by = Some(now + ESTABLISH_TIMEOUT);
+                self.insert(handle, ControlConnection::new(quinn, underlay, (None, admission), by));
+                true
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                if refused.response.is_some() {
+                    self.stats.answers_suppressed += 1;
+                }
+                false
+            }
+        }
+    }
+
+    /// The configuration for one client, if it may begin a handshake at all.
+    fn own_config(&self, incoming: &Incoming, admission: Option<&Admission>) -> Option<Arc<ServerConfig>> {
+        let acceptance = self.acceptance.as_ref().filter(|_| !self.closed)?;
+        // An admission holds for the handshake that the client started, and for that alone.
+        let admission = admission.filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid);
+        if acceptance.knock && admission.is_none() {
+            return None;
+        }
+        let mut own = ServerConfig::clone(&acceptance.server);
+        own.crypto = (acceptance.tls)(admission, incoming.remote_address())?;
+        Some(Arc::new(own))
+    }
+
+    /// Asks a client to prove its address.
+    fn retry(&mut self, incoming: Incoming, (underlay, local): (UnderlayId, Option<IpAddr>)) {
+        self.scratch.clear();
+        match self.endpoint.retry(incoming, &mut self.scratch) {
+            Ok(transmit) => {
+                let path = Path { destination: transmit.destination, source: local, ecn: 0 };
+                self.stats.retries_sent += 1;
+                self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                self.endpoint.ignore(refused.into_incoming());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_four_handshakes_and_all_of_them_have_a_ceiling() {
+        let mut pending = Pending::new(8);
+        assert_eq!((pending.room(), pending.must_validate()), (Room::Free, false));
+        for place in 0..4 {
+            assert_eq!(pending.surplus(&[7; 32]), None);
+            pending.begin(ConnectionHandle(place), Some([7; 32]));
+        }
+        assert_eq!((pending.room(), pending.must_validate()), (Room::Busy, true));
+        assert_eq!(pending.surplus(&[7; 32]), Some(ConnectionHandle(0)), "the oldest gives way");
+        assert_eq!(pending.surplus(&[8; 32]), None);
+        for place in 4..8 {
+            pending.begin(ConnectionHandle(place), None);
+        }
+        assert_eq!(pending.room(), Room::Full);
+        pending.end(ConnectionHandle(2));
+        pending.end(ConnectionHandle(2));
+        assert_eq!((pending.room(), pending.surplus(&[7; 32])), (Room::Busy, None));
+    }
+}
