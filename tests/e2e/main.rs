@@ -7,6 +7,7 @@ mod datagrams;
 mod decoy;
 mod dns;
 mod garbage;
+mod gate;
 mod iperf3;
 mod metrics;
 mod refusals;

@@ -3,7 +3,7 @@
 use std::{
     fmt::Display,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Between two looks: short against what is waited for, long against what a look costs.
@@ -17,6 +17,13 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[expect(clippy::disallowed_methods, reason = "the one place where the tests read the clock")]
 pub fn now() -> Instant {
     Instant::now()
+}
+
+/// The wall clock, in whole seconds since 1970, as agents write it into their knocks.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place where the tests read the clock")]
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// Looks again and again until `look` has an answer; its last refusal is shown when `limit` is over.

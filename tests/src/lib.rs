@@ -9,6 +9,7 @@
 //! | iperf3 and what became of each datagram | [`iperf`] |
 //! | upstreams that answer | [`upstream`] |
 //! | what crosses the cable | [`tap`] |
+//! | what an agent sent, and sending it again | [`relay`] |
 //! | a decoy that remembers, and answers so that it can be checked | [`decoy`] |
 //! | clients that send numbered datagrams | [`client`] |
 //! | free ports, waiting, child processes, random bytes | [`ports`], [`clock`], [`process`], [`random`] |
@@ -30,6 +31,7 @@ pub mod place;
 pub mod ports;
 pub mod process;
 pub mod random;
+pub mod relay;
 pub mod tap;
 pub mod upstream;
 pub mod venv;

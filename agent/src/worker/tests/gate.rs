@@ -26,26 +26,26 @@ use crate::{
     identity::Identity,
 };
 
-const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66));
-const LISTEN: SocketAddr = SocketAddr::new(EXIT, 4433);
+pub(super) const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66));
+pub(super) const LISTEN: SocketAddr = SocketAddr::new(EXIT, 4433);
 
-fn stranger(port: u16) -> SocketAddr {
+pub(super) fn stranger(port: u16) -> SocketAddr {
     SocketAddr::new(STRANGER, port)
 }
 
 /// Everything that `host` sent.
-fn sent_by(tapped: &[Tapped], host: IpAddr) -> Vec<&Tapped> {
+pub(super) fn sent_by(tapped: &[Tapped], host: IpAddr) -> Vec<&Tapped> {
     tapped.iter().filter(|datagram| datagram.from.ip() == host).collect()
 }
 
 /// How many datagrams have ended at a step of the exit's gate.
-fn ended(pair: &mut Pair, step: &str) -> u64 {
+pub(super) fn ended(pair: &mut Pair, step: &str) -> u64 {
     pair.world.metric(pair.exit, &format!("culvert_gate_datagrams_total{{step=\"{step}\"}}"))
 }
 
 /// Sends `payload` to the exit in the name of `from`, and asserts that the exit sends nothing at all.
 #[track_caller]
-fn assert_silence(pair: &mut Pair, from: SocketAddr, payload: &[u8], what: &str) {
+pub(super) fn assert_silence(pair: &mut Pair, from: SocketAddr, payload: &[u8], what: &str) {
     assert_silence_of(pair, (from, LISTEN), payload, what);
 }
 
@@ -64,7 +64,7 @@ fn assert_silence_of(pair: &mut Pair, (from, to): (SocketAddr, SocketAddr), payl
 }
 
 /// The first Initial of a client that knows QUIC and not our key.
-fn foreign_initial(seed: u8) -> Vec<u8> {
+pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
     let identity = Identity::generate().unwrap();
     let own = tls::TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
     let ids = ConnectionIds::new(IssuedIds::new(&[seed; 16]), [seed; 32], 0, 1);
@@ -80,7 +80,7 @@ fn foreign_initial(seed: u8) -> Vec<u8> {
 }
 
 /// A long header with random content behind it.
-fn long(rng: &mut StdRng, (first, version): (u8, u32), dcid: usize, len: usize) -> Vec<u8> {
+pub(super) fn long(rng: &mut StdRng, (first, version): (u8, u32), dcid: usize, len: usize) -> Vec<u8> {
     let mut packet = vec![0; len];
     rng.fill_bytes(&mut packet);
     packet[0] = first;
@@ -95,7 +95,7 @@ fn long(rng: &mut StdRng, (first, version): (u8, u32), dcid: usize, len: usize) 
 }
 
 /// A pair whose entry cannot reach its exit, and the first Initial that it has tried with.
-fn knocking(seed: u64, workers: (u8, u8)) -> (Pair, Tapped) {
+pub(super) fn knocking(seed: u64, workers: (u8, u8)) -> (Pair, Tapped) {
     let mut pair = Pair::with_workers(seed, workers, "", "");
     pair.world.tapped();
     pair.world.weather.borrow_mut().block = Box::new(|_, to| to == LISTEN);

@@ -82,6 +82,8 @@ pub(super) struct World {
     fabric: MemoryFabric,
     transit: Rc<RefCell<BinaryHeap<Reverse<InTransit>>>>,
     agent_addresses: Rc<RefCell<Vec<IpAddr>>>,
+    /// Hosts that are no agents.
+    other_addresses: RefCell<Vec<IpAddr>>,
     agents: Vec<Option<Agent>>,
     /// How many workers the next agent gets.
     workers: u8,
@@ -180,6 +182,7 @@ impl World {
             fabric,
             transit,
             agent_addresses,
+            other_addresses: RefCell::default(),
             agents: Vec::new(),
             workers: 1,
             skew: 0,
@@ -202,8 +205,14 @@ impl World {
         nat.push((inside, outside));
     }
 
-    /// Puts a datagram on the network in anyone's name; it arrives as any other.
+    /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
     pub(super) fn send_as(&self, datagram: &Tapped) {
+        let from = datagram.from.ip();
+        let known = [&*self.agent_addresses.borrow(), &*self.other_addresses.borrow()].concat();
+        if !known.contains(&from) {
+            // To nobody at all nothing would even be sent.
+            drop(self.host(&[from]));
+        }
         self.fabric.inject(&Datagram {
             from: datagram.from,
             to: datagram.to,
@@ -446,6 +455,7 @@ impl World {
 
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub(super) fn host(&self, addresses: &[IpAddr]) -> Host {
+        self.other_addresses.borrow_mut().extend_from_slice(addresses);
         Host { net: self.fabric.host(addresses, Ready::new()), next_token: 0 }
     }
 }

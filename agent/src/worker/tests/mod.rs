@@ -10,6 +10,7 @@ mod bounds;
 mod crew;
 mod decoy;
 mod gate;
+mod handshakes;
 mod harness;
 mod hostile;
 mod packing;

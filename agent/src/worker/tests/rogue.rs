@@ -9,8 +9,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
 use quinn_proto::{
-    Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side, StreamEvent,
-    StreamId, VarInt,
+    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side,
+    StreamEvent, StreamId, VarInt,
 };
 use ring::hmac;
 
@@ -75,6 +75,26 @@ impl Rogue {
         window: Option<u32>,
         clock: &ManualClock,
     ) -> Self {
+        Self::start(host, (local, remote), (identity, expected), (window, true), clock)
+    }
+
+    /// Dials as a client of another make does, which does not knock.
+    pub(super) fn dial_unannounced(
+        host: &mut Host,
+        addresses: (SocketAddr, SocketAddr),
+        keys: (&Identity, [u8; 32]),
+        clock: &ManualClock,
+    ) -> Self {
+        Self::start(host, addresses, keys, (None, false), clock)
+    }
+
+    fn start(
+        host: &mut Host,
+        (local, remote): (SocketAddr, SocketAddr),
+        (identity, expected): (&Identity, [u8; 32]),
+        (window, knocks): (Option<u32>, bool),
+        clock: &ManualClock,
+    ) -> Self {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
         let own = tls::TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
         let seed = [u8::try_from(local.port() & 0xff).unwrap(); 32];
@@ -85,15 +105,18 @@ impl Rogue {
         let config =
             tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(1200), Some(seed));
         let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
-        let server = Arc::new(ServerKey::new(&PublicKey(expected)).unwrap());
-        let knock = Knock {
-            own: Arc::clone(keys.agreement()),
-            server,
-            unix_seconds,
-            ephemeral: zeroize::Zeroizing::new(rand::random()),
-        };
         let crypto = tls::client_crypto(&own, &[expected]).unwrap();
-        let mut client = knock::arm(crypto, knock, ids.initial(PeerId(0)));
+        let mut client = if knocks {
+            let knock = Knock {
+                own: Arc::clone(keys.agreement()),
+                server: Arc::new(ServerKey::new(&PublicKey(expected)).unwrap()),
+                unix_seconds,
+                ephemeral: zeroize::Zeroizing::new(rand::random()),
+            };
+            knock::arm(crypto, knock, ids.initial(PeerId(0)))
+        } else {
+            ClientConfig::new(crypto)
+        };
         let mut transport = tls::transport_config(None, Some(1200), 4);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
