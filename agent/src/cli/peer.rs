@@ -249,7 +249,8 @@ fn edit(
     });
     match (loaded, edit) {
         (Ok((config, identity)), Some(edit)) => Ok((edit, config, identity)),
-        (Ok(_), None) => Err(Failure::Runtime(anyhow::anyhow!("the state file was not read"))),
+        // Only where there is no state folder, nothing is read.
+        (Ok(_), None) => Err(state::StateError::Nowhere.into()),
         (Err(error), _) => {
             // Problems that were there before are told with the lines of the file as it is.
             Config::load(file)?;
