@@ -18,7 +18,8 @@ pub fn make(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
         Err(error) => return Err(error),
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let mut options = OpenOptions::new();
     let made = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY).open(path)?;
     give(&made, &std::fs::metadata(parent)?)?;
