@@ -28,7 +28,9 @@ fn access_is_checked() {
     expect("[access]\nknock = false\n", 10, "access.knock", "a text in quotes");
     expect("[access]\nservices = [\"web\"]\n", 10, "access.services[0]", "no [[service]] is named \"web\"");
     expect("[access]\nclock_window = \"19s\"\n", 10, "access.clock_window", "repeats one proof for 15 s");
-    expect("[access]\nclock_window = \"61m\"\n", 10, "access.clock_window", "too long");
+    expect("[access]\nclock_window = \"601s\"\n", 10, "access.clock_window", "too long");
+    let longest = parse(&format!("{BASE}[access]\nclock_window = \"10m\"\n")).unwrap();
+    assert_eq!(longest.access.clock_window, MAX_CLOCK_WINDOW);
     expect("[control]\nsocket = 1\n", 10, "control.socket", "is an integer");
     let long = format!("[control]\nsocket = \"/{}\"\n", "x".repeat(103));
     expect(&long, 10, "control.socket", "at most 103 bytes");

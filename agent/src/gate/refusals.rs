@@ -101,7 +101,7 @@ impl Why {
                 "is the client of another version, or is something between altering packets?"
             }
             Self::Repeated => "none needed, unless it goes on: someone repeats packets",
-            Self::Full => "more handshakes within access.clock_window than can be remembered",
+            Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
     }

@@ -13,6 +13,7 @@ mod gate;
 mod harness;
 mod hostile;
 mod packing;
+mod recorded;
 mod rogue;
 mod roster;
 mod siege;
