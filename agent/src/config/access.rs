@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Access, AccessMode, Knock, Service,
+    Access, AccessMode, Knock, MAX_CLOCK_WINDOW, Service,
     checks::{Checks, Listener},
     defaults,
     field::Field,
@@ -18,7 +18,6 @@ use crate::io::ports;
 /// The least `access.clock_window`: a client that hears no answer repeats one proof for 15 s, so that a smaller window
 /// would refuse it for no fault of its clock.
 const LEAST_WINDOW: Duration = Duration::from_secs(20);
-const MOST_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Checks {
     /// Reads `[access]`; the listeners of the whole file are known by now.
@@ -51,11 +50,11 @@ impl Checks {
         };
         if window < LEAST_WINDOW {
             let problem = format!("{:?} is too short: a client repeats one proof for 15 s", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"1h\"");
-        } else if window > MOST_WINDOW {
+            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"10m\"");
+        } else if window > MAX_CLOCK_WINDOW {
             let problem =
-                format!("{:?} is too long: every proof is remembered for as long as it is valid", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"1h\"");
+                format!("{:?} is too long: it is how long a recorded proof makes us work", text.value);
+            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"10m\"");
         }
         window
     }

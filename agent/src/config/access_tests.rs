@@ -30,7 +30,9 @@ fn access_is_checked() {
     expect("[access]\nknock = false\n", 10, "access.knock", "a text in quotes");
     expect("[access]\nservices = [\"web\"]\n", 10, "access.services[0]", "no [[service]] is named \"web\"");
     expect("[access]\nclock_window = \"19s\"\n", 10, "access.clock_window", "repeats one proof for 15 s");
-    expect("[access]\nclock_window = \"61m\"\n", 10, "access.clock_window", "too long");
+    expect("[access]\nclock_window = \"601s\"\n", 10, "access.clock_window", "too long");
+    let longest = parse(&format!("{BASE}[access]\nclock_window = \"10m\"\n")).unwrap();
+    assert_eq!(longest.access.clock_window, MAX_CLOCK_WINDOW);
     let anyone = "[access]\nmode = \"open\"\nknock = \"off\"\n";
     expect(anyone, 11, "access.knock", "every QUIC client that finds the port would be let in");
     expect("[control]\nsocket = 1\n", 10, "control.socket", "is an integer");
