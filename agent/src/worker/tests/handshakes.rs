@@ -8,8 +8,8 @@ use std::{
 use rand::{SeedableRng, rngs::StdRng};
 
 use super::{
-    ENTRY, EXIT, INGRESS, Pair,
-    gate::{LISTEN, STRANGER, assert_silence, ended, foreign_initial, knocking, long, sent_by, stranger},
+    EXIT, INGRESS, Pair,
+    gate::{LISTEN, STRANGER, ended, foreign_initial, knocking, long, sent_by, stranger},
     harness::{Tapped, World},
     numbered,
     rogue::{Rogue, address},
