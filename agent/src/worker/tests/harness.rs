@@ -208,7 +208,7 @@ impl World {
     /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
     pub(super) fn send_as(&self, datagram: &Tapped) {
         let from = datagram.from.ip();
-        let known = [&*self.agent_addresses.borrow(), &*self.other_addresses.borrow()].concat();
+        let known = [&self.agent_addresses.borrow()[..], &self.other_addresses.borrow()[..]].concat();
         if !known.contains(&from) {
             // To nobody at all nothing would even be sent.
             drop(self.host(&[from]));
