@@ -12,7 +12,7 @@ use quinn_proto::{ConnectionId, FixedLengthConnectionIdParser, LongType, Protect
 use zeroize::Zeroizing;
 
 use crate::{
-    config::Config,
+    config::{Config, MAX_CLOCK_WINDOW},
     control::{
         messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
         tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
@@ -20,7 +20,7 @@ use crate::{
     gate::{
         classify::{Class, Initial, MAX_CID_BYTES},
         initial::client_hello_hash,
-        knock::{KnockError, MAC_BYTES, ServerKey, hello_hash, open, seal},
+        knock::{KnockError, MAC_BYTES, ServerKey, epoch, epochs, hello_hash, open, seal},
         retry::{RetryError, RetryKey},
     },
     identity::{Endpoint, Identity, PublicKey, ShareLink},
@@ -233,29 +233,34 @@ pub fn knock_open(input: &[u8]) {
     let server = identity(4);
     let own = server.agreement_key();
     let key = ServerKey::new(&server.public_key()).expect("a key that was generated");
-    assert!(matches!(open(&own, &key, dcid, token), Err(KnockError::Length | KnockError::Mac)));
-    assert!(!key.is_proof(dcid, token));
+    let seconds = u64::from_be_bytes(*token.first_chunk().unwrap_or(&[0; 8])) >> 24;
+    // The longest window: six epochs at most.
+    let now = epochs(seconds, MAX_CLOCK_WINDOW);
+    assert!(now.clone().count() <= 6 && now.contains(&epoch(seconds)));
+    assert!(!key.is_proof(dcid, token, now.clone()));
+    let refused =
+        |opened| matches!(opened, Err(KnockError::Length | KnockError::Noise | KnockError::SmallOrder));
+    assert!(refused(open(&own, &key, dcid, token)));
     if dcid.len() > MAX_CID_BYTES {
         return;
     }
     let mut proof = token.to_vec();
     if let Some((body, mac1)) = proof.split_last_chunk_mut::<MAC_BYTES>() {
-        *mac1 = key.mac1(dcid, body);
-        assert!(key.is_proof(dcid, &proof));
+        *mac1 = key.mac1(dcid, body, epoch(seconds));
+        assert!(key.is_proof(dcid, &proof, now.clone()));
+        let later = now.end() + 1..=now.end() + 6;
+        assert!(!key.is_proof(dcid, &proof, later));
     }
     let opened = open(&own, &key, dcid, &proof);
-    assert!(matches!(
-        opened,
-        Err(KnockError::Length | KnockError::Mac | KnockError::Noise | KnockError::SmallOrder)
-    ));
+    assert!(refused(opened));
     let (client, retry) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), RetryKey::new(&[7; 32]));
     let returned = retry.open(client, dcid, &proof, 0);
     assert!(matches!(returned, Err(RetryError::Length | RetryError::Sealed)));
 
-    let seconds = u64::from_be_bytes(*token.first_chunk().unwrap_or(&[0; 8])) >> 24;
     let ephemeral = *token.last_chunk().unwrap_or(&[bytes; 32]);
     let client = identity(1).agreement_key();
     let knock = seal(&client, &key, dcid, token, seconds, &ephemeral).expect("two good keys");
+    assert!(key.is_proof(dcid, &knock, now));
     let opened = open(&own, &key, dcid, &knock).expect("it was sealed for us");
     assert_eq!((opened.client, opened.unix_seconds), (*client.public(), seconds));
     assert_eq!(opened.hello_hash, hello_hash(token));

@@ -14,6 +14,7 @@ use crate::{
     control_socket::{
         Peers, Refused,
         status::{LastError, PeerState, PeerStatus, Refusal, Status},
+        wire::label,
     },
     gate::refusals::{self, Refusals},
     identity::PublicKey,
@@ -43,9 +44,8 @@ pub struct Running {
 }
 
 impl Peers for Running {
-    fn list(&self) -> Vec<config::Peer> {
-        let listed = self.roster.list().into_iter().filter(|listed| listed.origin != Origin::Open);
-        listed.map(|listed| config::Peer::clone(&listed.peer)).collect()
+    fn list(&self) -> Vec<Listed> {
+        self.roster.list()
     }
 
     fn add(&self, peer: config::Peer) -> Result<(), Refused> {
@@ -96,14 +96,9 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
     let connection = seen.and_then(|seen| seen.connection.as_ref()).filter(|_| connected);
     let address = connection.map(|(remote, ..)| *remote).or_else(|| seen?.dialled);
     let failure = seen.and_then(|seen| seen.failure.as_ref());
-    let origin = match listed.origin {
-        Origin::Config => "config",
-        Origin::State => "state",
-        Origin::Open => "open",
-    };
     PeerStatus {
         name: listed.peer.name.to_string(),
-        origin: origin.to_owned(),
+        origin: label(listed.origin).to_owned(),
         state,
         rtt_seconds: seen.and_then(|seen| seen.rtt).as_ref().map(Duration::as_secs_f64),
         lanes_up: seen.map_or(0, |seen| seen.lanes_up),

@@ -113,7 +113,39 @@ fn without_a_daemon_the_state_file_is_changed() {
     site.succeeds(&["peer", "remove", "a"]);
     assert_eq!(names(&site.succeeds(&["peer", "list", "--json"])), ["b"]);
     site.fails(&["peer", "remove", "a"], 2, &["no peer of the state file is named \"a\"", "remedy: "]);
-    site.fails(&["status"], 1, &["no daemon runs", "remedy: "]);
+    site.fails(&["status"], 1, &["no daemon answers at", "remedy: "]);
+}
+
+#[test]
+fn whether_a_daemon_runs_is_not_guessed() {
+    let site = Site::new("");
+    let key = site.key("a");
+    site.succeeds(&["peer", "add", "a", &key]);
+    // An agent that listens holds its state folder.
+    let folder = fs::File::open(site.state().parent().unwrap()).unwrap();
+    folder.lock().unwrap();
+    site.fails(&["peer", "remove", "a"], 1, &["and yet one runs", "until it is restarted", "remedy: "]);
+    assert_eq!(names(&site.succeeds(&["peer", "list", "--json"])), [""; 0], "the state file is changed");
+    let output = site.culvert(&["peer", "add", "a", &key]);
+    succeeded(&output);
+    assert!(text(&output.stderr).contains("and yet one runs"), "{}", text(&output.stderr));
+    drop(folder);
+
+    // Nothing says whether one runs that demands no knock.
+    let off = fs::read_to_string(&site.file).unwrap() + "[access]\nknock = \"off\"\n";
+    fs::write(&site.file, off).unwrap();
+    site.fails(&["peer", "remove", "a"], 1, &["if one runs, it keeps its peers until it is restarted"]);
+    site.succeeds(&["peer", "add", "a", &key]);
+    site.succeeds(&["peer", "remove", "a", "--offline"]);
+}
+
+#[test]
+fn without_a_state_folder_nothing_is_added() {
+    let site = Site::new("");
+    let nowhere =
+        fs::read_to_string(&site.file).unwrap().replace("state_dir = \"state\"", "state_dir = \"\"");
+    fs::write(&site.file, nowhere).unwrap();
+    site.fails(&["peer", "add", "a", &site.key("a")], 1, &["identity.state_dir is empty (remedy: set it)"]);
 }
 
 #[test]

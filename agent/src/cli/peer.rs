@@ -2,20 +2,21 @@
 
 use std::path::Path;
 
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
     Failure, out,
-    reach::{Reach, Reached, unexpected},
+    reach::{Offline, Reach, Reached, unexpected},
 };
 use crate::{
     config::{
-        Config, PeerOrigin,
+        self, AccessMode, Config, PeerOrigin,
         state::{self, Edit, NewPeer},
     },
     control_socket::{
-        self,
+        self, AS_GUEST,
         status::table,
         wire::{Answer, ListedPeer, Request, VERSION},
     },
@@ -72,10 +73,16 @@ struct Add {
 }
 
 /// Shut a peer out: its connections end, its keys are never let in again
+///
+/// If no daemon answers, the state file alone is changed. That ends no connection: unless it is certain that no daemon runs,
+/// it ends with 1.
 #[derive(Debug, Args)]
 struct Remove {
     /// What it is called
     name: String,
+    /// No daemon runs: a change of the state file alone is no failure
+    #[arg(long)]
+    offline: bool,
     #[command(flatten)]
     reach: Reach,
     /// Say what was done as a JSON object
@@ -95,23 +102,26 @@ impl Peer {
 
 impl List {
     fn execute(self) -> Result<(), Failure> {
-        let (peers, running) = match self.reach.ask(&Request::PeerList {})? {
-            Reached::Answer(Answer::Peers { peers }) => (peers, true),
+        let (peers, offline) = match self.reach.ask(&Request::PeerList {})? {
+            Reached::Answer(Answer::Peers { peers }) => (peers, None),
             Reached::Answer(_) => return Err(unexpected()),
-            Reached::Offline(file) => {
-                let (config, _) = Config::load(&file)?;
-                (config.peers.iter().map(|peer| ListedPeer::new(peer, &config)).collect(), false)
+            Reached::Offline(offline) => {
+                let (config, _) = Config::load(&offline.file)?;
+                let listed = |peer: &config::Peer| ListedPeer::new(peer, peer.origin.into(), &config);
+                (config.peers.iter().map(listed).collect(), Some(offline))
             }
         };
         if self.json {
-            return Ok(out::say(&json!({ "version": VERSION, "running": running, "peers": peers }))?);
+            return Ok(out::say(
+                &json!({ "version": VERSION, "running": offline.is_none(), "peers": peers }),
+            )?);
         }
         let mut rows =
             vec![["NAME", "FROM", "PUBLIC KEY", "DIALLED AT", "LANES", "SERVICES"].map(str::to_owned)];
         rows.extend(peers.iter().map(row));
         out::say(&table(&rows).trim_end())?;
-        if !running {
-            out::complain(&"the daemon does not run: these are the peers that it would start with");
+        if let Some(offline) = offline {
+            out::complain(&format_args!("{offline}: these are the peers that it would start with"));
         }
         Ok(())
     }
@@ -134,12 +144,12 @@ impl Add {
         let new = self.new_peer()?;
         match self.reach.ask(&Request::PeerAdd(new.clone().into()))? {
             Reached::Answer(Answer::Done { note }) => {
-                said("added", &new.name, true, note.as_deref(), self.json)
+                said("added", &new.name, None, note.as_deref(), self.json)
             }
             Reached::Answer(_) => Err(unexpected()),
-            Reached::Offline(file) => {
-                add_offline(&file, &new)?;
-                said("added", &new.name, false, None, self.json)
+            Reached::Offline(offline) => {
+                let config = add_offline(&offline.file, &new)?;
+                said("added", &new.name, Some(&offline), offline.caution(&config).as_deref(), self.json)
             }
         }
     }
@@ -172,26 +182,38 @@ impl Remove {
     fn execute(self) -> Result<(), Failure> {
         match self.reach.ask(&Request::PeerRemove { name: self.name.clone() })? {
             Reached::Answer(Answer::Done { note }) => {
-                said("removed", &self.name, true, note.as_deref(), self.json)
+                said("removed", &self.name, None, note.as_deref(), self.json)
             }
             Reached::Answer(_) => Err(unexpected()),
-            Reached::Offline(file) => {
-                let note = remove_offline(&file, &self.name)?;
-                said("removed", &self.name, false, note.as_deref(), self.json)
+            Reached::Offline(offline) => {
+                let (note, config) = remove_offline(&offline.file, &self.name)?;
+                let caution = offline.caution(&config).filter(|_| !self.offline);
+                said("removed", &self.name, Some(&offline), note.as_deref(), self.json)?;
+                caution.map_or(Ok(()), |caution| {
+                    let remedy = "restart the daemon, or say --offline if none runs";
+                    Err(Failure::Runtime(anyhow!("{caution} (remedy: {remedy})")))
+                })
             }
         }
     }
 }
 
-/// Says what was done; without a running daemon also that it is not effective before the next start.
-fn said(what: &str, name: &str, running: bool, note: Option<&str>, json: bool) -> Result<(), Failure> {
+/// Says what was done; if no daemon answered, also that it is not effective before the next start.
+fn said(
+    what: &str,
+    name: &str,
+    offline: Option<&Offline>,
+    note: Option<&str>,
+    json: bool,
+) -> Result<(), Failure> {
     if json {
-        let done =
-            json!({ "version": VERSION, "done": what, "peer": name, "running": running, "note": note });
+        let done = json!({ "version": VERSION, "done": what, "peer": name, "running": offline.is_none(), "note": note });
         return Ok(out::say(&done)?);
     }
-    let when = if running { "effective now" } else { "in the state file only: the daemon does not run" };
-    out::say(&format_args!("{what} {name}: {when}"))?;
+    match offline {
+        None => out::say(&format_args!("{what} {name}: effective now"))?,
+        Some(offline) => out::say(&format_args!("{what} {name}: in the state file only: {offline}"))?,
+    }
     if let Some(note) = note {
         out::complain(&format_args!("note: {note}"));
     }
@@ -199,16 +221,17 @@ fn said(what: &str, name: &str, running: bool, note: Option<&str>, json: bool) -
 }
 
 /// Adds `new` to the state file of the configuration at `file`, if the agent would start with it.
-fn add_offline(file: &Path, new: &NewPeer) -> Result<(), Failure> {
+fn add_offline(file: &Path, new: &NewPeer) -> Result<Config, Failure> {
     let (mut edit, config, identity) = edit(file, |edit| edit.text_without(&new.name))?;
     state::check(&config, identity.public_key(), &config.peers, new)
         .map_err(|problems| Failure::Input(problems.to_string()))?;
     edit.add(new)?;
-    Ok(edit.commit()?)
+    edit.commit()?;
+    Ok(config)
 }
 
 /// Takes the peer `name` out of the state file of the configuration at `file`; says what the operator should know.
-fn remove_offline(file: &Path, name: &str) -> Result<Option<String>, Failure> {
+fn remove_offline(file: &Path, name: &str) -> Result<(Option<String>, Config), Failure> {
     let mut found = false;
     // Its name is kept for as long as it is not known whether a forward needs it.
     let (mut edit, config, _) = edit(file, |edit| {
@@ -230,7 +253,8 @@ fn remove_offline(file: &Path, name: &str) -> Result<Option<String>, Failure> {
         edit.forget(name)?;
     }
     edit.commit()?;
-    Ok(named.then(|| control_socket::still_named(name)))
+    let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
+    Ok((control_socket::joined([named.then(|| control_socket::still_named(name)), as_guest]), config))
 }
 
 /// Begins to edit the state file that belongs to the configuration at `file`, and checks that with the text that `change`
@@ -249,7 +273,8 @@ fn edit(
     });
     match (loaded, edit) {
         (Ok((config, identity)), Some(edit)) => Ok((edit, config, identity)),
-        (Ok(_), None) => Err(Failure::Runtime(anyhow::anyhow!("the state file was not read"))),
+        // Only where there is no state folder, nothing is read.
+        (Ok(_), None) => Err(state::StateError::Nowhere.into()),
         (Err(error), _) => {
             // Problems that were there before are told with the lines of the file as it is.
             Config::load(file)?;

@@ -1,16 +1,17 @@
 //! Which daemon a command is for, and asking it.
 
-use std::path::{Path, PathBuf};
+use std::{fmt, path::PathBuf};
 
 use clap::Args;
 
 use super::Failure;
 use crate::{
-    config::{Config, defaults},
+    config::{Config, Knock, defaults},
     control_socket::{
         client::{self, AskError},
         wire::{Answer, Request},
     },
+    io::folder,
 };
 
 /// Where the configuration is when it is not named.
@@ -31,8 +32,43 @@ pub(super) struct Reach {
 pub(super) enum Reached {
     /// The daemon's answer.
     Answer(Answer),
-    /// No daemon runs with this configuration file.
-    Offline(PathBuf),
+    /// None answered.
+    Offline(Offline),
+}
+
+/// No daemon answered.
+pub(super) struct Offline {
+    /// The daemon's configuration file.
+    pub(super) file: PathBuf,
+    /// Where none answered; `None` if the file names no socket.
+    socket: Option<PathBuf>,
+}
+
+impl fmt::Display for Offline {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.socket {
+            Some(socket) => write!(formatter, "no daemon answers at {}", socket.display()),
+            None => write!(formatter, "{} names no control.socket to ask a daemon at", self.file.display()),
+        }
+    }
+}
+
+impl Offline {
+    /// What an operator must know who changed the state file of `config` alone; `None` if no daemon runs.
+    pub(super) fn caution(&self, config: &Config) -> Option<String> {
+        // One that listens holds its state folder.
+        let would_hold = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
+        match folder::is_taken(&config.state_dir) {
+            Ok(false) if would_hold => None,
+            Ok(true) => Some(format!(
+                "{self}, and yet one runs, which holds {}: it keeps its peers until it is restarted",
+                config.state_dir.display()
+            )),
+            Ok(false) | Err(_) => {
+                Some(format!("{self}; if one runs, it keeps its peers until it is restarted"))
+            }
+        }
+    }
 }
 
 impl Reach {
@@ -47,7 +83,7 @@ impl Reach {
             (Some(socket), _) => socket.clone(),
             (None, Some(config)) => match Config::control_socket(config)? {
                 Some(socket) => socket,
-                None => return Ok(Reached::Offline(config.clone())),
+                None => return Ok(Reached::Offline(Offline { file: config.clone(), socket: None })),
             },
             (None, None) => PathBuf::from(defaults::CONTROL_SOCKET),
         };
@@ -57,17 +93,19 @@ impl Reach {
                 Err(Failure::Runtime(anyhow::Error::msg(error)))
             }
             (Ok(answer), _) => Ok(Reached::Answer(answer)),
-            (Err(AskError::NotRunning(_)), Some(config)) => Ok(Reached::Offline(config)),
+            (Err(AskError::NotRunning(_)), Some(file)) => {
+                Ok(Reached::Offline(Offline { file, socket: Some(socket) }))
+            }
             (Err(error), _) => Err(Failure::Runtime(error.into())),
         }
     }
 }
 
-/// Says that a command needs the daemon of `config`, which does not run.
-pub(super) fn not_running(config: &Path) -> Failure {
-    let config = config.display();
+/// Says that a command needs the daemon.
+pub(super) fn not_running(offline: &Offline) -> Failure {
+    let config = offline.file.display();
     Failure::Runtime(anyhow::anyhow!(
-        "no daemon runs with {config} (remedy: culvert run --config {config}, or name its socket with --socket)"
+        "{offline} (remedy: culvert run --config {config}, or name the daemon's socket with --socket)"
     ))
 }
 

@@ -24,7 +24,7 @@ impl Status {
         let status = match self.reach.ask(&Request::Status {})? {
             Reached::Answer(Answer::Status { status }) => status,
             Reached::Answer(_) => return Err(unexpected()),
-            Reached::Offline(config) => return Err(not_running(&config)),
+            Reached::Offline(offline) => return Err(not_running(&offline)),
         };
         if self.json {
             out::say(&json!({ "version": VERSION, "status": *status }))?;

@@ -7,17 +7,17 @@ use std::{
 };
 
 use super::{
-    Access, AccessMode, Knock, Service,
+    Access, AccessMode, Knock, MAX_CLOCK_WINDOW, Service,
     checks::{Checks, Listener},
     defaults,
     field::Field,
     file, value,
 };
+use crate::io::ports;
 
 /// The least `access.clock_window`: a client that hears no answer repeats one proof for 15 s, so that a smaller window
 /// would refuse it for no fault of its clock.
 const LEAST_WINDOW: Duration = Duration::from_secs(20);
-const MOST_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Checks {
     /// Reads `[access]`; the listeners of the whole file are known by now.
@@ -25,8 +25,14 @@ impl Checks {
         let default = defaults::ACCESS;
         let modes = [("allowlist", AccessMode::Allowlist), ("open", AccessMode::Open)];
         let knocks = [("required", Knock::Required), ("off", Knock::Off)];
+        let knock_span = file.knock.as_ref().map(|knock| knock.span.clone());
         let mode = self.choice("access.mode", file.mode, &modes).unwrap_or(default.mode);
         let knock = self.choice("access.knock", file.knock, &knocks).unwrap_or(default.knock);
+        if mode == AccessMode::Open && knock == Knock::Off {
+            let problem = "in open mode every QUIC client that finds the port would be let in";
+            let remedy = "set access.knock = \"required\", or access.mode = \"allowlist\"";
+            self.report.add("access.knock", knock_span, problem, remedy);
+        }
         Access {
             mode,
             services: self.granted("access.services", file.services, services),
@@ -44,11 +50,11 @@ impl Checks {
         };
         if window < LEAST_WINDOW {
             let problem = format!("{:?} is too short: a client repeats one proof for 15 s", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"1h\"");
-        } else if window > MOST_WINDOW {
+            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"10m\"");
+        } else if window > MAX_CLOCK_WINDOW {
             let problem =
-                format!("{:?} is too long: every proof is remembered for as long as it is valid", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"1h\"");
+                format!("{:?} is too long: it is how long a recorded proof makes us work", text.value);
+            self.report.add(at, Some(text.span), problem, "write \"20s\" to \"10m\"");
         }
         window
     }
@@ -93,10 +99,10 @@ impl Checks {
     }
 }
 
-/// Whether what is sent to `address` arrives at our own `listener`, as far as can be told without asking the kernel:
-/// of a wildcard's addresses only the loopback ones are known.
+/// Whether what is sent to `address` arrives at our own `listener`. Which addresses a wildcard has is the kernel's to say.
 fn reaches(address: SocketAddr, listener: &Listener) -> bool {
     let own = listener.address;
     let wildcard = own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4();
-    own.port() == address.port() && (own.ip() == address.ip() || wildcard && address.ip().is_loopback())
+    own.port() == address.port()
+        && (own.ip() == address.ip() || wildcard && (address.ip().is_loopback() || ports::is_own(address)))
 }

@@ -1,3 +1,5 @@
+use std::net::UdpSocket;
+
 use super::{tests::*, *};
 
 #[test]
@@ -28,7 +30,11 @@ fn access_is_checked() {
     expect("[access]\nknock = false\n", 10, "access.knock", "a text in quotes");
     expect("[access]\nservices = [\"web\"]\n", 10, "access.services[0]", "no [[service]] is named \"web\"");
     expect("[access]\nclock_window = \"19s\"\n", 10, "access.clock_window", "repeats one proof for 15 s");
-    expect("[access]\nclock_window = \"61m\"\n", 10, "access.clock_window", "too long");
+    expect("[access]\nclock_window = \"601s\"\n", 10, "access.clock_window", "too long");
+    let longest = parse(&format!("{BASE}[access]\nclock_window = \"10m\"\n")).unwrap();
+    assert_eq!(longest.access.clock_window, MAX_CLOCK_WINDOW);
+    let anyone = "[access]\nmode = \"open\"\nknock = \"off\"\n";
+    expect(anyone, 11, "access.knock", "every QUIC client that finds the port would be let in");
     expect("[control]\nsocket = 1\n", 10, "control.socket", "is an integer");
     let long = format!("[control]\nsocket = \"/{}\"\n", "x".repeat(103));
     expect(&long, 10, "control.socket", "at most 103 bytes");
@@ -51,6 +57,15 @@ fn a_decoy_is_another_server_and_there_are_strangers_for_it() {
     // The same port of another host, and of the other address family.
     for other in ["192.0.2.1:4433", "[::1]:4433"] {
         assert_eq!(parse(&format!("{wildcard}{}", decoy(other))).unwrap().access.decoy, other.parse().ok());
+    }
+    // An address of this host, wherever it has one besides loopback.
+    let route = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    });
+    if let Ok(host) = route {
+        let own = only_problem(&format!("{wildcard}{}", decoy(&format!("{}:4433", host.ip()))));
+        assert!(own.to_string().contains("is our own transport.listen[0] (0.0.0.0:4433)"), "{own}");
     }
     let dials = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", "");
     let silent = only_problem(&format!("{dials}endpoints = [\"a:1\"]\n{}", decoy("127.0.0.1:1")));

@@ -45,6 +45,11 @@ use resolve::Draft;
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;
 
+/// The longest `access.clock_window`. A stranger's datagram costs one block of a hash more for each epoch of mac1 that the
+/// window touches ([`crate::gate::knock::EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window
+/// could make it good again.
+pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
+
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {

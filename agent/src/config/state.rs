@@ -3,12 +3,13 @@
 //! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
 
 use std::{
-    fmt::Write as _,
-    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    fmt::{self, Write as _},
+    fs::{self, File, TryLockError},
     io::{self, Write as _},
     mem,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use toml::{Table, Value};
@@ -20,13 +21,16 @@ use super::{
     peers::Around,
     problem::Report,
 };
-use crate::identity::PublicKey;
+use crate::{identity::PublicKey, io::folder};
 
 /// The file beside it that is locked while it is changed.
 const LOCK_NAME: &str = "peers.lock";
 
 /// Its name in `identity.state_dir`.
 pub const FILE_NAME: &str = "peers.toml";
+
+/// How long another editor may hold the lock: it writes a small file, and the daemon's stop waits for whoever waits here.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 const HEADER: &str =
     "# Written by culvert peer; comments are not kept. docs/configuration.md says what each key does.\n";
@@ -60,11 +64,19 @@ pub enum StateError {
         /// Why, in the kernel's words.
         cause: io::Error,
     },
+    /// Somebody else changes it, or was stopped while doing so.
+    #[error("{}: another process changes the peers (remedy: try again; `fuser -v {}` names one that hangs)", path.display(), path.display())]
+    Busy {
+        /// What is locked.
+        path: PathBuf,
+    },
     /// It was changed while the daemon ran.
-    #[error("{}: has a peer of that name, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
+    #[error("{}: has a peer of that {what}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
+        /// What it has.
+        what: Taken,
     },
     /// It is no TOML, so that nothing can be added to it.
     #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
@@ -74,6 +86,24 @@ pub enum StateError {
         /// Where, and what was expected there.
         cause: Box<toml::de::Error>,
     },
+}
+
+/// What no two peers share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The name.
+    Name,
+    /// A public key.
+    Key,
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Name => "name",
+            Self::Key => "key",
+        })
+    }
 }
 
 /// The text of the state file at `path`; `None` if there is none.
@@ -156,18 +186,24 @@ impl Edit {
     /// Locks the state file at `path`, and makes its folder if there is none.
     ///
     /// # Errors
-    /// The folder or the file cannot be used.
+    /// The folder or the file cannot be used, or somebody else changes it and does not end in 2 s.
     pub fn begin(path: &Path) -> Result<Self, StateError> {
-        let folder =
-            path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
-        let unusable = |cause| StateError::Unusable { path: folder.to_owned(), cause };
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable)?;
-        let mut options = OpenOptions::new();
-        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(folder.join(LOCK_NAME));
-        let lock = lock.map_err(unusable)?;
-        lock.lock().map_err(unusable)?;
-        let folder = File::open(folder).map_err(unusable)?;
-        let text = read(path).map_err(|cause| StateError::Unusable { path: path.to_owned(), cause })?;
+        Self::begin_within(path, PATIENCE)
+    }
+
+    pub(super) fn begin_within(path: &Path, patience: Duration) -> Result<Self, StateError> {
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            |cause| StateError::Unusable { path, cause }
+        };
+        let of = path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
+        folder::make(of).map_err(unusable(of))?;
+        let folder = File::open(of).map_err(unusable(of))?;
+        let metadata = folder.metadata().map_err(unusable(of))?;
+        let lock_path = of.join(LOCK_NAME);
+        let lock = folder::lock_file(&lock_path, &metadata).map_err(unusable(&lock_path))?;
+        take(&lock, &lock_path, patience)?;
+        let text = read(path).map_err(unusable(path))?;
         Ok(Self { path: path.to_owned(), folder, _lock: lock, text: text.unwrap_or_default() })
     }
 
@@ -180,12 +216,17 @@ impl Edit {
     /// Appends `new`, which was checked.
     ///
     /// # Errors
-    /// The file is no TOML, or has a peer of that name, which somebody else wrote.
+    /// The file is no TOML, or has a peer of that name or key, which somebody else wrote.
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
-        let peers = state.get("peer").and_then(Value::as_array).into_iter().flatten();
-        if peers.into_iter().any(|peer| is_named(peer, &new.name)) {
-            return Err(StateError::Exists { path: self.path.clone() });
+        for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
+            let exists = |what| Err(StateError::Exists { path: self.path.clone(), what });
+            if is_named(peer, &new.name) {
+                return exists(Taken::Name);
+            }
+            if has_key(peer, &new.public_key) {
+                return exists(Taken::Key);
+            }
         }
         // What is not a list was reported when it was checked.
         if let Value::Array(peers) = state.entry("peer").or_insert_with(|| Value::Array(Vec::new())) {
@@ -252,14 +293,13 @@ impl Edit {
         };
         let new_path = self.path.with_extension("toml.new");
         let write = || {
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new_path)?;
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            // Root may edit what the daemon, another user, must read.
-            let (owner, ours) = (self.folder.metadata()?, file.metadata()?);
-            if (owner.uid(), owner.gid()) != (ours.uid(), ours.gid()) {
-                fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+            // What a killed writer left, or a link that somebody planted to have another file overwritten.
+            match fs::remove_file(&new_path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
             }
+            // Root may edit what the daemon, another user, must read.
+            let mut file = folder::create_file(&new_path, &self.folder.metadata()?)?;
             file.write_all(self.text.as_bytes())?;
             file.sync_all()
         };
@@ -303,6 +343,38 @@ fn call_removed(state: &mut Table, name: &str) {
 
 fn is_named(peer: &Value, name: &str) -> bool {
     peer.get("name").and_then(Value::as_str) == Some(name)
+}
+
+/// Whether `peer` has this key, however its text is written.
+fn has_key(peer: &Value, key: &str) -> bool {
+    let same = |text: &str| {
+        text == key || matches!((text.parse::<PublicKey>(), key.parse()), (Ok(text), Ok(key)) if text == key)
+    };
+    match peer.get("public_key") {
+        Some(Value::Array(keys)) => keys.iter().filter_map(Value::as_str).any(same),
+        Some(key) => key.as_str().is_some_and(same),
+        None => false,
+    }
+}
+
+/// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
+fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
+    /// Between two attempts.
+    const PAUSE: Duration = Duration::from_millis(50);
+    let mut waited = Duration::ZERO;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if waited >= patience => {
+                return Err(StateError::Busy { path: path.to_owned() });
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+            Err(TryLockError::Error(cause)) => {
+                return Err(StateError::Unusable { path: path.to_owned(), cause });
+            }
+        }
+        waited += PAUSE;
+    }
 }
 
 /// The text of a state file: a line for each key, a paragraph for each peer.

@@ -1,6 +1,11 @@
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+};
 
 use super::{tests::*, *};
+
+const OTHER_KEY: &str = "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0";
 
 #[test]
 fn load_names_file_line_and_remedy() {
@@ -160,7 +165,7 @@ fn an_edit_keeps_what_it_does_not_change() {
 #[test]
 fn a_state_folder_is_made_private_and_a_broken_file_is_not_edited() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("var/culvert/peers.toml");
+    let path = folder.path().join("culvert/peers.toml");
     let mut edit = state::Edit::begin(&path).unwrap();
     edit.add(&new_peer("a", KEY)).unwrap();
     assert_eq!(state::read(&path).unwrap(), None, "nothing is written before the commit");
@@ -173,6 +178,73 @@ fn a_state_folder_is_made_private_and_a_broken_file_is_not_edited() {
     assert!(broken.contains("peers.toml: is not TOML") && broken.contains("line 1"), "{broken}");
     let blocked = state::Edit::begin(&path.join("peers.toml")).unwrap_err().to_string();
     assert!(blocked.contains("remedy: "), "{blocked}");
+    // A mistyped path makes no tree.
+    state::Edit::begin(&folder.path().join("a/b/peers.toml")).unwrap_err();
+    assert!(!folder.path().join("a").exists());
+}
+
+#[test]
+fn an_edit_follows_no_link_that_was_planted() {
+    let (folder, _) = with_state("");
+    let (state, victim) = (folder.path().join("state"), folder.path().join("victim"));
+    let path = state.join("peers.toml");
+    fs::write(&victim, "precious").unwrap();
+    symlink(&victim, state.join("peers.toml.new")).unwrap();
+    let mut edit = state::Edit::begin(&path).unwrap();
+    edit.add(&new_peer("a", KEY)).unwrap();
+    edit.commit().unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(fs::symlink_metadata(&path).unwrap().is_file());
+
+    let lock = state.join("peers.lock");
+    fs::remove_file(&lock).unwrap();
+    symlink(&victim, &lock).unwrap();
+    let refused = state::Edit::begin(&path).unwrap_err().to_string();
+    assert!(refused.starts_with(&format!("{}: ", lock.display())), "{refused}");
+    fs::remove_file(&lock).unwrap();
+    symlink(folder.path().join("made"), &lock).unwrap();
+    state::Edit::begin(&path).unwrap_err();
+    assert!(!folder.path().join("made").exists());
+}
+
+#[test]
+fn what_root_makes_belongs_to_whom_the_folder_belongs() {
+    const DAEMON: u32 = 4_711;
+    let (folder, _) = with_state("");
+    let state = folder.path().join("state");
+    // Only root can give files away.
+    let Ok(()) = chown(&state, Some(DAEMON), Some(DAEMON)) else { return };
+    let mut edit = state::Edit::begin(&state.join("peers.toml")).unwrap();
+    edit.add(&new_peer("a", KEY)).unwrap();
+    edit.commit().unwrap();
+    state::Edit::begin(&state.join("below/peers.toml")).unwrap();
+    for name in ["peers.lock", "peers.toml", "below", "below/peers.lock"] {
+        let metadata = fs::metadata(state.join(name)).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (DAEMON, DAEMON), "{name}");
+    }
+}
+
+#[test]
+fn an_editor_that_hangs_is_not_waited_for() {
+    let (folder, _) = with_state("");
+    let path = folder.path().join("state/peers.toml");
+    let hanging = state::Edit::begin(&path).unwrap();
+    let busy = state::Edit::begin_within(&path, Duration::ZERO).unwrap_err();
+    assert!(matches!(busy, state::StateError::Busy { .. }) && busy.to_string().contains("remedy"), "{busy}");
+    drop(hanging);
+    state::Edit::begin_within(&path, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn neither_a_name_nor_a_key_is_written_twice() {
+    let (folder, _) = with_state(&format!("[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\", \"{KEY_2}\"]\n"));
+    let mut edit = state::Edit::begin(&folder.path().join("state/peers.toml")).unwrap();
+    let name = edit.add(&new_peer("a", OTHER_KEY)).unwrap_err().to_string();
+    assert!(name.contains("has a peer of that name"), "{name}");
+    let key = edit.add(&new_peer("b", KEY_2)).unwrap_err().to_string();
+    assert!(key.contains("has a peer of that key"), "{key}");
+    edit.add(&new_peer("b", OTHER_KEY)).unwrap();
+    edit.add(&new_peer("c", OTHER_KEY)).unwrap_err();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
     control::suite,
     gate::{
         classify::{Class, Initial, classify},
-        knock::{hello_hash, open},
+        knock::{epochs, hello_hash, open},
         testing::{
             DCID, Fate, Link, SECONDS, client_tls, knock, knocking, no_tokens, server_identity, server_key,
         },
@@ -78,9 +78,11 @@ fn the_second_flight_goes_to_the_servers_connection_id() {
     let mut link = Link::new(knocking(), no_tokens(), false);
     assert!(link.run(LONG, |_, _| Fate::Pass));
     let initials: Vec<_> = link.up.iter().filter_map(|(_, datagram)| initial(datagram)).collect();
-    assert!(server_key().is_proof(initials[0].dcid, initials[0].token));
+    let epochs = epochs(SECONDS, Duration::from_secs(90));
+    assert!(server_key().is_proof(initials[0].dcid, initials[0].token, epochs.clone()));
     assert_ne!(initials[1].dcid, DCID);
-    assert!(!server_key().is_proof(initials[1].dcid, initials[1].token), "it passes by the table alone");
+    let holds = server_key().is_proof(initials[1].dcid, initials[1].token, epochs);
+    assert!(!holds, "it passes by the table alone");
 }
 
 #[test]

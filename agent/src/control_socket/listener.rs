@@ -1,11 +1,14 @@
 //! The socket itself: made private, never stolen from a live daemon, removed at the end.
 
 use std::{
-    fs::{self, Permissions},
+    fs::{self, File, Permissions},
     io,
-    os::unix::{
-        fs::{FileTypeExt, MetadataExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{FileTypeExt, MetadataExt, PermissionsExt},
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     runtime,
@@ -91,6 +95,11 @@ impl ControlSocket {
         Ok(Self { file, stop, thread: Some(thread) })
     }
 
+    /// Takes no more requests; one that is being answered is not waited for.
+    pub fn close(&self) {
+        self.stop.send_replace(true);
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -100,7 +109,7 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.close();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -119,7 +128,10 @@ impl Drop for OwnFile {
     }
 }
 
-/// The socket gets its mode under another name, so that it is never open to others, then takes the place of a dead one.
+/// How many connections may wait to be accepted: as many as std asks for.
+const BACKLOG: i32 = 128;
+
+/// The socket is made under another name, then takes the place of a dead one.
 fn bind(path: &Path) -> Result<(UnixListener, OwnFile), ListenError> {
     let refused = |cause| ListenError::Refused { path: path.to_owned(), cause };
     match fs::symlink_metadata(path) {
@@ -141,11 +153,24 @@ fn bind(path: &Path) -> Result<(UnixListener, OwnFile), ListenError> {
         Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(refused(cause)),
         Ok(()) | Err(_) => {}
     }
-    let listener = UnixListener::bind(&unready).map_err(refused)?;
-    fs::set_permissions(&unready, Permissions::from_mode(0o600)).map_err(refused)?;
+    let socket = bound_private(&unready).map_err(refused)?;
+    socket.listen(BACKLOG).map_err(refused)?;
+    let listener = UnixListener::from(OwnedFd::from(socket));
     let metadata = fs::symlink_metadata(&unready).map_err(refused)?;
     fs::rename(&unready, path).map_err(refused)?;
     Ok((listener, OwnFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) }))
+}
+
+/// A socket whose file has the mode 0600 from its first moment, whatever the umask is: bind(2) takes it from the socket.
+pub(super) fn bound_private(path: &Path) -> io::Result<Socket> {
+    let mode = Permissions::from_mode(0o600);
+    let unbound = File::from(OwnedFd::from(Socket::new(Domain::UNIX, Type::STREAM, None)?));
+    unbound.set_permissions(mode.clone())?;
+    let socket = Socket::from(OwnedFd::from(unbound));
+    socket.bind(&SockAddr::unix(path)?)?;
+    // Where the kernel does not (unix(7) leaves it open), at least before anybody can connect.
+    fs::set_permissions(path, mode)?;
+    Ok(socket)
 }
 
 async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: watch::Receiver<bool>) {

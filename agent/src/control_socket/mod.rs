@@ -15,10 +15,11 @@ use std::{error::Error, sync::Arc};
 
 use crate::{
     config::{
-        self, Config, PeerOrigin,
+        self, AccessMode, Config, PeerOrigin,
         state::{self, Edit},
     },
     identity::PublicKey,
+    roster::{Listed, Origin},
 };
 
 pub mod client;
@@ -37,8 +38,8 @@ pub type Refused = Box<dyn Error + Send + Sync>;
 
 /// The peers of the running daemon. A change is effective when the call returns.
 pub trait Peers: Send + Sync {
-    /// Those of both files, as they are now.
-    fn list(&self) -> Vec<config::Peer>;
+    /// Those of both files, as they are now, and those of open mode.
+    fn list(&self) -> Vec<Listed>;
 
     /// Lets a peer in, and dials it if it has endpoints; it was checked against [`Peers::list`].
     ///
@@ -84,21 +85,25 @@ impl Desk {
 
     fn list(&self) -> Answer {
         let peers = self.peers.list();
-        Answer::Peers { peers: peers.iter().map(|peer| ListedPeer::new(peer, &self.config)).collect() }
+        let shown = |listed: &Listed| ListedPeer::new(&listed.peer, listed.origin, &self.config);
+        Answer::Peers { peers: peers.iter().map(shown).collect() }
     }
 
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
     fn add(&self, new: &state::NewPeer) -> Answer {
-        // A peer of the configuration that was removed is known still: after a restart it would be there twice.
-        let mut known = self.peers.list();
-        let listed = known.len();
-        for peer in &self.config.peers {
-            if peer.origin == PeerOrigin::Config
-                && !known[..listed].iter().any(|known| known.name == peer.name)
-            {
-                known.push(peer.clone());
-            }
+        // A peer of open mode makes way for one that is added with its key.
+        let known = self.peers.list().into_iter().filter(|listed| listed.origin != Origin::Open);
+        let known: Vec<_> = known.map(|listed| config::Peer::clone(&listed.peer)).collect();
+        let mut configured = self.config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let returns = |peer: &config::Peer| {
+            let has_key = new.public_key.parse().is_ok_and(|key| peer.public_keys.contains(&key));
+            *peer.name == *new.name || has_key
+        };
+        if let Some(removed) =
+            configured.find(|peer| returns(peer) && !known.iter().any(|known| known.name == peer.name))
+        {
+            return Answer::Refused { bad_input: true, error: returns_by_itself(&removed.name) };
         }
         let peer = match state::check(&self.config, self.own_key, &known, new) {
             Ok(peer) => peer,
@@ -115,7 +120,9 @@ impl Desk {
         }
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
         match edit.commit() {
-            Ok(()) => Answer::Done { note: None },
+            Ok(()) => Answer::Done {
+                note: self.config.closed.iter().any(|closed| **closed == *name).then(|| still_closed(&name)),
+            },
             Err(error) => {
                 tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
                 failed(&format_args!("the peer is let in, but not kept: a restart ends that: {error}"))
@@ -125,15 +132,20 @@ impl Desk {
 
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
     fn remove(&self, name: &str) -> Answer {
-        let known = self.peers.list().into_iter().find(|peer| *peer.name == *name);
+        let known = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
         if known.is_some() {
             if let Err(error) = self.peers.remove(name) {
                 return failed(&*error);
             }
             tracing::info!(peer = name, "a peer was removed through the control socket");
         }
-        if known.as_ref().is_some_and(|peer| peer.origin == PeerOrigin::Config) {
-            return Answer::Done { note: Some(still_configured(name)) };
+        let as_guest = (self.config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
+        match known.as_ref().map(|known| known.origin) {
+            Some(Origin::Config) => {
+                return Answer::Done { note: joined([Some(still_configured(name)), as_guest]) };
+            }
+            Some(Origin::Open) => return Answer::Done { note: as_guest },
+            Some(Origin::State) | None => {}
         }
         let named = self.config.forwards_to(name);
         let kept = self.edit().and_then(|mut edit| {
@@ -145,7 +157,7 @@ impl Desk {
                 let error = format!("no peer is named {name:?} (remedy: see culvert peer list)");
                 Answer::Refused { bad_input: true, error }
             }
-            (_, Ok(_)) => Answer::Done { note: named.then(|| still_named(name)) },
+            (_, Ok(_)) => Answer::Done { note: joined([named.then(|| still_named(name)), as_guest]) },
             (None, Err(error)) => failed(&error),
             (Some(_), Err(error)) => {
                 tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file");
@@ -159,6 +171,30 @@ impl Desk {
     fn edit(&self) -> Result<Edit, state::StateError> {
         Edit::begin(&self.config.state_dir.join(state::FILE_NAME))
     }
+}
+
+/// What an operator should know who removed a peer in open mode.
+pub const AS_GUEST: &str =
+    "in open mode whoever knows our public key may connect: this peer may come again, as a guest";
+
+/// Several notes as one.
+#[must_use]
+pub fn joined<const COUNT: usize>(notes: [Option<String>; COUNT]) -> Option<String> {
+    let notes: Vec<String> = notes.into_iter().flatten().collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// Why a peer of the configuration that was shut out is not added.
+fn returns_by_itself(name: &str) -> String {
+    format!(
+        "{name:?} is a peer of the configuration that was removed (remedy: restart the daemon, which lets it in again; or take \
+         its [[peer]] out of the configuration, restart, and then add it)"
+    )
+}
+
+/// What an operator should know who added a peer whose ports were closed when the agent started.
+fn still_closed(name: &str) -> String {
+    format!("the ports of the [[udp]] and [[tcp]] that name {name:?} open with the next start")
 }
 
 /// What an operator should know who shut out a peer of the configuration.

@@ -18,6 +18,7 @@ use super::{
     wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
+use crate::peer::PeerId;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -30,8 +31,13 @@ struct Fake {
 }
 
 impl Peers for Fake {
-    fn list(&self) -> Vec<config::Peer> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn list(&self) -> Vec<Listed> {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let listed = |peer: &config::Peer| {
+            let origin = if peer.name.starts_with("open-") { Origin::Open } else { peer.origin.into() };
+            Listed { id: PeerId(0), peer: Arc::new(peer.clone()), origin }
+        };
+        peers.iter().map(listed).collect()
     }
 
     fn add(&self, peer: config::Peer) -> Result<(), Refused> {
@@ -149,9 +155,52 @@ fn a_peer_of_the_configuration_is_shut_out_until_the_next_start_and_cannot_be_ad
     assert!(note.contains("remove its [[peer]] there too"), "{note}");
     assert_eq!((case.peers.list().len(), case.state().as_str()), (0, ""));
     let again = desk.answer(add("exit", KEY_2).to_line().as_bytes());
-    assert!(refusal(&again).1.contains("is taken by a [[peer]] of the configuration"), "{again:?}");
+    assert!(refusal(&again).1.contains("(remedy: restart the daemon, which lets it in again"), "{again:?}");
     let renamed = desk.answer(add("other", KEY).to_line().as_bytes());
-    assert!(refusal(&renamed).1.contains("is the same key as"), "{renamed:?}");
+    assert!(refusal(&renamed).1.starts_with("\"exit\" is a peer of the configuration that was removed"));
+}
+
+#[test]
+fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
+    let mut case = Case::new(false);
+    let mut config = Config::clone(&case.config);
+    config.access.mode = AccessMode::Open;
+    case.config = Arc::new(config);
+    let desk = case.desk();
+    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    let guest = config::Peer {
+        name: "open-AQEBAQEB".into(),
+        public_keys: vec![KEY_2.parse().unwrap()],
+        ..case.config.peers[0].clone()
+    };
+    case.peers.peers.lock().unwrap().push(guest);
+    let Answer::Peers { peers } = ask(&Request::PeerList {}) else { panic!("no list") };
+    let origins: Vec<_> = peers.iter().map(|peer| peer.origin.as_str()).collect();
+    assert_eq!(origins, ["config", "open"]);
+    let note_of = |name: &str| {
+        let answer = ask(&remove(name));
+        let Answer::Done { note: Some(note) } = answer else { panic!("{answer:?}") };
+        note
+    };
+    // It makes way for a peer with its key.
+    assert_eq!(ask(&add("b", KEY_2)), Answer::Done { note: None });
+    assert_eq!(note_of("b"), AS_GUEST);
+    assert_eq!(note_of("open-AQEBAQEB"), AS_GUEST);
+    let both = note_of("exit");
+    assert!(both.contains("until the next start") && both.ends_with(AS_GUEST), "{both}");
+    assert!(case.peers.list().is_empty());
+}
+
+#[test]
+fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
+    let mut case = Case::new(false);
+    let mut config = Config::clone(&case.config);
+    config.closed = vec!["b".to_owned()];
+    case.config = Arc::new(config);
+    let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
+        panic!("it was refused")
+    };
+    assert!(note.contains("open with the next start"), "{note}");
 }
 
 #[test]
@@ -310,6 +359,45 @@ fn the_socket_is_private_answers_and_goes_away() {
     assert_eq!(entries(case.folder.path()), ["state"]);
     let gone = ask(&case.socket(), &Request::Status {}).unwrap_err();
     assert!(matches!(gone, AskError::NotRunning(_)), "{gone}");
+}
+
+#[test]
+fn the_file_of_the_socket_is_private_before_anybody_can_connect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = listener::bound_private(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    let refused = UnixStream::connect(&path).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    drop(listener);
+}
+
+#[test]
+fn no_answer_is_told_from_a_wrong_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let says = |answer: &'static [u8]| {
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+                stream.write_all(answer).unwrap();
+            });
+            let error = ask(&path, &Request::Status {}).unwrap_err();
+            server.join().unwrap();
+            error
+        })
+    };
+    let nothing = says(b"");
+    assert!(
+        matches!(nothing, AskError::Unanswered(_)) && nothing.to_string().contains("try again"),
+        "{nothing}"
+    );
+    let other = says(b"HTTP/1.1 400\r\n");
+    assert!(matches!(other, AskError::Misunderstood(_)), "{other}");
+    let slow = AskError::TimedOut(path).to_string();
+    assert!(slow.contains("no answer within 5 s"), "{slow}");
 }
 
 fn entries(folder: &Path) -> Vec<String> {

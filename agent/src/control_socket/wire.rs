@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::status::Status;
-use crate::config::{self, Config, state::NewPeer};
+use crate::{
+    config::{self, Config, state::NewPeer},
+    roster::Origin,
+};
 
 /// The version of this format; it changes when a reader of the old one would be misled.
 pub const VERSION: u64 = 1;
@@ -19,7 +22,7 @@ pub const MAX_REQUEST_BYTES: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// The peers of both files.
+    /// The peers of both files, and those of open mode.
     PeerList {},
     /// Let a peer in, and keep it in the state file.
     PeerAdd(AddPeer),
@@ -94,9 +97,9 @@ pub enum Answer {
         /// What the operator should know all the same.
         note: Option<String>,
     },
-    /// The peers of both files.
+    /// The peers of both files, and those of open mode.
     Peers {
-        /// In the order of the files.
+        /// In the order in which they came.
         peers: Vec<ListedPeer>,
     },
     /// What the agent is doing.
@@ -135,7 +138,7 @@ impl Answer {
 pub struct ListedPeer {
     /// Its name.
     pub name: String,
-    /// "config" or "state": which file it stands in.
+    /// "config" or "state": which file it stands in; "open": let in by open mode.
     pub origin: String,
     /// The keys that it may prove.
     pub public_keys: Vec<String>,
@@ -148,18 +151,28 @@ pub struct ListedPeer {
 }
 
 impl ListedPeer {
-    /// A peer of `config`, or one that was added to it.
+    /// A peer of `config`, or one that has come since.
     #[must_use]
-    pub fn new(peer: &config::Peer, config: &Config) -> Self {
+    pub fn new(peer: &config::Peer, origin: Origin, config: &Config) -> Self {
         let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
         Self {
             name: peer.name.to_string(),
-            origin: peer.origin.label().to_owned(),
+            origin: label(origin).to_owned(),
             public_keys: peer.public_keys.iter().map(ToString::to_string).collect(),
             endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
             lanes: peer.lanes,
             services: peer.services.iter().filter_map(service).collect(),
         }
+    }
+}
+
+/// The text of every member `origin`.
+#[must_use]
+pub fn label(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Config => "config",
+        Origin::State => "state",
+        Origin::Open => "open",
     }
 }
 

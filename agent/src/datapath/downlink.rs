@@ -180,7 +180,7 @@ impl Downlink<'_> {
             && owner != self.place.0
         {
             // Strangers must not fill the way to another worker, so they are told apart here already.
-            match self.gate.screen(datagram) {
+            match self.gate.screen(datagram, self.now) {
                 true => self.outgoing.packet(owner, port, meta, datagram),
                 false => self.strangers.push(port, meta, datagram),
             }

@@ -6,7 +6,7 @@
 //!
 //!  payload   version 1 │ flags 1 │ reserved 1 │ unix seconds 5 │ ClientHello hash 16
 //!  prologue  "culvert knock 1" │ QUIC version 4 │ DCID length 1 │ DCID │ Ed25519 public key of the server 32
-//!  mac1      BLAKE2s-128, keyed, of  QUIC version 4 │ DCID length 1 │ DCID │ all before it in the token
+//!  mac1      BLAKE2s-128, keyed, of  QUIC version 4 │ DCID length 1 │ DCID │ all before it in the token │ epoch 8
 //! ```
 //!
 //! * Integers are big endian. The version of the payload is 1; bit 0 of the flags is the sign of
@@ -14,9 +14,13 @@
 //! * The keys of mac1 and of the mask are BLAKE2s-256 of a label and the server's public key, so that only those who
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
+//! * The epoch is the unix seconds by [`EPOCH_SECONDS`]. It makes mac1 expire, so that somebody who recorded a knock can have us
+//!   spend no more on it, minutes later, than on any stranger's datagram.
 //! * It is bound to the destination connection ID and to the ClientHello: seen on the wire, it opens nothing for others.
 //! * The server's private key alone makes knocks in anyone's name: their sender has to prove its key in TLS, and again
 //!   after the handshake.
+
+use std::{ops::RangeInclusive, time::Duration};
 
 use blake2::{
     Blake2s256, Blake2sMac, Digest,
@@ -42,6 +46,23 @@ pub const KNOCK_BYTES: usize = 136;
 /// The length of mac1, which closes every token that the gate looks at.
 pub const MAC_BYTES: usize = 16;
 
+/// How long an epoch of mac1 lasts. Shorter ones would let mac1 expire sooner, and cost a stranger's datagram more of them:
+/// each that the window touches is one block of BLAKE2s.
+pub const EPOCH_SECONDS: u64 = 256;
+
+/// The epochs that clocks show which differ from ours, at `unix_seconds`, by at most `window` (whole seconds).
+#[must_use]
+pub fn epochs(unix_seconds: u64, window: Duration) -> RangeInclusive<u64> {
+    let window = window.as_secs();
+    epoch(unix_seconds.saturating_sub(window))..=epoch(unix_seconds.saturating_add(window))
+}
+
+/// The epoch of a unix second.
+#[must_use]
+pub fn epoch(unix_seconds: u64) -> u64 {
+    unix_seconds / EPOCH_SECONDS
+}
+
 /// The length of a hash of a ClientHello: the first half of SHA-256.
 pub const HELLO_HASH_BYTES: usize = 16;
 
@@ -51,9 +72,6 @@ pub enum KnockError {
     /// It has not the length of a knock, or the connection ID is longer than QUIC allows.
     #[error("the token is not a knock")]
     Length,
-    /// The sender does not know our public key, or the token was made for another connection ID.
-    #[error("mac1 does not verify")]
-    Mac,
     /// Sealed to another key, or damaged.
     #[error("the knock does not open")]
     Noise,
@@ -105,19 +123,26 @@ impl ServerKey {
         &self.public_key
     }
 
-    /// mac1 of a token whose bytes before it are `body`, in a packet to `dcid` (at most 20 bytes).
+    /// mac1 of a token made in `epoch` whose bytes before it are `body`, in a packet to `dcid` (at most 20 bytes).
     #[must_use]
-    pub fn mac1(&self, dcid: &[u8], body: &[u8]) -> [u8; MAC_BYTES] {
-        self.mac1_state(dcid, body).finalize().into_bytes().into()
+    pub fn mac1(&self, dcid: &[u8], body: &[u8], epoch: u64) -> [u8; MAC_BYTES] {
+        self.mac1_state(dcid, body).chain_update(epoch.to_be_bytes()).finalize().into_bytes().into()
     }
 
-    /// Whether `token` ends with its mac1, in a packet to `dcid`; in constant time.
+    /// Whether `token` ends with its mac1 of one of `epochs`, in a packet to `dcid`; each is compared in constant time.
+    ///
+    /// The token is hashed once. An epoch more costs one block.
     #[must_use]
-    pub fn is_proof(&self, dcid: &[u8], token: &[u8]) -> bool {
+    pub fn is_proof(&self, dcid: &[u8], token: &[u8], mut epochs: RangeInclusive<u64>) -> bool {
         let Some((body, mac1)) = token.split_last_chunk::<MAC_BYTES>() else { return false };
-        dcid.len() <= MAX_CID_BYTES && self.mac1_state(dcid, body).verify(mac1.into()).is_ok()
+        if dcid.len() > MAX_CID_BYTES {
+            return false;
+        }
+        let state = self.mac1_state(dcid, body);
+        epochs.any(|epoch| state.clone().chain_update(epoch.to_be_bytes()).verify(mac1.into()).is_ok())
     }
 
+    /// mac1 but for its epoch.
     fn mac1_state(&self, dcid: &[u8], body: &[u8]) -> Blake2sMac<U16> {
         let mut head = [0; 1 + MAX_CID_BYTES];
         let mut mac = self.mac.clone();
@@ -201,7 +226,7 @@ pub fn seal(
     if let Some(ephemeral) = knock.first_chunk_mut() {
         server.mask(dcid, ephemeral);
     }
-    let mac1 = server.mac1(dcid, &knock[..NOISE_BYTES]);
+    let mac1 = server.mac1(dcid, &knock[..NOISE_BYTES], epoch(unix_seconds));
     knock[NOISE_BYTES..].copy_from_slice(&mac1);
     Ok(knock)
 }
@@ -227,7 +252,7 @@ impl Opened {
     }
 }
 
-/// Opens `token`, the knock of a packet to `dcid`; `own` and `server` are the two halves of our key.
+/// Opens `token`, the knock of a packet to `dcid`, whose mac1 was verified before; `own` and `server` are the two halves of our key.
 ///
 /// It costs two X25519 operations, so it stands behind a budget.
 ///
@@ -236,9 +261,6 @@ impl Opened {
 pub fn open(own: &AgreementKey, server: &ServerKey, dcid: &[u8], token: &[u8]) -> Result<Opened, KnockError> {
     if token.len() != KNOCK_BYTES || dcid.len() > MAX_CID_BYTES {
         return Err(KnockError::Length);
-    }
-    if !server.is_proof(dcid, token) {
-        return Err(KnockError::Mac);
     }
     let mut message = [0; NOISE_BYTES];
     message.copy_from_slice(&token[..NOISE_BYTES]);

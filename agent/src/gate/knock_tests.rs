@@ -9,6 +9,7 @@ use crate::identity::Identity;
 const DCID: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 const HELLO: &[u8] = b"not a ClientHello";
 const SECONDS: u64 = 1_700_000_000;
+const EPOCH: u64 = SECONDS / EPOCH_SECONDS;
 
 fn identity(seed: u8) -> Identity {
     Identity::from_seed(Zeroizing::new([seed; 32])).unwrap()
@@ -26,13 +27,17 @@ fn open_as(seed: u8, dcid: &[u8], token: &[u8]) -> Result<Opened, KnockError> {
     open(&identity(seed).agreement_key(), &server_key(seed), dcid, token)
 }
 
+fn is_proof_to(seed: u8, dcid: &[u8], token: &[u8]) -> bool {
+    server_key(seed).is_proof(dcid, token, EPOCH..=EPOCH)
+}
+
 #[test]
 fn a_knock_says_who_and_when_and_which_hello() {
     let opened = open_as(2, &DCID, &knock()).unwrap();
     assert_eq!(opened.client, identity(1).public_key().agreement().unwrap());
     assert_eq!(opened.unix_seconds, SECONDS);
     assert_eq!(opened.hello_hash, hello_hash(HELLO));
-    assert!(server_key(2).is_proof(&DCID, &knock()));
+    assert!(is_proof_to(2, &DCID, &knock()));
 }
 
 /// The example of `docs/wire-format.md`, step by step.
@@ -73,12 +78,9 @@ fn every_byte_counts() {
     for at in 0..KNOCK_BYTES {
         let mut token = good;
         token[at] ^= 1;
-        assert_eq!(open_as(2, &DCID, &token), Err(KnockError::Mac), "byte {at}");
-        assert!(!server_key(2).is_proof(&DCID, &token), "byte {at}");
-        // The same by someone who knows the server's key, and so makes mac1 right again.
+        assert!(!is_proof_to(2, &DCID, &token), "byte {at}");
+        // Someone who knows the server's key can make mac1 right again.
         if at < NOISE_BYTES {
-            let mac1 = server_key(2).mac1(&DCID, &token[..NOISE_BYTES]);
-            token[NOISE_BYTES..].copy_from_slice(&mac1);
             assert_eq!(open_as(2, &DCID, &token), Err(KnockError::Noise), "byte {at}");
         }
     }
@@ -89,24 +91,25 @@ fn it_opens_nothing_elsewhere() {
     let mut other_dcid = DCID;
     other_dcid[7] ^= 1;
     for dcid in [&other_dcid[..], &DCID[..7], &[], &[0; 20]] {
-        assert_eq!(open_as(2, dcid, &knock()), Err(KnockError::Mac));
+        assert!(!is_proof_to(2, dcid, &knock()));
+        assert_eq!(open_as(2, dcid, &knock()), Err(KnockError::Noise));
     }
     assert_eq!(open_as(2, &[0; 21], &knock()), Err(KnockError::Length));
-    assert_eq!(open_as(4, &DCID, &knock()), Err(KnockError::Mac));
-    // To another connection ID, with mac1 and mask made right: the prologue differs.
+    assert!(!is_proof_to(4, &DCID, &knock()));
+    assert_eq!(open_as(4, &DCID, &knock()), Err(KnockError::Noise));
+    // To another connection ID, with the mask made right: the prologue differs.
     let mut moved = knock();
     let ephemeral = moved.first_chunk_mut().unwrap();
     server_key(2).mask(&DCID, ephemeral);
     server_key(2).mask(&other_dcid, ephemeral);
-    let mac1 = server_key(2).mac1(&other_dcid, &moved[..NOISE_BYTES]);
-    moved[NOISE_BYTES..].copy_from_slice(&mac1);
     assert_eq!(open_as(2, &other_dcid, &moved), Err(KnockError::Noise));
     // The same twin key, -A: it has the same X25519 key, but another name.
     let mut twin = identity(2).public_key();
     twin.0[31] ^= 0x80;
     let twin = ServerKey::new(&twin).unwrap();
     assert_eq!(twin.agreement, server_key(2).agreement);
-    assert_eq!(open(&identity(2).agreement_key(), &twin, &DCID, &knock()), Err(KnockError::Mac));
+    assert!(!twin.is_proof(&DCID, &knock(), EPOCH..=EPOCH));
+    assert_eq!(open(&identity(2).agreement_key(), &twin, &DCID, &knock()), Err(KnockError::Noise));
 }
 
 #[test]
@@ -114,23 +117,46 @@ fn other_lengths_are_no_knocks() {
     let long = [&knock()[..], &[0]].concat();
     for token in [&[][..], &knock()[..KNOCK_BYTES - 1], &long] {
         assert_eq!(open_as(2, &DCID, token), Err(KnockError::Length));
-        assert!(!server_key(2).is_proof(&DCID, token));
+        assert!(!is_proof_to(2, &DCID, token));
     }
     let long_dcid = [0; 21];
     let own = identity(1).agreement_key();
     assert_eq!(seal(&own, &server_key(2), &long_dcid, HELLO, SECONDS, &[3; 32]), Err(KnockError::Length));
-    let token = [&b"body"[..], &server_key(2).mac1(&long_dcid, b"body")].concat();
-    assert!(!server_key(2).is_proof(&long_dcid, &token));
+    let token = [&b"body"[..], &server_key(2).mac1(&long_dcid, b"body", EPOCH)].concat();
+    assert!(!is_proof_to(2, &long_dcid, &token));
 }
 
 #[test]
 fn a_retry_token_of_any_length_can_carry_mac1() {
     for length in [0, 1, 100, 300] {
         let body = vec![7; length];
-        let token = [&body[..], &server_key(2).mac1(&DCID, &body)].concat();
-        assert!(server_key(2).is_proof(&DCID, &token));
-        assert!(!server_key(2).is_proof(&DCID[..7], &token));
+        let token = [&body[..], &server_key(2).mac1(&DCID, &body, EPOCH)].concat();
+        assert!(is_proof_to(2, &DCID, &token));
+        assert!(!is_proof_to(2, &DCID[..7], &token));
     }
+}
+
+#[test]
+fn mac1_holds_in_its_epoch_only() {
+    let (server, token) = (server_key(2), knock());
+    for (epochs, holds) in [
+        (EPOCH - 5..=EPOCH - 1, false),
+        (EPOCH + 1..=EPOCH + 5, false),
+        (EPOCH - 5..=EPOCH, true),
+        (EPOCH..=EPOCH + 5, true),
+        (EPOCH - 1..=EPOCH + 1, true),
+    ] {
+        assert_eq!(server.is_proof(&DCID, &token, epochs.clone()), holds, "{epochs:?}");
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "no epoch at all")]
+    let none = EPOCH + 1..=EPOCH;
+    assert!(!server.is_proof(&DCID, &token, none));
+    // To the last second of its epoch and no further.
+    let own = identity(1).agreement_key();
+    let at = |seconds| seal(&own, &server, &DCID, HELLO, seconds, &[3; 32]).unwrap();
+    assert!(is_proof_to(2, &DCID, &at(SECONDS + EPOCH_SECONDS - 1)));
+    assert!(!is_proof_to(2, &DCID, &at(SECONDS + EPOCH_SECONDS)));
+    assert!(!is_proof_to(2, &DCID, &at(SECONDS - 1)));
 }
 
 #[test]
@@ -215,8 +241,6 @@ fn keys_of_small_order_are_refused() {
     assert_eq!(naive.read_message(&forged[..NOISE_BYTES], &mut payload), Ok(PAYLOAD_BYTES));
     assert_eq!(naive.get_remote_static(), Some(&[0; 32][..]));
     server.mask(&DCID, forged.first_chunk_mut().unwrap());
-    let mac1 = server.mac1(&DCID, &forged[..NOISE_BYTES]);
-    forged[NOISE_BYTES..].copy_from_slice(&mac1);
     assert_eq!(open_as(2, &DCID, &forged), Err(KnockError::SmallOrder));
 }
 
@@ -244,8 +268,6 @@ fn a_payload_of_another_version_is_named() {
             .unwrap();
         noise.write_message(&payload, &mut knock[..NOISE_BYTES]).unwrap();
         server.mask(&DCID, knock.first_chunk_mut().unwrap());
-        let mac1 = server.mac1(&DCID, &knock[..NOISE_BYTES]);
-        knock[NOISE_BYTES..].copy_from_slice(&mac1);
         let opened = open_as(2, &DCID, &knock).map(|opened| opened.unix_seconds);
         // Flags and the reserved byte are not looked at.
         assert_eq!(opened, if version == 1 { Ok((1 << 40) - 1) } else { Err(KnockError::Version(2)) });
@@ -271,7 +293,30 @@ proptest! {
     #[test]
     fn any_token_is_harmless(token in prop::collection::vec(any::<u8>(), 0..200), dcid in prop::collection::vec(any::<u8>(), 0..30)) {
         prop_assert!(open_as(2, &dcid, &token).is_err());
-        prop_assert!(!server_key(2).is_proof(&dcid, &token));
+        prop_assert!(!is_proof_to(2, &dcid, &token));
+    }
+
+    #[test]
+    fn a_knock_of_the_window_is_of_an_epoch_that_holds(now: u64, window in 0_u64..=600, skew in -600_i64..=600) {
+        let epochs = epochs(now, Duration::from_secs(window));
+        prop_assert!(epochs.contains(&(now / EPOCH_SECONDS)));
+        let client = now.saturating_add_signed(skew);
+        if client.abs_diff(now) <= window {
+            prop_assert!(epochs.contains(&(client / EPOCH_SECONDS)), "{client} in {epochs:?}");
+        }
+        // What is further off than the window and an epoch does not hold.
+        if client.abs_diff(now) >= window + EPOCH_SECONDS {
+            prop_assert!(!epochs.contains(&(client / EPOCH_SECONDS)), "{client} in {epochs:?}");
+        }
+        // As many blocks as docs/configuration.md says.
+        prop_assert!(epochs.end() - epochs.start() <= (2 * window).div_ceil(EPOCH_SECONDS));
+    }
+
+    #[test]
+    fn an_epoch_holds_until_the_window_after_its_end(epoch in 0_u64..1 << 40, window in 20_u64..=600) {
+        let end = (epoch + 1) * EPOCH_SECONDS + window;
+        let holds = |now| epochs(now, Duration::from_secs(window)).contains(&epoch);
+        prop_assert!(holds(end - 1) && !holds(end));
     }
 
     #[test]
@@ -281,12 +326,15 @@ proptest! {
         dcid in prop::collection::vec(any::<u8>(), 0..=20),
         hello in prop::collection::vec(any::<u8>(), 0..600),
         seconds in 0_u64..1 << 40,
+        skew in -90_i64..=90,
         ephemeral: [u8; 32],
     ) {
         let client = Identity::from_seed(Zeroizing::new(client)).unwrap();
         let server = Identity::from_seed(Zeroizing::new(server)).unwrap();
         let key = ServerKey::new(&server.public_key()).unwrap();
         let knock = seal(&client.agreement_key(), &key, &dcid, &hello, seconds, &ephemeral).unwrap();
+        let now = seconds.saturating_add_signed(skew);
+        prop_assert!(key.is_proof(&dcid, &knock, epochs(now, Duration::from_secs(90))));
         let opened = open(&server.agreement_key(), &key, &dcid, &knock).unwrap();
         prop_assert_eq!(opened.client, client.public_key().agreement().unwrap());
         prop_assert_eq!((opened.unix_seconds, opened.hello_hash), (seconds, hello_hash(&hello)));

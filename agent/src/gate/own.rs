@@ -60,7 +60,7 @@ impl Own {
         &self.issued
     }
 
-    /// Opens a knock that was sent to us.
+    /// Opens a knock that was sent to us, whose mac1 was verified before.
     ///
     /// # Errors
     /// See [`KnockError`].

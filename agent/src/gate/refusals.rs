@@ -109,7 +109,7 @@ impl Why {
                 "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
             }
             Self::Guests => "raise limits.open_peers, if they are welcome",
-            Self::Full => "more handshakes within access.clock_window than can be remembered",
+            Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
     }

@@ -8,8 +8,8 @@
 //!  sealed  issued, unix seconds 8 │ new DCID 8 │ family 1 │ address 16 │ port 2 │ length 1, original DCID 20 │ knock 136
 //! ```
 //!
-//! Its last 16 bytes are its mac1 over the new connection ID, as those of a knock are over the original one, so that the
-//! gate's first checks are the same for both. All tokens have one length, whatever the family.
+//! Its last 16 bytes are its mac1 over the new connection ID and the epoch of `issued`, as those of a knock are over the original
+//! one and its own epoch, so that the gate's first checks are the same for both. All tokens have one length, whatever the family.
 
 use std::{
     fmt,
@@ -25,7 +25,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use super::{
     classify::MAX_CID_BYTES,
-    knock::{KNOCK_BYTES, MAC_BYTES, ServerKey},
+    knock::{KNOCK_BYTES, MAC_BYTES, ServerKey, epoch},
 };
 
 /// The length of every token of ours.
@@ -150,7 +150,7 @@ impl RetryKey {
         body[..NONCE_BYTES].copy_from_slice(&nonce);
         body[NONCE_BYTES..NONCE_BYTES + PLAIN_BYTES].copy_from_slice(&sealed);
         body[NONCE_BYTES + PLAIN_BYTES..].copy_from_slice(tag.as_ref());
-        mac1.copy_from_slice(&server.mac1(new_dcid, body));
+        mac1.copy_from_slice(&server.mac1(new_dcid, body, epoch(unix_seconds)));
         token
     }
 

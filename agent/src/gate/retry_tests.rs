@@ -6,7 +6,7 @@ use super::*;
 use crate::gate::{
     classify::{Class, Initial, classify},
     initial::client_hello_hash,
-    knock::open,
+    knock::{EPOCH_SECONDS, epochs, open},
     testing::{Begun, DCID, Fate, Link, SECONDS, knocking, server_identity, server_key, server_tls},
 };
 
@@ -23,6 +23,11 @@ fn address(text: &str) -> SocketAddr {
 
 fn token_for(client: SocketAddr) -> [u8; RETRY_TOKEN_BYTES] {
     key().token(&server_key(), client, Carried::new(&DCID, &[9; KNOCK_BYTES]), SECONDS, &NEW_DCID, [1; 12])
+}
+
+/// Whether mac1 holds under the smallest window.
+fn is_proof_at(unix_seconds: u64, dcid: &[u8], token: &[u8]) -> bool {
+    server_key().is_proof(dcid, token, epochs(unix_seconds, Duration::from_secs(20)))
 }
 
 /// The part of the gate that is under test: a first packet gets a Retry, its answer is let through.
@@ -43,7 +48,7 @@ impl Gate {
         assert_eq!(initial.token.len(), RETRY_TOKEN_BYTES);
         // The second flight goes to the server's own connection ID.
         if initial.dcid == NEW_DCID {
-            assert!(server_key().is_proof(initial.dcid, initial.token));
+            assert!(is_proof_at(SECONDS + 1, initial.dcid, initial.token));
             self.passed.push(key().open(self.client, initial.dcid, initial.token, SECONDS + 1).unwrap());
             self.hellos.push(client_hello_hash(&*server_tls(), datagram, &initial).unwrap());
         }
@@ -117,7 +122,7 @@ fn a_token_returns_what_was_put_in() {
             let token = key().token(&server_key(), client, carried, SECONDS, &NEW_DCID, [1; 12]);
             let returned = key().open(client, &NEW_DCID, &token, SECONDS).unwrap();
             assert_eq!((returned, returned.original_dcid()), (carried, original));
-            assert!(server_key().is_proof(&NEW_DCID, &token));
+            assert!(is_proof_at(SECONDS, &NEW_DCID, &token));
         }
     }
 }
@@ -149,6 +154,21 @@ fn a_token_serves_for_sixteen_seconds() {
     assert_eq!(at(SECONDS - RETRY_SECONDS), Ok(()), "our clock was set back a little");
     assert_eq!(at(SECONDS - RETRY_SECONDS - 1), Err(RetryError::Age));
     assert_eq!(at(u64::MAX), Err(RetryError::Age));
+}
+
+#[test]
+fn mac1_of_a_token_holds_longer_than_the_token_and_not_for_ever() {
+    let token = token_for(address("192.0.2.1:1111"));
+    // As long at least as the token, wherever in its epoch that was made.
+    for made in [0, 1, EPOCH_SECONDS - 1] {
+        let client = address("192.0.2.1:1111");
+        let carried = Carried::new(&DCID, &[9; KNOCK_BYTES]);
+        let token = key().token(&server_key(), client, carried, SECONDS + made, &NEW_DCID, [1; 12]);
+        assert!(is_proof_at(SECONDS + made + RETRY_SECONDS, &NEW_DCID, &token));
+        assert!(is_proof_at(SECONDS + made - RETRY_SECONDS, &NEW_DCID, &token), "our clock was set back");
+    }
+    assert!(is_proof_at(SECONDS + EPOCH_SECONDS + 19, &NEW_DCID, &token));
+    assert!(!is_proof_at(SECONDS + EPOCH_SECONDS + 20, &NEW_DCID, &token));
 }
 
 #[test]

@@ -10,10 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::io::journal::{Journal, RECORD_BYTES, Record};
+use super::knock::EPOCH_SECONDS;
+use crate::{
+    config::MAX_CLOCK_WINDOW,
+    io::journal::{Journal, RECORD_BYTES, Record},
+};
 
-/// Entries of all workers together, at most: 23 MB. At 3,000 valid knocks a second, which is what the budget lets
-/// through, it is full after a minute; allowed peers make a few a second.
+/// Entries of all workers together, at most: 21 MB. They live for a quarter of an hour. At 3,000 valid knocks a second, which
+/// is what the budget lets through, it is full after a minute; 200 a second go on for ever, and allowed peers make a few.
 pub const MOST_ENTRIES: usize = 200_000;
 
 /// What a table's entries are known by: the last 16 bytes of the token, which are mac1 of the rest.
@@ -22,7 +26,7 @@ pub type Tag = [u8; 16];
 /// What is known of a used knock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// The last second in which the knock may be inside the window (its timestamp plus the window), in unix seconds.
+    /// The last unix second in which mac1 of the token may hold, under any window that can be configured.
     pub expiry: u64,
     /// How far its handshake is.
     pub state: State,
@@ -41,8 +45,6 @@ pub enum State {
     Handshaking {
         /// Where the knock came from.
         source: SocketAddr,
-        /// The destination connection ID that it came with: the only one for which a connection may be accepted.
-        dcid: [u8; 8],
     },
     /// The handshake has ended, well or not, or an earlier process saw the knock: whoever sends it is a stranger.
     Done,
@@ -51,24 +53,15 @@ pub enum State {
 impl Used {
     /// A knock whose handshake begins now.
     #[must_use]
-    pub fn new(source: SocketAddr, dcid: [u8; 8], expiry: u64) -> Self {
-        Self { expiry, state: State::Handshaking { source, dcid } }
+    pub fn new(source: SocketAddr, expiry: u64) -> Self {
+        Self { expiry, state: State::Handshaking { source } }
     }
 
     /// Whether a datagram with this token that comes from `source` goes on to QUIC; else its sender is a stranger.
     #[must_use]
     pub fn passes(&self, source: SocketAddr) -> bool {
         match self.state {
-            State::Handshaking { source: first, .. } => first == source,
-            State::Done => false,
-        }
-    }
-
-    /// Whether a connection with this original destination connection ID may be accepted for the knock.
-    #[must_use]
-    pub fn accepts(&self, original_dcid: &[u8]) -> bool {
-        match self.state {
-            State::Handshaking { dcid, .. } => dcid == original_dcid,
+            State::Handshaking { source: first } => first == source,
             State::Done => false,
         }
     }
@@ -87,8 +80,8 @@ pub enum InsertError {
 
 /// The single-use table of one worker.
 ///
-/// An entry leaves when both clocks say that its window is over: the wall clock is past its expiry, and the
-/// monotonic clock has measured the time that the window had left when the knock came. So a wall clock that jumps
+/// An entry leaves when both clocks say that its time is over: the wall clock is past its expiry, and the
+/// monotonic clock has measured the time that was left until then when the knock came. So a wall clock that jumps
 /// ahead and is put right again forgets nothing in between, and one that jumps back keeps entries as long as their
 /// knocks are good again, but no longer than [`LONGEST_DELAY`]. What remains: after the wall clock was put back
 /// by more than that, or past the expiry of entries that had rightly left, somebody who recorded a handshake may see
@@ -96,14 +89,13 @@ pub enum InsertError {
 /// further. The alternative, to refuse all knocks until a clock that ran ahead is reached again, could lock every
 /// peer out for years.
 ///
-/// Memory: 64 bytes per entry in the map and 20 in the queue, and as much again where they have just grown. They grow
+/// Memory: 56 bytes per entry in the map and 20 in the queue, and as much again where they have just grown. They grow
 /// with use and give nothing back.
 pub struct SingleUse {
     /// The standard hasher, keyed at random per table: whoever knows our public key can search for knocks whose tags
     /// would collide under a hasher that he knows.
     entries: HashMap<Tag, Used>,
-    /// In the order of insertion, which is nearly that of expiry, since knocks live about as long. An entry waits for
-    /// those before it, so it may leave late by the difference, at most twice the window.
+    /// In the order of insertion, which is that of expiry unless the wall clock jumps back. An entry waits for those before it.
     queue: VecDeque<Queued>,
     capacity: usize,
     /// How many at the front of the queue come from an earlier process; they take no room from the knocks of this
@@ -125,7 +117,7 @@ pub struct SingleUse {
 
 struct Queued {
     tag: Tag,
-    /// When the window is over by the monotonic clock, in seconds since the table's epoch (136 years fit).
+    /// When its time is over by the monotonic clock, in seconds since the table's epoch (136 years fit).
     seconds: u32,
 }
 
@@ -133,9 +125,9 @@ struct Queued {
 /// one, and an entry must not stay for ever.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(3600);
 
-/// No knock lives longer: `access.clock_window` is at most an hour, and a client's clock may be ahead by as much as
-/// it may be behind. An expiry in a file that says otherwise comes from a wall clock that jumped back.
-const LONGEST_LIFE_SECONDS: u64 = 2 * 3600;
+/// No knock lives longer: a client's clock may be ahead by the longest window, and mac1 holds to the end of its epoch and the
+/// longest window after. An expiry in a file that says otherwise comes from a wall clock that jumped back.
+const LONGEST_LIFE_SECONDS: u64 = 2 * MAX_CLOCK_WINDOW.as_secs() + EPOCH_SECONDS;
 
 impl SingleUse {
     /// The empty table of one of `workers` workers, for a process that knows nothing of earlier ones.
@@ -228,15 +220,15 @@ impl SingleUse {
         }
     }
 
-    /// Forgets knocks whose window is over, at most [`EXPIRED_PER_CALL`], and tends the journal. Cheap enough to be
+    /// Forgets knocks whose time is over, at most [`EXPIRED_PER_CALL`], and tends the journal. Cheap enough to be
     /// called every turn; [`SingleUse::insert`] calls it too, so that a table drains faster than it fills.
     pub fn expire(&mut self, now: Instant, unix_seconds: u64) {
         let seconds = self.seconds(now);
         for _ in 0..EXPIRED_PER_CALL {
             let Some(&Queued { tag, seconds: until }) = self.queue.front() else { break };
             let Some(waits) = seconds.checked_sub(u64::from(until)) else { break };
-            let in_window = self.entries.get(&tag).is_some_and(|used| used.expiry >= unix_seconds);
-            if in_window && waits < LONGEST_DELAY.as_secs() {
+            let may_hold = self.entries.get(&tag).is_some_and(|used| used.expiry >= unix_seconds);
+            if may_hold && waits < LONGEST_DELAY.as_secs() {
                 break;
             }
             self.queue.pop_front();

@@ -13,6 +13,7 @@
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | the used knocks on disk, across a restart | `journal/` |
+//! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process | `process.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
@@ -28,6 +29,7 @@ use std::{
 pub mod alarm;
 pub mod batch;
 mod delivery;
+pub mod folder;
 pub mod journal;
 pub mod kernel;
 pub mod memory;

@@ -11,12 +11,17 @@
 //! A group's sockets live as long as their workers and are never closed singly: the kernel fills the gap with the last
 //! socket, so a socket that is opened anew would stand in another worker's place.
 
-use std::{fmt, io, net::SocketAddr, os::fd::AsFd, sync::Once};
+use std::{
+    fmt, io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsFd,
+    sync::Once,
+};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
-use super::{UdpOptions, UdpRole, kernel, steering, sys, udp};
+use super::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
 
 /// The ports that all workers listen on.
 #[derive(Clone, Debug, Default)]
@@ -100,6 +105,16 @@ pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
 /// `PermissionDenied` without `CAP_NET_ADMIN`.
 pub fn probe_mark(mark: u32) -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_mark(mark)
+}
+
+/// Whether `address` is one of this host: the kernel sends from it what goes there. Nothing is sent to find out.
+#[must_use]
+pub fn is_own(address: SocketAddr) -> bool {
+    let source = UdpSocket::bind(wildcard_for(address)).and_then(|socket| {
+        socket.connect(address)?;
+        socket.local_addr()
+    });
+    source.is_ok_and(|source| source.ip() == address.ip())
 }
 
 impl Ports {

@@ -11,12 +11,14 @@ use super::{
     hello::client_hello,
     protocols, random,
 };
+use crate::gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 
 /// The application protocols of the whole Initials: what browsers want, and what Culvert's own clients say.
 const PROTOCOLS: [&[u8]; 2] = [b"h3", b"culvert/1"];
 
-/// Bytes of tokens: those of knocks, of Retry tokens of either family, and others.
-const TOKEN_BYTES: [usize; 7] = [1, 16, 135, 136, 193, 205, 209];
+/// Bytes of tokens: those of knocks, of Retry tokens, and others.
+const TOKEN_BYTES: [usize; 7] =
+    [1, 16, KNOCK_BYTES - 1, KNOCK_BYTES, 209, RETRY_TOKEN_BYTES - 1, RETRY_TOKEN_BYTES];
 
 /// The longest UDP payload here; more than fits one Ethernet frame, so that fragments are among them.
 const MAX_BYTES: usize = 1_500;
@@ -145,7 +147,7 @@ fn initials(list: &mut List, rng: &mut SmallRng) {
             let detail = format!("ALPN {name}, token of {token_bytes} bytes");
             list.twice(Class::InitialWithToken, detail, initial.seal());
         }
-        for token_bytes in [0, 136] {
+        for token_bytes in [0, KNOCK_BYTES] {
             let (parts, token) = (Parts::new(rng, CID_BYTES, protocol), random(rng, token_bytes));
             let hello = client_hello(rng, protocol, &parts.scid);
             let (start, end) = hello.split_at(hello.len() / 2);
@@ -160,7 +162,7 @@ fn initials(list: &mut List, rng: &mut SmallRng) {
 }
 
 fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
-    let knock = random(rng, 136);
+    let knock = random(rng, KNOCK_BYTES);
     for token in [&[], knock.as_slice()] {
         let parts = Parts::new(rng, CID_BYTES, b"h3");
         let initial = Initial { first: INITIAL & !FIXED_BIT, token, ..parts.initial() };

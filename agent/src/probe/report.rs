@@ -18,6 +18,8 @@ pub enum Verdict {
     Answers,
     /// Only ICMP errors came back: a closed port, or a path that ends.
     Refused,
+    /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
+    Incomplete,
     /// Nothing could be sent.
     NothingSent,
 }
@@ -30,6 +32,7 @@ impl Verdict {
             Self::Silence => "silence",
             Self::Answers => "answers",
             Self::Refused => "refused",
+            Self::Incomplete => "incomplete",
             Self::NothingSent => "nothing sent",
         }
     }
@@ -113,6 +116,9 @@ impl Report {
             Verdict::Refused
         } else if sum(|row| row.sent) == 0 {
             Verdict::NothingSent
+        } else if sum(|row| row.sent) < 9 * sum(|row| row.unsent) || self.rows.iter().any(|row| row.sent == 0)
+        {
+            Verdict::Incomplete
         } else {
             Verdict::Silence
         }
@@ -172,6 +178,10 @@ impl fmt::Display for Report {
             Verdict::Refused => {
                 "refused: only ICMP errors came back. Nothing listens at this port, or its socket talks to one\n\
                  address alone, or a firewall rejects instead of dropping. Strangers learn that the host is up."
+            }
+            Verdict::Incomplete => {
+                "incomplete: nothing came back, but too much was not sent to call that silence. Is a local firewall in\n\
+                 the way, or the network busy?"
             }
             Verdict::NothingSent => "nothing sent: the kernel took none of the datagrams. Is there a route?",
         })

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     bench::{Party, Turn},
     clock::{Clock, ManualClock},
+    gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES},
     io::{
         Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,
         memory::{Datagram, MemoryFabric, Verdict as Fate},
@@ -274,4 +275,38 @@ fn a_closed_port_is_refused_not_silent() {
     let (_, _socket, _ready) = listener(&fabric, 4_433);
     let report = probe(&fabric, SocketAddr::from((THEIRS, 4_434)), || {});
     assert_eq!(report.verdict(), Verdict::Refused, "{report}");
+}
+
+#[test]
+fn what_was_not_sent_is_not_called_silent() {
+    let rows = || Class::ALL.map(|class| Row { sent: 90, unsent: 10, ..Row::new(class) }).to_vec();
+    let verdict = |rows: Vec<Row>| {
+        let target = SocketAddr::from((THEIRS, 4_433));
+        Report { target, seed: SEED, wait: WAIT, rows }.verdict()
+    };
+    assert_eq!(verdict(rows()), Verdict::Silence);
+    let mut without_a_class = rows();
+    without_a_class[3].sent = 0;
+    without_a_class[4].sent = 1_000;
+    assert_eq!(verdict(without_a_class.clone()), Verdict::Incomplete);
+    without_a_class[5].refused = 1;
+    assert_eq!(verdict(without_a_class), Verdict::Refused);
+    let mut too_few = rows();
+    too_few[0].unsent += 1;
+    assert_eq!(verdict(too_few), Verdict::Incomplete);
+    let none = rows().into_iter().map(|row| Row { sent: 0, ..row }).collect();
+    assert_eq!(verdict(none), Verdict::NothingSent);
+}
+
+/// The lengths that docs/probes.md promises: those that the gate looks closer at.
+#[test]
+fn tokens_as_long_as_those_of_knocks_and_retries_are_among_the_packets() {
+    assert_eq!((KNOCK_BYTES, RETRY_TOKEN_BYTES), (136, 236));
+    let probes = packets(SEED);
+    for bytes in [KNOCK_BYTES, RETRY_TOKEN_BYTES] {
+        let end = format!("token of {bytes} bytes");
+        let of_length =
+            |probe: &Probe| probe.class == Class::InitialWithToken && probe.detail.ends_with(&end);
+        assert_eq!(probes.iter().filter(|probe| of_length(probe)).count(), 2, "{bytes}");
+    }
 }

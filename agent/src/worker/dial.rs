@@ -240,7 +240,7 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
             "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
             "our key is not among its peers (allowlist): its log names the key that was refused",
             "`public_key` is not its key (key): it cannot even tell that somebody knocks",
-            "our clock differs from its by more than its access.clock_window (clock): its log says by how much",
+            "our clock differs from its by more than its access.clock_window (clock): up to minutes, its log says by how much",
         ],
         ConnectionError::TransportError(_) => &[
             "the key it proved is not one of `public_key` of this [[peer]] (key)",

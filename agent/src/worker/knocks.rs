@@ -1,12 +1,13 @@
 //! Where the knocks that were used are kept over a restart: the state directory, or memory where there is none.
 
-use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
+use std::{io, path::Path};
 
 use crate::{
     clock::Clock,
     config::{Config, Knock},
     gate::table::SingleUse,
     io::{
+        folder,
         journal::{self, BootId, JournalError, MemoryJournal},
         process,
     },
@@ -54,10 +55,9 @@ fn before(unix_seconds: u64) -> u64 {
 
 fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<journal::Opened, JournalError> {
     let denied = |error: io::Error| JournalError::Failed { path: directory.to_owned(), error };
-    // Below a folder that exists: a mistyped path makes no tree.
-    match fs::DirBuilder::new().mode(0o700).create(directory) {
-        Ok(()) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+    match folder::make(directory) {
+        Ok(true) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
+        Ok(false) => {}
         // What is wrong with it is said when it is opened.
         Err(error) => tracing::debug!(%error, "cannot make the state directory"),
     }

@@ -153,7 +153,9 @@ fn connections_that_never_say_hello_end() {
             rogue.poll(now);
         }
     }
-    assert!(others.iter().all(|rogue| rogue.closed() == Some(CloseReason::Idle)));
+    // Four of one key may be under way; the others have given way to newer ones.
+    assert!(others.iter().all(|rogue| rogue.lost.is_some()));
+    assert_eq!(siege.metric("culvert_handshakes_total{outcome=\"accepted\"}"), 101);
     assert_eq!(siege.metric("culvert_connections"), 1, "the innocent's");
     siege.assert_innocent_is_unharmed();
 }
@@ -342,8 +344,8 @@ fn one_key_on_many_connections_keeps_one_session() {
         let now = siege.pair.world.clock.now();
         others.iter_mut().for_each(|rogue| rogue.poll(now));
     }
-    let left: Vec<&Rogue> = others.iter().filter(|rogue| rogue.closed().is_none()).collect();
-    assert_eq!(left.len(), 1, "the newest took over from the others");
+    let left = others.iter().filter(|rogue| rogue.lost.is_none()).count();
+    assert_eq!(left, 1, "the newest took over from the others");
     assert_eq!(siege.rogue.closed(), Some(CloseReason::Replaced));
     siege.run(3000);
     assert_eq!(siege.metric("culvert_connections"), 2);

@@ -14,6 +14,7 @@ mod handshakes;
 mod harness;
 mod hostile;
 mod packing;
+mod recorded;
 mod rogue;
 mod roster;
 mod siege;
