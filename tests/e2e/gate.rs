@@ -213,7 +213,7 @@ impl Apart {
     fn new(exit_more: &str) -> Self {
         let (entry, exit, echo) =
             (Agent::new("entry", &Place::Host), Agent::new("exit", &Place::Host), Echo::new());
-        entry.configure("");
+        entry.configure(&format!("transport.listen = [\"{}\"]\n", loopback()));
         exit.configure(&format!(
             "transport.listen = [\"{}\"]\n[[service]]\nname = \"echo\"\nupstream = \"{}\"\n{exit_more}",
             loopback(),
@@ -261,6 +261,7 @@ fn a_link_and_a_key_are_all_it_takes_and_a_removed_key_ends_it_at_once() {
     client.reach();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             let mut sender = Client::new(1, ingress);
             while !stop.load(Ordering::Relaxed) {
@@ -274,10 +275,18 @@ fn a_link_and_a_key_are_all_it_takes_and_a_removed_key_ends_it_at_once() {
         clock::until("traffic flows again", PATIENCE, || {
             if apart.echo.arrivals().len() > arrived + 100 { Ok(()) } else { Err("no") }
         });
-        stop.store(true, Ordering::Relaxed);
     });
     client.reach();
     client.converse(20);
+}
+
+/// Ends the thread that sends, also when the test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Removes the entry at the exit while traffic flows; what both sides say about it.
@@ -345,7 +354,7 @@ fn in_open_mode_whoever_has_the_link_gets_what_is_granted_to_all() {
     clock::until("what is not granted is dropped", PATIENCE, || {
         refused.send();
         let samples = apart.entry.samples();
-        let dropped = samples.dropped("not_allowed") + samples.dropped("service_unknown");
+        let dropped = samples.dropped("not_allowed") + samples.dropped("unknown_service");
         if dropped > 0 { Ok(()) } else { Err("nothing was") }
     });
     assert!(hidden.arrivals().is_empty());
