@@ -108,8 +108,9 @@ fn a_key_that_is_not_allowed_is_refused_without_knocks_too() {
 #[test]
 fn under_load_clients_without_a_knock_prove_their_address_first() {
     let mut siege = Siege::new(710, OFF);
-    let answers = begin(&mut siege.pair, 1..LOADED + 1);
-    for number in 1..=LOADED {
+    // The siege's rogue has said no hello, so its connection is one of those under way.
+    let answers = begin(&mut siege.pair, 1..LOADED);
+    for number in 1..LOADED {
         assert!(answers.iter().any(|sent| sent.to == stranger(number)), "stranger {number} is answered");
     }
     assert!(!answers.iter().any(is_retry), "below the load nobody is asked");
@@ -162,7 +163,10 @@ fn without_knocks_and_under_load_nothing_but_initials_is_answered() {
             silent(&long(&mut rng, (first, 1), 8, 1200), what);
         }
         silent(&long(&mut rng, (0xc0, 1), 8, 1199), "an Initial that is too short");
-        silent(&long(&mut rng, (0xc0, 1), 8, 1200), "an Initial that does not open");
+        if !loaded {
+            // Under load it draws a Retry, as any Initial does: what it holds is looked at afterwards.
+            silent(&long(&mut rng, (0xc0, 1), 8, 1200), "an Initial that does not open");
+        }
         for len in [21, 43, 1200] {
             let mut short = long(&mut rng, (0xc0, 1), 8, 1200);
             short.truncate(len);
@@ -173,16 +177,17 @@ fn without_knocks_and_under_load_nothing_but_initials_is_answered() {
 }
 
 #[test]
-fn the_ceiling_of_unfinished_handshakes_holds_and_gives_way_again() {
-    let most = 5;
+fn unfinished_handshakes_of_forged_addresses_take_half_of_the_places_and_give_them_back() {
+    let (most, half) = (5, 3);
     let mut pair = Pair::connected(720, "", &format!("{OFF}\n[limits]\nhandshakes = {most}"));
     for round in 0..3 {
         let before = accepted(&mut pair);
         let first = 1 + 20 * round;
         let answers = begin(&mut pair, first..first + 15);
-        assert_eq!(accepted(&mut pair) - before, u64::from(most), "round {round}");
-        for number in first + most..first + 15 {
-            assert!(answers.iter().all(|sent| sent.to != stranger(number)), "round {round}");
+        assert_eq!(accepted(&mut pair) - before, u64::from(half), "round {round}");
+        for number in first + half..first + 15 {
+            let mut of_one = answers.iter().filter(|sent| sent.to == stranger(number));
+            assert!(of_one.all(is_retry), "round {round}");
         }
         // Longer than an unfinished handshake may take.
         pair.world.run(Duration::from_secs(11));
@@ -192,17 +197,22 @@ fn the_ceiling_of_unfinished_handshakes_holds_and_gives_way_again() {
 
 #[test]
 fn knocks_whose_handshakes_are_never_finished_keep_nobody_out() {
-    let mut siege = Siege::new(721, "[limits]\nhandshakes = 2");
+    let mut siege = Siege::new(721, "[limits]\nhandshakes = 20");
     for round in 0..3 {
         // The exit's answers are lost, so that these stay halfway.
         siege.pair.world.weather.borrow_mut().block = Box::new(|_, to| to.ip() == ROGUE);
-        for number in 0..3 {
+        for number in 0..5 {
             let mut halfway =
                 dial(&siege.pair, &mut siege.host, &siege.identity, 10 * round + number + 1, None);
             play(&mut siege, &mut halfway, 10);
         }
-        let begun = 1 + 1 + 3 * u64::from(round) + 2;
-        assert_eq!(accepted(&mut siege.pair), begun, "the pair's, the siege's, those that came through, two");
+        let begun = 1 + 1 + 6 * u64::from(round) + 5;
+        assert_eq!(
+            accepted(&mut siege.pair),
+            begun,
+            "the pair's, the siege's, those that came through, five"
+        );
+        assert!(siege.metric("culvert_connections") <= 1 + 4 + 1, "four of one key, and one that drains");
         siege.run(11_000);
         siege.pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
         let mut late = dial(&siege.pair, &mut siege.host, &siege.identity, 10 * round + 9, None);
