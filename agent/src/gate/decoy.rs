@@ -13,13 +13,18 @@
 //! another port may use a connection ID that only the two of them know.
 
 use std::{
-    collections::{HashMap, hash_map::RandomState},
+    collections::{
+        HashMap,
+        hash_map::{Entry, RandomState},
+    },
     hash::BuildHasher,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
 use slab::Slab;
+
+pub use super::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
 /// How long a stranger may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
 pub const IDLE: Duration = Duration::from_secs(60);
@@ -35,6 +40,12 @@ const TOTAL_RATE: Rate = Rate { per_second: 400, burst: 1_000 };
 
 /// Prefixes are counted in this many places, by a hash that an outsider cannot foresee; some share one.
 const PLACES: usize = 4_096;
+
+/// The part of all flows that one source prefix may have at a time: eight prefixes fill the table, not one.
+const PREFIX_PART: usize = 8;
+
+/// However small the table, a prefix may have so many: the visitors behind one address.
+const LEAST_PREFIX_FLOWS: usize = 16;
 
 /// A connection ID that is shorter proves nothing, as it could be guessed. Servers on quic-go choose four bytes.
 const LEAST_CID: usize = 4;
@@ -60,108 +71,6 @@ pub struct Stranger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DecoyId(pub u32);
 
-/// Why a datagram of a stranger, or one of the decoy's, was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecoyDrop {
-    /// There is no decoy: strangers meet silence.
-    NoDecoy,
-    /// Its source prefix opened too many flows of late.
-    SourceRate,
-    /// All strangers together did.
-    TotalRate,
-    /// No socket could be opened for it.
-    NoSocket,
-    /// More came in one turn than is kept, or than worker 0 takes from the others.
-    Overload,
-    /// The agent is stopping.
-    Stopping,
-    /// The kernel did not take it for the decoy.
-    ToDecoy,
-    /// The decoy's host refused an earlier one: nobody listens there.
-    Refused,
-    /// An answer beyond what may go to a stranger that has not answered.
-    Amplification,
-    /// An answer larger than the path takes.
-    TooLarge,
-    /// The kernel did not take an answer for the stranger.
-    ToStranger,
-}
-
-impl DecoyDrop {
-    /// How many reasons there are.
-    pub const COUNT: usize = 11;
-
-    /// All reasons, in the order of their places.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::NoDecoy,
-        Self::SourceRate,
-        Self::TotalRate,
-        Self::NoSocket,
-        Self::Overload,
-        Self::Stopping,
-        Self::ToDecoy,
-        Self::Refused,
-        Self::Amplification,
-        Self::TooLarge,
-        Self::ToStranger,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::NoDecoy => "no_decoy",
-            Self::SourceRate => "source_rate",
-            Self::TotalRate => "total_rate",
-            Self::NoSocket => "no_socket",
-            Self::Overload => "overload",
-            Self::Stopping => "stopping",
-            Self::ToDecoy => "to_decoy",
-            Self::Refused => "refused",
-            Self::Amplification => "amplification",
-            Self::TooLarge => "too_large",
-            Self::ToStranger => "to_stranger",
-        }
-    }
-}
-
-/// What became of datagrams between strangers and the decoy; monotonic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DecoyStats {
-    /// Datagrams that the decoy got, and bytes.
-    pub to_decoy: Traffic,
-    /// Datagrams of the decoy that went to strangers, and bytes.
-    pub to_stranger: Traffic,
-    /// Flows that began.
-    pub opened: u64,
-    /// Datagrams dropped, by reason.
-    pub dropped: [u64; DecoyDrop::COUNT],
-}
-
-/// Datagrams and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// How many.
-    pub datagrams: u64,
-    /// Bytes of UDP payload.
-    pub bytes: u64,
-}
-
-impl DecoyStats {
-    /// Counts `datagrams` that were dropped.
-    pub fn drop(&mut self, reason: DecoyDrop, datagrams: u64) {
-        self.dropped[reason as usize] += datagrams;
-    }
-}
-
-impl Traffic {
-    /// Counts one datagram of `bytes` bytes.
-    pub fn count(&mut self, bytes: usize) {
-        self.datagrams += 1;
-        self.bytes += bytes as u64;
-    }
-}
-
 /// Where a stranger's datagram belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
@@ -180,9 +89,13 @@ pub struct DecoyFlows {
     by_stranger: HashMap<Stranger, DecoyId>,
     /// How many answered flows each address has.
     answered_hosts: HashMap<IpAddr, u32>,
+    /// How many flows each source prefix has; none is 0.
+    by_prefix: HashMap<[u8; 8], usize>,
     /// Unanswered flows and answered ones, the one that was silent longest first.
     lists: [List; 2],
     limit: usize,
+    /// And of one prefix.
+    prefix_limit: usize,
     sources: Box<[Bucket]>,
     total: Bucket,
     hasher: RandomState,
@@ -206,15 +119,17 @@ struct Flow {
 }
 
 impl DecoyFlows {
-    /// No flows yet, and never more than `limit` (at least 1).
+    /// No flows yet, and never more than `limit` (at least 1), of one source prefix an eighth of that (at least 16).
     #[must_use]
     pub fn new(limit: usize, now: Instant) -> Self {
         Self {
             flows: Slab::new(),
             by_stranger: HashMap::new(),
             answered_hosts: HashMap::new(),
+            by_prefix: HashMap::new(),
             lists: [List::default(); 2],
             limit: limit.max(1),
+            prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
             sources: vec![Bucket::full(SOURCE_RATE, now); PLACES].into_boxed_slice(),
             total: Bucket::full(TOTAL_RATE, now),
             hasher: RandomState::new(),
@@ -233,16 +148,10 @@ impl DecoyFlows {
         self.flows.is_empty()
     }
 
-    /// The stranger of a flow.
-    #[must_use]
-    pub fn stranger(&self, id: DecoyId) -> Option<Stranger> {
-        self.flows.get(id.0 as usize).map(|flow| flow.stranger)
-    }
-
     /// Takes a datagram of `stranger`: says to which flow it belongs, which may be a new one.
     ///
     /// # Errors
-    /// [`DecoyDrop::SourceRate`] or [`DecoyDrop::TotalRate`], for a stranger without a flow.
+    /// [`DecoyDrop::SourceFlows`], [`DecoyDrop::SourceRate`] or [`DecoyDrop::TotalRate`], for a stranger without a flow.
     pub fn admit(
         &mut self,
         stranger: Stranger,
@@ -291,12 +200,18 @@ impl DecoyFlows {
         let flow = self.flows.remove(id.0 as usize);
         self.by_stranger.remove(&flow.stranger);
         let host = flow.stranger.source.ip();
+        if let Entry::Occupied(mut count) = self.by_prefix.entry(prefix(host)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         if flow.answered
-            && let Some(count) = self.answered_hosts.get_mut(&host)
+            && let Entry::Occupied(mut count) = self.answered_hosts.entry(host)
         {
-            *count -= 1;
-            if *count == 0 {
-                self.answered_hosts.remove(&host);
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -324,8 +239,12 @@ impl DecoyFlows {
 
     /// Pays for a new flow of a source.
     fn charge(&mut self, source: IpAddr, now: Instant) -> Result<(), DecoyDrop> {
+        let prefix = prefix(source);
+        if self.by_prefix.get(&prefix).is_some_and(|flows| *flows >= self.prefix_limit) {
+            return Err(DecoyDrop::SourceFlows);
+        }
         // The remainder is below the number of places.
-        let place = self.hasher.hash_one(prefix(source)) as usize % PLACES;
+        let place = self.hasher.hash_one(prefix) as usize % PLACES;
         let bucket = &mut self.sources[place];
         if bucket.level(SOURCE_RATE, now) < 1.0 {
             return Err(DecoyDrop::SourceRate);
@@ -360,6 +279,7 @@ impl DecoyFlows {
         // The limit is far below 2^32.
         let id = DecoyId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_stranger.insert(stranger, id);
+        *self.by_prefix.entry(prefix(stranger.source.ip())).or_default() += 1;
         self.link(id);
         id
     }

@@ -42,15 +42,6 @@ fn answers(flows: &mut DecoyFlows, id: DecoyId, len: usize) -> bool {
 }
 
 #[test]
-fn reasons_index_their_own_place_and_have_distinct_labels() {
-    let mut labels = std::collections::BTreeSet::new();
-    for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-        assert_eq!(reason as usize, place);
-        assert!(labels.insert(reason.label()));
-    }
-}
-
-#[test]
 fn a_stranger_is_its_address_and_ours() {
     let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
     let one = stranger(1, 1, 1000);
@@ -58,7 +49,6 @@ fn a_stranger_is_its_address_and_ours() {
     let others = [stranger(1, 1, 1001), Stranger { port: 1, ..one }, Stranger { local, ..one }];
     let first = flows.admit(one, b"x", now).unwrap();
     assert!(first.new && first.evicted.is_none());
-    assert_eq!(flows.stranger(first.id), Some(one));
     for other in others {
         let admitted = flows.admit(other, b"x", now).unwrap();
         assert!(admitted.new && admitted.id != first.id);
@@ -166,7 +156,7 @@ fn a_full_table_forgets_who_never_answered_and_then_who_was_silent_longest() {
     assert_eq!(evicted(&mut flows, 11, 21), Some(ids[3]));
     assert_eq!(evicted(&mut flows, 12, 22), Some(ids[1]));
     assert_eq!(flows.len(), 4);
-    assert_eq!(flows.stranger(ids[0]), Some(strangers[0]), "it answered");
+    assert_eq!(flows.by_stranger.get(&strangers[0]), Some(&ids[0]), "it answered");
     // With answered ones alone, the one that was silent longest goes.
     let mut flows = DecoyFlows::new(2, now);
     for (network, time) in [(0, 0), (1, 1), (0, 2)] {
@@ -206,6 +196,31 @@ fn new_flows_of_a_prefix_are_limited_and_others_are_not_affected() {
         assert_eq!(flows.admit(at(first, 62), b"x", later), Err(DecoyDrop::SourceRate));
     }
     assert_ne!(prefix(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), prefix(Ipv6Addr::UNSPECIFIED.into()));
+}
+
+#[test]
+fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
+    for (limit, most) in [(400, 50), (200, 25), (128, 16), (100, 16), (10, 10)] {
+        let (mut now, mut flows) = (start(), DecoyFlows::new(limit, start()));
+        for port in 0..3 * u16::try_from(most).unwrap() {
+            // Slow enough for the rates, too fast for the idle time-out.
+            now += Duration::from_millis(100);
+            let admitted = flows.admit(stranger(1, 1, port), b"x", now);
+            let refused = usize::from(port) >= most && limit > most;
+            assert_eq!(admitted.err(), refused.then_some(DecoyDrop::SourceFlows), "{limit}: {port}");
+        }
+        assert_eq!(flows.len(), most);
+        if limit == most {
+            continue;
+        }
+        assert!(!flows.admit(stranger(1, 1, 0), b"x", now).unwrap().new, "known ones go on");
+        assert_eq!(flows.admit(stranger(1, 200, 0), b"x", now), Err(DecoyDrop::SourceFlows), "a neighbour");
+        // A place in the table of rates may be shared by chance, so more than one other is tried.
+        assert!((2..5).any(|network| flows.admit(stranger(network, 1, 0), b"x", now).is_ok()));
+        flows.remove(DecoyId(1));
+        now += Duration::from_secs(1);
+        assert!(flows.admit(stranger(1, 1, 9000), b"x", now).unwrap().new, "one that ended makes room");
+    }
 }
 
 #[test]
@@ -290,4 +305,6 @@ fn check(flows: &DecoyFlows) {
     assert!(flows.len() <= flows.limit);
     let answered = flows.flows.iter().filter(|(_, flow)| flow.answered).count();
     assert_eq!(flows.answered_hosts.values().sum::<u32>() as usize, answered);
+    assert_eq!(flows.by_prefix.values().sum::<usize>(), flows.len());
+    assert!(flows.by_prefix.values().all(|flows| *flows > 0));
 }

@@ -10,7 +10,7 @@
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
 //! | what is asked of clients under load | `retry.rs` |
-//! | where strangers go | `decoy.rs` |
+//! | where strangers go | `decoy.rs`, what is counted of them: `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //!
 //! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
@@ -47,6 +47,7 @@ use rand::{RngExt, rngs::StdRng};
 pub mod budget;
 pub mod classify;
 pub mod decoy;
+pub mod decoy_stats;
 pub mod initial;
 pub mod knock;
 mod own;

@@ -181,7 +181,7 @@ metrics! {
 
     /// One direction between strangers and the decoy, of one worker.
     group DecoyMetrics(direction) {
-        decoy_datagrams: counter "culvert_decoy_datagrams_total", "Datagrams of strangers (to_decoy) and of the decoy (to_stranger), those that were then dropped included.";
+        decoy_datagrams: counter "culvert_decoy_datagrams_total", "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.";
         decoy_bytes: counter "culvert_decoy_bytes_total", "Bytes of UDP payload of those datagrams.";
     }
 
@@ -213,7 +213,7 @@ metrics! {
         handed_over: counter "culvert_handed_over_datagrams_total" [kind], "Datagrams handed to another worker, because their connection, lane or flow lives there.";
         taken_over: counter "culvert_taken_over_datagrams_total" [kind], "Datagrams taken from another worker.";
         hand_over_dropped: counter "culvert_hand_over_dropped_datagrams_total" [kind], "Datagrams dropped because another worker did not take what waits for it.";
-        decoy_drops: counter "culvert_decoy_drops_total" [reason], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.";
+        decoy_drops: counter "culvert_decoy_drops_total" [direction, reason], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -4,115 +4,37 @@
 //!   any worker                        worker 0, which has all flows
 //!   stranger ─► Strangers::push ─┬─► serve_strangers ─► a connected socket of its own ─► decoy
 //!                  (a batch)     └─ hand-over ─┘                     │
-//!   stranger ◄── the listening socket, the address it used ◄── service_decoy
+//!   stranger ◄── the listening socket, the address it used ◄── serve_decoys
 //! ```
 //!
 //! Which worker a datagram comes to depends on the connection ID that the decoy chose, so one worker has all flows: else the
 //! decoy would see a stranger come from several ports. What is a stranger's is decided for each datagram, never for an
 //! address. Nothing is allocated per datagram once the buffers have grown.
+//!
+//! Sockets with answers wait in a queue of their own, behind the worker's other sources: however many strangers there are, they
+//! have at most as many batches of a turn as all other sources together, and one.
 
 use std::{
+    collections::VecDeque,
     io,
     net::SocketAddr,
-    ops::Range,
     time::{Duration, Instant},
 };
 
-use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place, handover::Parcel};
+use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
 use crate::{
     config::Config,
     gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger},
-    io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Meta},
+    io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket},
     log::RateLimit,
     metrics::{Counters, DecoyMetrics, Metrics},
-    relay::{DropReason, Settlement},
 };
 
 /// The worker that has all flows.
 const OWNER: u8 = 0;
 
-/// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
-const MOST_BYTES: usize = 2 << 20;
-
-/// How many of them.
-const MOST_DATAGRAMS: usize = 4_096;
-
-/// What strangers sent in this turn, or would have, had there been a decoy.
-pub struct Strangers {
-    has_decoy: bool,
-    waiting: Waiting,
-    /// What became of it.
-    pub(super) stats: DecoyStats,
-}
-
-/// Datagrams that wait, in buffers that keep their capacity.
-#[derive(Default)]
-struct Waiting {
-    bytes: Vec<u8>,
-    /// The listening port of each, what came with it, and where it lies.
-    datagrams: Vec<(usize, Meta, Range<usize>)>,
-}
-
-impl Strangers {
-    pub(super) fn new(decoy: Option<SocketAddr>) -> Self {
-        Self { has_decoy: decoy.is_some(), waiting: Waiting::default(), stats: DecoyStats::default() }
-    }
-
-    /// Whether they meet a decoy, not silence.
-    #[must_use]
-    pub fn have_a_decoy(&self) -> bool {
-        self.has_decoy
-    }
-
-    /// Takes one datagram that came to listening port `port` and is a stranger's; `meta` may be that of its whole buffer.
-    pub fn push(&mut self, port: usize, meta: Meta, datagram: &[u8]) {
-        self.stats.to_decoy.count(datagram.len());
-        if !self.has_decoy {
-            self.stats.drop(DecoyDrop::NoDecoy, 1);
-            return;
-        }
-        self.keep(port, meta, datagram);
-    }
-
-    /// Takes what another worker handed over and has counted.
-    pub(super) fn take_over(&mut self, parcel: &Parcel, port: usize) {
-        for (piece, datagram) in parcel.pieces() {
-            self.keep(port, piece.meta, datagram);
-        }
-    }
-
-    /// Counts what became of answers that were handed to the kernel.
-    pub(super) fn settle(&mut self, settled: &Settlement) {
-        match settled.dropped {
-            None => {}
-            Some(DropReason::SendTooLarge) => self.stats.drop(DecoyDrop::TooLarge, settled.payloads),
-            Some(_) => self.stats.drop(DecoyDrop::ToStranger, settled.payloads),
-        }
-    }
-
-    fn keep(&mut self, port: usize, meta: Meta, datagram: &[u8]) {
-        let Waiting { bytes, datagrams } = &mut self.waiting;
-        let start = bytes.len();
-        if start + datagram.len() > MOST_BYTES || datagrams.len() >= MOST_DATAGRAMS {
-            self.stats.drop(DecoyDrop::Overload, 1);
-            return;
-        }
-        bytes.extend_from_slice(datagram);
-        let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
-        datagrams.push((port, meta, start..bytes.len()));
-    }
-}
-
-impl Waiting {
-    fn iter(&self) -> impl Iterator<Item = (usize, Meta, &[u8])> {
-        self.datagrams.iter().map(|(port, meta, range)| (*port, *meta, &self.bytes[range.clone()]))
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.datagrams.clear();
-    }
-}
+/// Batches of the decoy's answers in one turn, so that peers' datagrams never wait for more: eight buffers, 1 MB.
+const MOST_BATCHES: usize = 8;
 
 /// The strangers that have a flow, and their sockets.
 pub(super) struct Decoys {
@@ -123,6 +45,8 @@ pub(super) struct Decoys {
     /// Datagrams for the socket of the flow `sending`.
     outbox: SendBatch,
     sending: Option<DecoyId>,
+    /// Sockets that have, or may have, answers, each once: the one that was served longest ago first.
+    ready: VecDeque<DecoyId>,
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<DecoyId>,
     refused_log: RateLimit,
@@ -133,6 +57,9 @@ struct DecoySocket {
     socket: Box<dyn UdpSocket>,
     token: Token,
     booked: Booked,
+    /// It is in [`Decoys::ready`].
+    ready: bool,
+    /// And in [`Decoys::touched`].
     touched: bool,
 }
 
@@ -146,6 +73,7 @@ impl Decoys {
             sockets: Vec::new(),
             outbox: SendBatch::default(),
             sending: None,
+            ready: VecDeque::new(),
             touched: Vec::new(),
             refused_log: RateLimit::new(LOG_INTERVAL),
             socket_log: RateLimit::new(LOG_INTERVAL),
@@ -231,8 +159,9 @@ impl Decoys {
                 if self.sockets.len() <= place {
                     self.sockets.resize_with(place + 1, || None);
                 }
+                let booked = Booked::default();
                 self.sockets[place] =
-                    Some(DecoySocket { socket, token, booked: Booked::default(), touched: false });
+                    Some(DecoySocket { socket, token, booked, ready: false, touched: false });
                 true
             }
             Err(error) => {
@@ -256,8 +185,37 @@ impl Decoys {
         if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
             doors.books().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
             doors.release(socket.token);
+            // Its place is the next one's, who must be in neither list, and later not twice.
+            if socket.ready {
+                self.ready.retain(|ready| *ready != id);
+            }
+            if socket.touched {
+                self.touched.retain(|touched| *touched != id);
+            }
         }
-        self.touched.retain(|touched| *touched != id);
+    }
+
+    /// Notes that a socket has, or may have, answers.
+    pub(super) fn mark(&mut self, id: DecoyId) {
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize)
+            && !std::mem::replace(&mut socket.ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Whether any socket has, or may have, answers.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The socket whose turn it is.
+    fn next(&mut self) -> Option<DecoyId> {
+        let id = self.ready.pop_front()?;
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
+            socket.ready = false;
+        }
+        Some(id)
     }
 
     fn touch(&mut self, id: DecoyId) {
@@ -285,13 +243,13 @@ impl Decoys {
 impl Worker {
     /// Sends on what strangers sent in this turn: to the decoy, or to the worker that has the flows.
     pub(super) fn serve_strangers(&mut self, now: Instant) {
-        if self.strangers.waiting.datagrams.is_empty() {
+        if self.strangers.waiting.is_empty() {
             return;
         }
         self.unpublished = true;
         let mut waiting = std::mem::take(&mut self.strangers.waiting);
         if self.stopping {
-            self.strangers.stats.drop(DecoyDrop::Stopping, waiting.datagrams.len() as u64);
+            self.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
         } else if self.place.0 != OWNER {
             for (port, meta, datagram) in waiting.iter() {
                 self.outgoing.stranger(OWNER, port, meta, datagram);
@@ -311,8 +269,20 @@ impl Worker {
         self.strangers.waiting = waiting;
     }
 
+    /// Sends the decoy's answers on: at most one batch more than the `others` that the worker's other sources had in this turn.
+    pub(super) fn serve_decoys(&mut self, others: usize, now: Instant) {
+        for _ in 0..MOST_BATCHES.min(others + 1) {
+            let Some(id) = self.decoys.as_mut().and_then(Decoys::next) else { return };
+            if self.service_decoy(id, now)
+                && let Some(decoys) = &mut self.decoys
+            {
+                decoys.mark(id);
+            }
+        }
+    }
+
     /// A batch of the decoy's answers to one stranger; true if there may be more.
-    pub(super) fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
+    fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
         let Some(decoys) = &mut self.decoys else { return false };
         let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
         let stats = &mut self.strangers.stats;
@@ -332,7 +302,7 @@ impl Worker {
             let meta = *self.batch.meta(slot);
             for range in meta.segments() {
                 let answer = &self.batch.buffer(slot)[range];
-                stats.to_stranger.count(answer.len());
+                stats.from_decoy.count(answer.len());
                 let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
                     Ok(stranger) => stranger,
                     Err(reason) => {
@@ -368,11 +338,15 @@ impl Worker {
     /// Publishes what became of strangers' datagrams.
     pub(super) fn publish_decoy(&mut self) {
         let (stats, handles) = (&self.strangers.stats, &mut self.metrics.decoy);
-        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.to_decoy, stats.to_stranger]) {
+        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
+        {
             metrics.decoy_datagrams.publish(traffic.datagrams);
             metrics.decoy_bytes.publish(traffic.bytes);
         }
-        handles.drops.publish(&stats.dropped);
+        let (to_decoy, to_stranger) = stats.dropped.split_at(DecoyDrop::TO_DECOY);
+        for (metrics, dropped) in handles.drops.iter_mut().zip([to_decoy, to_stranger]) {
+            metrics.publish(dropped);
+        }
         let own = &mut self.metrics.own;
         own.decoy_flows.set(self.decoys.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
         own.decoy_flows_opened.publish(stats.opened);
@@ -382,64 +356,32 @@ impl Worker {
 /// Flows are looked at no more often than this for their end.
 const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
+/// The values of the metric label `direction`.
+const DIRECTIONS: [&str; 2] = ["to_decoy", "to_stranger"];
+
 /// The metrics of strangers and the decoy, bound once.
 pub(super) struct DecoyHandles {
     directions: [DecoyMetrics; 2],
-    drops: Counters,
+    drops: [Counters; 2],
 }
 
 impl DecoyHandles {
     pub(super) fn bind(metrics: &Metrics) -> Self {
+        let reasons = DecoyDrop::ALL.map(DecoyDrop::label);
+        let (to_decoy, to_stranger) = reasons.split_at(DecoyDrop::TO_DECOY);
+        let drops =
+            |direction, reasons| Counters::bind(&metrics.families().decoy_drops, &[direction], reasons);
         Self {
-            directions: ["to_decoy", "to_stranger"].map(|label| DecoyMetrics::bind(metrics, label)),
-            drops: Counters::bind(
-                &metrics.families().decoy_drops,
-                &[],
-                &DecoyDrop::ALL.map(DecoyDrop::label),
-            ),
+            directions: DIRECTIONS.map(|direction| DecoyMetrics::bind(metrics, direction)),
+            drops: [drops(DIRECTIONS[0], to_decoy), drops(DIRECTIONS[1], to_stranger)],
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lanes::STRANGERS;
-
-    #[test]
-    fn what_waits_is_bounded_and_each_datagram_is_kept_or_counted() {
-        let decoy = SocketAddr::from(([127, 0, 0, 1], 8443));
-        for (len, kept) in [(0, MOST_DATAGRAMS), (1_000, MOST_BYTES / 1_000), (65_507, MOST_BYTES / 65_507)] {
-            let (mut strangers, datagram) = (Strangers::new(Some(decoy)), vec![0; len]);
-            for _ in 0..5_000 {
-                strangers.push(0, Meta::EMPTY, &datagram);
-            }
-            let stats = &strangers.stats;
-            assert_eq!(
-                strangers.waiting.iter().filter(|(_, meta, data)| meta.len == data.len()).count(),
-                kept
-            );
-            assert_eq!((stats.to_decoy.datagrams, stats.to_decoy.bytes), (5_000, 5_000 * len as u64));
-            assert_eq!(stats.dropped[DecoyDrop::Overload as usize], 5_000 - kept as u64);
-            // The buffers keep what they have grown to.
-            let capacity = strangers.waiting.bytes.capacity();
-            strangers.waiting.clear();
-            assert!(strangers.waiting.iter().next().is_none());
-            assert_eq!(strangers.waiting.bytes.capacity(), capacity);
-        }
-    }
-
-    #[test]
-    fn answers_that_the_kernel_refused_are_counted_by_reason() {
-        let mut strangers = Strangers::new(None);
-        for (dropped, payloads) in
-            [(None, 7), (Some(DropReason::SendTooLarge), 2), (Some(DropReason::SendBlocked), 3)]
-        {
-            strangers.settle(&Settlement { peer: STRANGERS, payloads, dropped });
-        }
-        let mut expected = DecoyStats::default();
-        expected.drop(DecoyDrop::TooLarge, 2);
-        expected.drop(DecoyDrop::ToStranger, 3);
-        assert_eq!(strangers.stats, expected);
+impl Decoys {
+    /// How many flows there are, and the most that any of its other tables holds or has places for.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.flows.len(), self.sockets.len().max(self.ready.len()).max(self.touched.len()))
     }
 }

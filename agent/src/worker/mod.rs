@@ -11,7 +11,7 @@
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | what came to the wrong worker | `handover.rs` |
-//! | strangers' datagrams to the decoy, its answers back | `decoy.rs` |
+//! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
 //! | sockets, names, tokens | `doors.rs` |
@@ -24,7 +24,7 @@
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
 //!
 //! ```text
-//!   turn:  commands, orders → hand-over → timers → ready sources, one batch each → control connections → lanes' own packets → send → count
+//!   turn:  commands, orders → hand-over → timers → ready sources, one batch each → some of the decoy's answers → control connections → lanes' own packets → send → count
 //! ```
 
 use std::{
@@ -80,12 +80,12 @@ mod publish;
 mod session;
 pub mod shell;
 mod start;
+mod strangers;
 mod streams;
 #[cfg(test)]
 mod tests;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
-pub use decoy::Strangers;
 pub use doors::{Doors, Source, StreamKey, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
@@ -95,6 +95,7 @@ pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError};
+pub use strangers::Strangers;
 pub use streams::TcpRefusal;
 
 /// How often counts are published while there is something new.
@@ -244,12 +245,15 @@ impl Worker {
             self.timeout(self.due[place], now);
         }
         self.due.clear();
+        let mut batches = 0;
         for _ in 0..self.run_queue.len() {
             let Some(token) = self.run_queue.pop_front() else { break };
             if self.service(token, now) {
                 self.run_queue.push_back(token);
+                batches += 1;
             }
         }
+        self.serve_decoys(batches, now);
         self.serve_strangers(now);
         self.poll_control(now);
         self.see_to_lanes(now);
@@ -260,7 +264,9 @@ impl Worker {
         if self.unpublished {
             self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
         }
-        let busy = !self.run_queue.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
+        let decoys_busy = self.decoys.as_ref().is_some_and(decoy::Decoys::is_busy);
+        let busy =
+            decoys_busy || !self.run_queue.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 
@@ -279,7 +285,12 @@ impl Worker {
                 self.resolved(peer, token, now);
                 false
             }
-            Some(Source::Decoy(id)) => self.service_decoy(id, now),
+            Some(Source::Decoy(id)) => {
+                if let Some(decoys) = &mut self.decoys {
+                    decoys.mark(id);
+                }
+                false
+            }
             // Commands are looked at in every turn; what has been closed meanwhile has nothing to say.
             Some(Source::Inbox) | None => false,
         }

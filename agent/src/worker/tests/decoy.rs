@@ -5,20 +5,23 @@ use std::{net::SocketAddr, time::Duration};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 
 use super::{CLIENT, ENTRY, EXIT, INGRESS, Pair, SERVICE, harness::Udp, number_of, numbered};
+use crate::gate::decoy::DecoyDrop;
 
-const DECOY: SocketAddr = SocketAddr::new(SERVICE, 8443);
-const PORT: SocketAddr = SocketAddr::new(EXIT, 4433);
+pub(super) const DECOY: SocketAddr = SocketAddr::new(SERVICE, 8443);
+pub(super) const PORT: SocketAddr = SocketAddr::new(EXIT, 4433);
 
 /// Long enough for a datagram to come to the agent and to the decoy.
-const THERE: Duration = Duration::from_millis(12);
+pub(super) const THERE: Duration = Duration::from_millis(12);
 
-struct Site {
-    pair: Pair,
-    decoy: Udp,
+pub(super) const DIRECTIONS: [&str; 2] = ["to_decoy", "to_stranger"];
+
+pub(super) struct Site {
+    pub(super) pair: Pair,
+    pub(super) decoy: Udp,
 }
 
 impl Site {
-    fn new(seed: u64, workers: u8, limits: &str) -> Self {
+    pub(super) fn new(seed: u64, workers: u8, limits: &str) -> Self {
         let toml = format!("[access]\ndecoy = \"{DECOY}\"\n[limits]\n{limits}");
         let mut pair = Pair::with_workers(seed, (1, workers), "", &toml);
         let decoy = pair.services.quic(DECOY);
@@ -30,7 +33,7 @@ impl Site {
     }
 
     /// What the decoy gets, after a while.
-    fn arrived(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
+    pub(super) fn arrived(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
         self.pair.world.run(THERE);
         self.decoy.receive_marked()
     }
@@ -53,17 +56,19 @@ impl Site {
         stranger.receive().iter().map(|(_, answer)| answer.len()).sum()
     }
 
-    fn metric(&mut self, series: &str) -> u64 {
+    pub(super) fn metric(&mut self, series: &str) -> u64 {
         self.pair.world.metric(self.pair.exit, series)
     }
 
-    fn dropped(&mut self, reason: &str) -> u64 {
-        self.metric(&format!("culvert_decoy_drops_total{{reason=\"{reason}\"}}"))
+    pub(super) fn dropped(&mut self, reason: &str) -> u64 {
+        let place = DecoyDrop::ALL.iter().position(|drop| drop.label() == reason).unwrap();
+        let direction = DIRECTIONS[usize::from(place >= DecoyDrop::TO_DECOY)];
+        self.metric(&format!("culvert_decoy_drops_total{{direction=\"{direction}\",reason=\"{reason}\"}}"))
     }
 }
 
 /// An Initial with a token that no agent makes.
-fn initial(dcid: &[u8], len: usize) -> Vec<u8> {
+pub(super) fn initial(dcid: &[u8], len: usize) -> Vec<u8> {
     let mut packet = long(dcid, b"stranger");
     packet.extend([5, 1, 2, 3, 4, 5]);
     packet.resize(len, 9);
@@ -71,7 +76,7 @@ fn initial(dcid: &[u8], len: usize) -> Vec<u8> {
 }
 
 /// The start of a packet with a long header.
-fn long(dcid: &[u8], scid: &[u8]) -> Vec<u8> {
+pub(super) fn long(dcid: &[u8], scid: &[u8]) -> Vec<u8> {
     let mut packet = vec![0xc0, 0, 0, 0, 1];
     for cid in [dcid, scid] {
         packet.push(u8::try_from(cid.len()).unwrap());
@@ -80,7 +85,7 @@ fn long(dcid: &[u8], scid: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn short(dcid: &[u8], len: usize) -> Vec<u8> {
+pub(super) fn short(dcid: &[u8], len: usize) -> Vec<u8> {
     let mut packet = vec![0x41];
     packet.extend(dcid);
     packet.resize(len, 3);
@@ -118,7 +123,7 @@ fn strangers_reach_the_decoy_byte_for_byte_whichever_worker_they_come_to() {
             assert_eq!(site.returned(stranger, *from, &vec![vec![7; 1200]; 20]), 24_000, "no limit now");
         }
         let totals = ["datagrams", "bytes"].map(|what| {
-            ["to_decoy", "to_stranger"].map(|direction| {
+            DIRECTIONS.map(|direction| {
                 site.metric(&format!("culvert_decoy_{what}_total{{direction=\"{direction}\"}}"))
             })
         });
@@ -261,7 +266,10 @@ fn without_a_decoy_strangers_meet_silence_and_are_counted() {
     pair.world.run(THERE);
     assert!(stranger.receive().is_empty());
     let exit = pair.exit;
-    assert_eq!(pair.world.metric(exit, "culvert_decoy_drops_total{reason=\"no_decoy\"}"), 3);
+    assert_eq!(
+        pair.world.metric(exit, "culvert_decoy_drops_total{direction=\"to_decoy\",reason=\"no_decoy\"}"),
+        3
+    );
     assert_eq!(pair.world.metric(exit, "culvert_decoy_flows_opened_total"), 0);
 }
 
@@ -276,7 +284,10 @@ fn a_decoy_that_does_not_listen_is_noticed_and_harms_nobody() {
         pair.world.run(THERE);
     }
     assert!(stranger.receive().is_empty());
-    assert_eq!(pair.world.metric(exit, "culvert_decoy_drops_total{reason=\"refused\"}"), 5);
+    assert_eq!(
+        pair.world.metric(exit, "culvert_decoy_drops_total{direction=\"to_decoy\",reason=\"refused\"}"),
+        5
+    );
     assert_eq!(pair.world.metric(exit, "culvert_socket_refusals_total{socket=\"decoy\"}"), 5);
     assert!(pair.world.peer(exit).connected);
 }

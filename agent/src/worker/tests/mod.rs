@@ -9,6 +9,7 @@ use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod crew;
 mod decoy;
+mod decoy_load;
 mod gate;
 mod handshakes;
 mod harness;
