@@ -332,7 +332,10 @@ impl Worker {
             control.handshakes_ignored,
         ]);
         metrics.refused_datagrams.publish(&[control.unroutable, control.answers_suppressed]);
-        metrics.gate.publish(&self.gate.stats.ended);
+        let mut ended = self.gate.stats.ended;
+        // Where no knock is required, quinn-proto makes them.
+        ended[Step::Retry as usize] += control.retries_sent;
+        metrics.gate.publish(&ended);
         metrics.own.gate_used_tokens.set(self.gate.remembered() as u64);
         metrics.control[0].control_messages.publish(control.messages_sent);
         metrics.control[1].control_messages.publish(control.messages_received);
