@@ -17,7 +17,8 @@ use crate::{io::Path, lanes::UnderlayId};
 /// How long a connection that another started may take until it is a session: handshake and hello, with losses.
 pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Handshakes that one knocking key may have under way: as many as a dialler keeps alive.
+/// Handshakes that one knocking key may have under way at a worker: as many as a dialler keeps alive, if a quarter of those
+/// allowed are not fewer.
 const MOST_PER_KEY: usize = 4;
 
 /// Handshakes under way from which on a client without a knock must prove its address first (RFC 9000 §8.1.2), if half
@@ -98,7 +99,7 @@ impl Pending {
     fn surplus(&self, agreement: &[u8; 32]) -> Option<ConnectionHandle> {
         let mut of_key = self.begun.iter().filter(|(_, key)| key.as_ref() == Some(agreement));
         let oldest = of_key.next()?.0;
-        (of_key.count() + 1 >= MOST_PER_KEY).then_some(oldest)
+        (of_key.count() + 1 >= MOST_PER_KEY.min(self.most.div_ceil(4))).then_some(oldest)
     }
 }
 
@@ -117,20 +118,22 @@ impl Control {
         admission: Option<Admission>,
         now: Instant,
     ) -> bool {
-        let Some(config) = self.own_config(&incoming, admission.as_ref()) else {
+        let full = self.pending.room() == Room::Full;
+        if !full
+            && self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
+            && self.pending.must_validate()
+            && !incoming.remote_address_validated()
+        {
+            self.retry(incoming, (underlay, local));
+            return false;
+        }
+        // The TLS of each client is made last: it costs more than all that is asked before.
+        let config = if full { None } else { self.own_config(&incoming, admission.as_ref()) };
+        let Some(config) = config else {
             self.stats.handshakes_ignored += 1;
             self.endpoint.ignore(incoming);
             return false;
         };
-        if admission.is_none() && self.pending.must_validate() && !incoming.remote_address_validated() {
-            self.retry(incoming, (underlay, local));
-            return false;
-        }
-        if self.pending.room() == Room::Full {
-            self.stats.handshakes_ignored += 1;
-            self.endpoint.ignore(incoming);
-            return false;
-        }
         let agreement = admission.map(|admission| admission.agreement);
         if let Some(oldest) = agreement.and_then(|agreement| self.pending.surplus(&agreement)) {
             self.close(oldest, CloseReason::Replaced, now);
@@ -190,21 +193,29 @@ mod tests {
 
     #[test]
     fn a_key_has_four_handshakes_and_all_of_them_have_a_ceiling() {
-        let mut pending = Pending::new(8);
+        let mut pending = Pending::new(16);
         assert_eq!((pending.room(), pending.must_validate()), (Room::Free, false));
         for place in 0..4 {
             assert_eq!(pending.surplus(&[7; 32]), None);
             pending.begin(ConnectionHandle(place), Some([7; 32]));
         }
-        assert_eq!((pending.room(), pending.must_validate()), (Room::Busy, true));
         assert_eq!(pending.surplus(&[7; 32]), Some(ConnectionHandle(0)), "the oldest gives way");
         assert_eq!(pending.surplus(&[8; 32]), None);
         for place in 4..8 {
+            pending.begin(ConnectionHandle(place), None);
+        }
+        assert_eq!((pending.room(), pending.must_validate()), (Room::Busy, true));
+        for place in 8..16 {
             pending.begin(ConnectionHandle(place), None);
         }
         assert_eq!(pending.room(), Room::Full);
         pending.end(ConnectionHandle(2));
         pending.end(ConnectionHandle(2));
         assert_eq!((pending.room(), pending.surplus(&[7; 32])), (Room::Busy, None));
+        // Where there are few places a key has a quarter of them.
+        let mut few = Pending::new(4);
+        assert_eq!(few.surplus(&[7; 32]), None);
+        few.begin(ConnectionHandle(0), Some([7; 32]));
+        assert_eq!(few.surplus(&[7; 32]), Some(ConnectionHandle(0)));
     }
 }

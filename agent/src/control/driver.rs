@@ -83,6 +83,8 @@ pub struct ControlConnection {
     mtu: u16,
     dirty: bool,
     lost: bool,
+    /// It has been a peer's session.
+    established: bool,
     /// The endpoint has forgotten it, though it has not drained.
     forgotten: bool,
 }
@@ -108,6 +110,7 @@ impl ControlConnection {
             mtu: 0,
             dirty: false,
             lost: false,
+            established: false,
             forgotten: false,
         }
     }
@@ -323,6 +326,7 @@ impl Control {
         self.pending.end(handle);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.establish_by = None;
+            connection.established = true;
         }
     }
 
@@ -403,7 +407,7 @@ impl Control {
             self.transmit(&mut connection, lanes, underlays, now);
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
-            if connection.lost && connection.key.is_none() && connection.quinn.side() == Side::Server {
+            if connection.lost && !connection.established && connection.quinn.side() == Side::Server {
                 // A stranger's handshake that failed needs no draining; quinn-proto would keep some for 30 s.
                 self.forget(handle, &mut connection);
             }

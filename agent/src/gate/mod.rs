@@ -22,7 +22,7 @@
 //!                 1  ≥ 1200 bytes, a token of the right length
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
 //!                 3  mac1: knows our public key, lately  0.4 µs; strangers end here
-//!                 4  budget; over it, a Retry first
+//!                 4  room and budget; over half of either, a Retry first
 //!                 5  X25519 and AEAD: who it is         83 µs
 //!                 6  clock, allowlist
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
@@ -370,8 +370,11 @@ impl Gate {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
             Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
             Err(why) => {
-                let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
-                self.refusals.note(refusal, now);
+                // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
+                if why.is_budgeted() {
+                    let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
+                    self.refusals.note(refusal, now);
+                }
                 (Verdict::Stranger, why.step())
             }
         }
@@ -416,7 +419,7 @@ impl Gate {
         if retried && self.table.look(&inner).is_some() {
             return Err(Why::Repeated);
         }
-        let busy = room == Room::Busy && !retried;
+        let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
         match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
             Take::Retry if RetryKey::serves(&source) => {
@@ -428,7 +431,10 @@ impl Gate {
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, (now, unix_seconds))?;
         match self.roster.admits(&opened.client) {
-            Admits::Peer(_) | Admits::Anyone => {}
+            Admits::Peer(_) => {}
+            Admits::Anyone if room == Room::Free => {}
+            // Keys of guests cost nothing to make: half of the places are for those that are known.
+            Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         }
         let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;

@@ -4,6 +4,7 @@
 use std::{
     collections::VecDeque,
     fmt,
+    mem::{Discriminant, discriminant},
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -79,6 +80,25 @@ impl Why {
             // The distance wanders by a second.
             (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
             _ => self == other,
+        }
+    }
+
+    /// Whether it was found after the work of opening the knock was granted.
+    pub(super) fn is_budgeted(&self) -> bool {
+        match self {
+            Self::RetryToken(_) | Self::ConnectionId | Self::Budget => false,
+            Self::Repeated
+            | Self::Knock(_)
+            | Self::Clock { .. }
+            | Self::BeforeStart
+            | Self::Key(_)
+            | Self::Hello(_)
+            | Self::OtherHello
+            | Self::Full
+            | Self::Busy
+            | Self::Certificate
+            | Self::Possession
+            | Self::Guests => true,
         }
     }
 
@@ -162,13 +182,14 @@ pub struct Refusals {
 struct Inside {
     /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
     latest: VecDeque<(Refusal, u64)>,
-    log: RateLimit,
+    /// A brake for each kind of reason, so that none hides another.
+    logs: Vec<(Discriminant<Why>, RateLimit)>,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
-        let log = RateLimit::new(LOG_INTERVAL);
-        Self { inside: Mutex::new(Inside { latest: VecDeque::with_capacity(REMEMBERED), log }) }
+        let latest = VecDeque::with_capacity(REMEMBERED);
+        Self { inside: Mutex::new(Inside { latest, logs: Vec::new() }) }
     }
 }
 
@@ -185,7 +206,12 @@ impl Refusals {
             inside.latest.pop_front();
         }
         inside.latest.push_back((refusal, before + 1));
-        let suppressed = inside.log.allow(now);
+        let kind = discriminant(&refusal.why);
+        let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            inside.logs.push((kind, RateLimit::new(LOG_INTERVAL)));
+            inside.logs.len() - 1
+        });
+        let suppressed = inside.logs[place].1.allow(now);
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;

@@ -248,7 +248,7 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
                  (clock)",
         ],
         ConnectionError::ConnectionClosed(_) => &[
-            "our key was removed at the peer (allowlist)",
+            "it gave up on a slow handshake (path), or our key was removed there meanwhile (allowlist)",
             "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
                  (clock)",
         ],

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    ENTRY,
-    gate::{LISTEN, assert_silence, ended, knocking, stranger},
+    ENTRY, Pair,
+    decoy::DECOY,
+    gate::{LISTEN, assert_silence, ended, knocking, sent_by, stranger},
 };
 use crate::clock::Clock;
 
@@ -44,4 +45,23 @@ fn a_used_token_is_known_until_its_mac_is_over() {
     let (used, mac) = seen[seen.len() - 1];
     assert!(used >= 5 && mac >= 5 && used + mac == 30, "{seen:?}");
     assert_eq!((ended(&mut pair, "admitted"), ended(&mut pair, "clock")), (1, 0));
+}
+
+#[test]
+fn a_knock_that_is_refused_reaches_the_decoy_as_any_strangers_packet_does() {
+    for workers in [1, 2] {
+        let extra = format!("[access]\ndecoy = \"{DECOY}\"");
+        // Too far behind to be let in, and near enough for its mac1 to hold.
+        let mut pair = Pair::with_all(337, ((1, workers), -100), "", &extra);
+        let mut decoy = pair.services.quic(DECOY);
+        pair.world.tapped();
+        pair.world.run(Duration::from_millis(100));
+        let tapped = pair.world.tapped();
+        let knocks = sent_by(&tapped, ENTRY).into_iter().filter(|sent| sent.to == LISTEN);
+        let knocks: Vec<Vec<u8>> = knocks.map(|sent| sent.payload.clone()).collect();
+        let arrived: Vec<Vec<u8>> =
+            decoy.receive_marked().into_iter().map(|(_, _, payload)| payload).collect();
+        assert_eq!(ended(&mut pair, "clock"), 1);
+        assert_eq!((knocks.len(), &arrived), (1, &knocks));
+    }
 }
