@@ -22,7 +22,7 @@
 //!                 1  ≥ 1200 bytes, a token of the right length
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
 //!                 3  mac1: knows our public key, lately  0.4 µs; strangers end here
-//!                 4  room and budget; over half of either, a Retry first
+//!                 4  room and budget; half full, or over it, a Retry first
 //!                 5  X25519 and AEAD: who it is         83 µs
 //!                 6  clock, allowlist
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
