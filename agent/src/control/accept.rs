@@ -118,7 +118,7 @@ impl Control {
         admission: Option<Admission>,
         now: Instant,
     ) -> bool {
-        let full = self.pending.room() == Room::Full;
+        let full = self.closed || self.pending.room() == Room::Full;
         if !full
             && self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
             && self.pending.must_validate()
@@ -159,7 +159,7 @@ impl Control {
 
     /// The configuration for one client, if it may begin a handshake at all.
     fn own_config(&self, incoming: &Incoming, admission: Option<&Admission>) -> Option<Arc<ServerConfig>> {
-        let acceptance = self.acceptance.as_ref().filter(|_| !self.closed)?;
+        let acceptance = self.acceptance.as_ref()?;
         // An admission holds for the handshake that the client started, and for that alone.
         let admission = admission.filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid);
         if acceptance.knock && admission.is_none() {

@@ -396,9 +396,6 @@ impl Gate {
         (Arrival { source, room, .. }, retried, tag): (Arrival, bool, Tag),
         now: Instant,
     ) -> Result<Knocked, Why> {
-        if room == Room::Full {
-            return Err(Why::Busy);
-        }
         let unix_seconds = self.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
@@ -414,19 +411,23 @@ impl Gate {
                 initial.token.try_into().map_err(|_| Why::Knock(KnockError::Length))?;
             (knock, dcid)
         };
-        // The knock within a Retry token has a name of its own in the table.
-        let inner = tag_of(&knock);
-        if retried && self.table.look(&inner).is_some() {
-            return Err(Why::Repeated);
-        }
         let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
         match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
-            Take::Retry if RetryKey::serves(&source) => {
+            Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
                 self.make_retry(initial, &knock, (source, unix_seconds));
                 return Ok(Knocked::Retry);
             }
             Take::Retry | Take::Refused => return Err(Why::Budget),
+        }
+        // From here on a refusal is noted, so nothing before the budget may be.
+        if room == Room::Full {
+            return Err(Why::Busy);
+        }
+        // The knock within a Retry token has a name of its own in the table.
+        let inner = tag_of(&knock);
+        if retried && self.table.look(&inner).is_some() {
+            return Err(Why::Repeated);
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, (now, unix_seconds))?;
