@@ -29,7 +29,10 @@ use quinn_proto::{
 use zeroize::Zeroizing;
 
 use crate::{
-    gate::knock::{KNOCK_BYTES, ServerKey, seal},
+    gate::{
+        initial::whole_client_hello,
+        knock::{KNOCK_BYTES, ServerKey, seal},
+    },
     identity::AgreementKey,
 };
 
@@ -137,15 +140,9 @@ impl crypto::ClientConfig for KnockClientConfig {
     }
 }
 
-/// Whether `bytes` are one handshake message of type 1 (RFC 8446 §4): `01 │ length 24 │ …`.
+/// Whether `bytes` are what the gate at the other end will look for.
 fn is_whole_client_hello(bytes: &[u8]) -> bool {
-    const CLIENT_HELLO: u8 = 1;
-    match bytes {
-        [CLIENT_HELLO, a, b, c, body @ ..] => {
-            u32::try_from(body.len()) == Ok(u32::from_be_bytes([0, *a, *b, *c]))
-        }
-        _ => false,
-    }
+    whole_client_hello(bytes).is_ok()
 }
 
 /// A session that gives what was already written once more; all else is the inner one's.

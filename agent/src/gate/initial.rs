@@ -107,7 +107,7 @@ fn assemble(mut frames: Vec<(usize, &[u8])>) -> Result<Vec<u8>, HelloError> {
 }
 
 /// Accepts one whole handshake message of type 1 (RFC 8446 §4): `01 │ length 24 │ …`.
-fn whole_client_hello(stream: &[u8]) -> Result<(), HelloError> {
+pub(crate) fn whole_client_hello(stream: &[u8]) -> Result<(), HelloError> {
     const CLIENT_HELLO: u8 = 1;
     if stream.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
         return Err(HelloError::Malformed);
