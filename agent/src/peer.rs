@@ -58,6 +58,8 @@ pub struct Link {
     pub dialled: bool,
     /// Its lanes.
     pub pool: Pool,
+    /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
+    pub budget: usize,
     /// In place of lanes, at the owner, if one of the ends has none: standard mode.
     pub plain: Option<Plain>,
     /// Whether it is in standard mode, so that the owner alone reaches the peer.

@@ -310,6 +310,8 @@ impl Roster {
             drop: defaults::DROP,
             quota: defaults::QUOTA,
             services: self.open_services.clone(),
+            allowed_ips: Vec::new(),
+            dscp: defaults::DSCP,
             // No file names it; [`Origin`] says what it is.
             origin: PeerOrigin::State,
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Access, AccessMode, DropPolicy, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue,
+    Access, AccessMode, DropPolicy, Dscp, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue,
     Transport,
 };
 
@@ -52,6 +52,9 @@ pub const DROP: DropPolicy = DropPolicy::Oldest;
 
 /// `peer.quota`: one flow leaves half of the queue to the others.
 pub const QUOTA: f64 = 0.5;
+
+/// `peer.dscp`: routers on the way treat a packet as they would treat the one inside.
+pub const DSCP: Dscp = Dscp::Copy;
 
 /// `service.idle`.
 pub const IDLE: Duration = Duration::from_secs(60);

@@ -17,6 +17,8 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
+
 use crate::{
     identity::{Endpoint, Identity, PublicKey},
     io::process,
@@ -70,6 +72,8 @@ pub struct Config {
     pub tcp: Vec<Forward>,
     /// What our peers may reach through us.
     pub services: Vec<Service>,
+    /// The TUN device; `None`: no IP packets are carried.
+    pub tun: Option<Tun>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served; `None`: nowhere.
     pub metrics: Option<SocketAddr>,
     /// The socket at which commands are taken; `None`: nowhere.
@@ -199,6 +203,43 @@ pub struct Peer {
     pub quota: f64,
     /// Indices into [`Config::services`]: which of our services it may use.
     pub services: Vec<usize>,
+    /// Which inner addresses are its own: packets for them go to it, and only from them may its packets come.
+    pub allowed_ips: Vec<IpNet>,
+    /// The DSCP of the packets that carry its traffic.
+    pub dscp: Dscp,
+}
+
+/// `peer.dscp`: the DSCP (RFC 2474) of outer packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dscp {
+    /// That of the IP packet inside; 0 for other payloads.
+    Copy,
+    /// Always this one, 0 to 63.
+    Fixed(u8),
+}
+
+/// `[tun]`: the TUN device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tun {
+    /// Its name, 1 to 15 bytes.
+    pub name: Arc<str>,
+    /// Its addresses, each with the prefix that is on-link there.
+    pub addresses: Vec<IpNet>,
+    /// The largest inner packet.
+    pub mtu: InnerMtu,
+    /// Whether the kernel may hand over, and be handed, super-packets and partial checksums (it is probed).
+    pub offload: bool,
+    /// Whether kernel routes for the peers' `allowed_ips` are installed.
+    pub routes: bool,
+}
+
+/// `tun.mtu`: the largest inner packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InnerMtu {
+    /// What fits into one packet to the peer, as its path is now.
+    Auto,
+    /// At most this many bytes, and no more than fits.
+    Bytes(u16),
 }
 
 /// The bounds of one peer's queue; the first one reached counts.

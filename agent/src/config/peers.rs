@@ -74,6 +74,8 @@ impl Checks {
                 drop: self.choice(&at("drop"), table.drop, &policies).unwrap_or(defaults::DROP),
                 quota: self.quota(&at("quota"), table.quota),
                 services: self.granted(&at("services"), table.services, around.services),
+                allowed_ips: Vec::new(),
+                dscp: defaults::DSCP,
             });
         }
     }

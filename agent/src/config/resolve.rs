@@ -115,6 +115,7 @@ impl Draft {
             udp,
             tcp,
             services,
+            tun: None,
             metrics,
             control,
             log,

@@ -70,6 +70,8 @@ fn defaults_stand_for_what_is_left_out() {
         drop: DropPolicy::Oldest,
         quota: 0.5,
         services: Vec::new(),
+        allowed_ips: Vec::new(),
+        dscp: Dscp::Copy,
     };
     assert_eq!(config.peers, [peer]);
     let service = Service {

@@ -5,6 +5,7 @@
 //! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
 //! | which payloads are delivered where | `delivery.rs` (pure) |
+//! | which packets are written to a TUN device | `packets.rs` (pure) |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | the listening sockets of several workers, bound once | `ports.rs` |
@@ -26,6 +27,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use crate::l3::vnet::VnetHeader;
+
 pub mod alarm;
 pub mod batch;
 mod delivery;
@@ -33,6 +36,7 @@ pub mod folder;
 pub mod journal;
 pub mod kernel;
 pub mod memory;
+pub mod packets;
 pub mod ports;
 pub mod process;
 pub mod ready;
@@ -45,6 +49,7 @@ mod transmit;
 mod udp;
 
 pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
+pub use packets::{PacketDelivery, PacketMessage};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
@@ -80,6 +85,15 @@ pub trait Net {
 
     /// The answer to [`Net::resolve`] under `token`, once: every address, in the resolver's order.
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>>;
+
+    /// This worker's queue of the TUN device, once; its readiness is reported under `token`. `None` without a `[tun]`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
+        let _ = token;
+        Ok(None)
+    }
 }
 
 /// How a UDP socket is to be opened.
@@ -146,6 +160,70 @@ pub trait UdpSocket {
 
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
     fn kernel_drops(&self) -> u64;
+}
+
+/// One queue of a TUN device, not blocking.
+pub trait TunQueue {
+    /// Fills `batch` (cleared first) with the packets that wait, one in each slot without its virtio header, and `headers`
+    /// (cleared first) with what was said of each, until the batch is full or holds `most_bytes`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing waits: the token is reported when something does. Any other error is the device's, which is
+    /// then down or gone.
+    fn receive(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        headers: &mut Vec<VnetHeader>,
+        most_bytes: usize,
+    ) -> io::Result<()>;
+
+    /// Writes the packets that `delivery` lists, whose bytes lie in `received`, clears the list, and calls `outcome` once per
+    /// message.
+    fn deliver(
+        &mut self,
+        received: &ReceiveBatch,
+        delivery: &mut PacketDelivery,
+        outcome: &mut dyn FnMut(&PacketMessage, SendOutcome),
+    );
+
+    /// Writes one packet of our own making, with complete checksums.
+    fn send(&mut self, packet: &[u8]) -> SendOutcome;
+
+    /// What the device may be handed, and hands us.
+    fn offload(&self) -> TunOffload;
+
+    /// What the queue did so far; monotonic counts.
+    fn stats(&self) -> TunStats;
+}
+
+/// What a TUN device does for us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunOffload {
+    /// Partial checksums and TCP super-packets, both ways (`TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6`).
+    pub tcp: bool,
+    /// UDP super-packets, both ways (`TUN_F_USO4`, `TUN_F_USO6`; Linux 6.2).
+    pub udp: bool,
+}
+
+/// Monotonic counts of one queue of a TUN device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunStats {
+    /// `read` calls that returned a packet or super-packet.
+    pub reads: u64,
+    /// Their bytes, without virtio headers.
+    pub read_bytes: u64,
+    /// Of those, super-packets.
+    pub read_super: u64,
+    /// Reads whose virtio header was of a kind that was not asked for; their packets are lost.
+    pub read_errors: u64,
+    /// `writev` calls that the kernel took.
+    pub writes: u64,
+    /// Their bytes, without virtio headers.
+    pub write_bytes: u64,
+    /// Of those, super-packets.
+    pub write_super: u64,
+    /// Writes that the kernel refused.
+    pub write_errors: u64,
 }
 
 /// What became of one message.

@@ -329,6 +329,7 @@ impl Worker {
         let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
         let session = session.id;
         self.tell_all(|| Order::Budget { peer, session, bytes }, now);
+        self.budget_changed(peer, now);
     }
 
     fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {

@@ -84,6 +84,7 @@ mod strangers;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod tun;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey, port_plan};

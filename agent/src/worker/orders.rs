@@ -140,7 +140,9 @@ impl Worker {
         peer.relay.set_services(&hello.services);
         let same_process = peer.instance == Some(hello.instance);
         peer.instance = Some(hello.instance);
-        peer.link = Some(Link { session, dialled, pool, plain, standard: wanted == 0, suspect: false });
+        let budget = quic_core::TRANSMIT_CAPACITY;
+        let standard = wanted == 0;
+        peer.link = Some(Link { session, dialled, pool, budget, plain, standard, suspect: false });
         if !same_process {
             self.orphan_flows(id, *key);
         }
