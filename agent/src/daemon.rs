@@ -294,6 +294,7 @@ impl WorkerStart {
                 worker: self.worker,
                 exchange: self.exchange,
                 metrics: self.publisher,
+                tun: None,
             };
             match Worker::new(setup, SystemClock.now()) {
                 Ok(worker) => {
