@@ -280,6 +280,17 @@ impl<'a> Cut<'a> {
         transport[16..18].copy_from_slice(&right.to_be_bytes());
     }
 
+    /// Appends packet `index` to `out`.
+    pub fn append(&self, index: usize, out: &mut Vec<u8>) {
+        let (start, header) = (out.len(), self.header());
+        let payload = self.payload().get(self.range(index)).unwrap_or_default();
+        out.extend_from_slice(header);
+        out.extend_from_slice(payload);
+        if !header.is_empty() {
+            self.complete_header(&mut out[start..start + header.len()], index, payload);
+        }
+    }
+
     /// Writes packet `index` into `out`; returns its length.
     ///
     /// # Panics

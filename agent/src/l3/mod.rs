@@ -12,6 +12,8 @@
 //! | how congestion marks cross the tunnel | `ecn.rs` |
 //! | how the Internet checksum is reckoned | `checksum.rs` |
 
+use quic_core::{HEADER_LEN, TAG_LEN};
+
 pub mod checksum;
 pub mod cut;
 pub mod ecn;
@@ -21,3 +23,7 @@ pub mod mss;
 pub mod routes;
 pub mod view;
 pub mod vnet;
+
+/// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
+/// (RFC 9221 §4), and the context.
+pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
