@@ -95,7 +95,7 @@ pub use handover::Outgoing;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
-pub use start::{Addresses, Setup, StartError};
+pub use start::{Addresses, Setup, StartError, TunSetup};
 pub use strangers::Strangers;
 pub use streams::TcpRefusal;
 

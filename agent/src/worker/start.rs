@@ -26,6 +26,7 @@ use crate::{
     peer::PeerId,
     roster::Roster,
     timers::Timers,
+    tunnel::Board,
 };
 
 /// What a worker is made of.
@@ -58,6 +59,14 @@ pub struct Setup {
     pub roster: Arc<Roster>,
     /// Where its counts go.
     pub metrics: Publisher,
+    /// What it shares with the tunnel's thread; none without a `[tun]`.
+    pub tun: Option<TunSetup>,
+}
+
+/// The TUN side of [`Setup`]; the worker's queue comes from [`Net::tun`].
+pub struct TunSetup {
+    /// Where it says what fits into a packet to each peer.
+    pub board: Arc<Board>,
 }
 
 /// Why a worker could not start.

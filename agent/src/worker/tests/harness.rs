@@ -298,6 +298,7 @@ impl World {
                     Arc::clone(&snapshots),
                 ),
                 config: Arc::clone(&config),
+                tun: None,
             };
             Worker::new(setup, now).unwrap()
         });
