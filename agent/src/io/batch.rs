@@ -179,6 +179,11 @@ impl ReceiveBatch {
         self.bytes.chunks_exact_mut(self.slot_bytes)
     }
 
+    /// The whole room of one slot, as [`ReceiveBatch::rooms`] lends all of them.
+    pub(super) fn room(&mut self, slot: usize) -> &mut [u8] {
+        &mut self.bytes[slot * self.slot_bytes..][..self.slot_bytes]
+    }
+
     /// Takes `slot` into the batch. `slot` grows from call to call.
     pub(super) fn accept(&mut self, slot: usize, mut meta: Meta) {
         meta.segment = meta.segment.max(1);

@@ -12,12 +12,14 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
+    sync::Arc,
     time::Duration,
 };
 
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
+use tun_rs::SyncDevice;
 
 use super::batch::{Meta, ReceiveBatch};
 
@@ -463,6 +465,31 @@ pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<So
     // SAFETY: the registration owns the socket, which closes its descriptor only when it is dropped, and nothing
     // replaces it: only shared references are handed out.
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
+}
+
+/// Registers a queue of a TUN device with the current runtime.
+pub(super) fn watch_tun(queue: Arc<SyncDevice>) -> io::Result<AsyncFd<Arc<SyncDevice>>> {
+    // SAFETY: the registration owns a share of the queue, which closes its descriptor only when the last share is dropped,
+    // and nothing replaces it: only shared references are handed out.
+    unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) }.map_err(Into::into)
+}
+
+/// Writes `pieces` as one packet of a TUN device.
+pub(super) fn write_gathered<'b>(
+    device: BorrowedFd<'_>,
+    scratch: &mut Scratch,
+    pieces: impl Iterator<Item = &'b [u8]>,
+) -> io::Result<usize> {
+    let vectors = &mut scratch.vectors;
+    vectors.clear();
+    vectors.extend(
+        pieces.map(|piece| iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() }),
+    );
+    let count = c_int::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the vectors point to `count` slices that live for 'b, which this call does not outlive; the kernel only
+    // reads them.
+    let written = unsafe { libc::writev(device.as_raw_fd(), vectors.as_ptr(), count) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
 /// Registers a timer with the current runtime.
