@@ -201,7 +201,7 @@ impl<C: Congestion> Lane<C> {
         let len = end + TAG_LEN;
         self.seal(&mut packet[..len], ping, now)?;
         if self.ping == Ping::Probe {
-            self.sent.probe_sent();
+            self.sent.probe_sent(now);
             self.stats.probes_sent += 1;
         }
         if ping {

@@ -67,6 +67,8 @@ pub(crate) struct SentWindow {
     in_flight: Volume,
     /// When the newest ack-eliciting packet was sent.
     last_ack_eliciting: Option<Instant>,
+    /// When a packet was last acknowledged, a probe sent, or the first packet put in flight.
+    waiting_since: Option<Instant>,
     /// When the oldest packet below `largest_acked` is lost by time.
     loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
@@ -121,6 +123,7 @@ impl SentWindow {
             largest_acked: None,
             in_flight: Volume { packets: 0, bytes: 0 },
             last_ack_eliciting: None,
+            waiting_since: None,
             loss_time: None,
             probes: 0,
             mtu_probe: None,
@@ -151,6 +154,7 @@ impl SentWindow {
         if ack_eliciting {
             if self.in_flight.packets == 0 {
                 self.rate.begin(number, now);
+                self.waiting_since = Some(now);
             }
             ring.in_flight.insert(number);
             self.in_flight.add(bytes);
@@ -184,6 +188,7 @@ impl SentWindow {
 
         if outcome.acked.packets > 0 {
             self.probes = 0;
+            self.waiting_since = Some(now);
             self.rate.acked(outcome.acked.bytes, ack.largest, self.next, now);
         }
         if self.largest_acked < Some(ack.largest) {
@@ -208,17 +213,22 @@ impl SentWindow {
     }
 
     /// When to probe (RFC 9002 §6.2.1): the tail is unacknowledged, and no packet is about to be lost by time.
+    ///
+    /// No window makes the sender pause, so that there may be no tail for as long as all is lost that it sends: then after two
+    /// PTOs without an acknowledgement.
     #[inline]
     pub(crate) fn probe_time(&self, rtt: &Rtt) -> Option<Instant> {
         if self.in_flight.packets == 0 || self.loss_time.is_some() {
             return None;
         }
-        Some(self.last_ack_eliciting? + rtt.pto() * (1 << self.probes.min(MAX_BACKOFF)))
+        let pto = rtt.pto() * (1 << self.probes.min(MAX_BACKOFF));
+        Some((self.last_ack_eliciting? + pto).min(self.waiting_since? + 2 * pto))
     }
 
     /// Notes that the packet recorded last is a probe.
-    pub(crate) fn probe_sent(&mut self) {
+    pub(crate) fn probe_sent(&mut self, now: Instant) {
         self.probes = self.probes.saturating_add(1);
+        self.waiting_since = Some(now);
     }
 
     /// Probes sent since an ACK last acknowledged something new.

@@ -104,6 +104,21 @@ fn a_single_large_packet_that_is_lost_is_enough() {
 }
 
 #[test]
+fn a_path_on_which_everything_is_too_large_is_found_out_without_a_pause() {
+    let mut net = net(1452, CLEAN);
+    net.lanes[0].start_mtu_search(1452, 1452);
+    traffic(&mut net, ms(500));
+    net.mtu = 1300;
+    for _ in 0..1000 {
+        if net.lanes[0].max_packet() == 1452 {
+            send(&mut net, 1452);
+        }
+        net.run(ms(1));
+    }
+    assert_eq!(net.lanes[0].stats().black_holes, 1);
+}
+
+#[test]
 fn a_path_that_is_dead_does_not_fall() {
     let mut net = net(1452, CLEAN);
     net.lanes[0].start_mtu_search(1452, 1452);
