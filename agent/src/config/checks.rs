@@ -13,6 +13,7 @@ use super::{
     PeerOrigin,
     field::{Amount, Field, Leaf},
     problem::Report,
+    tun::Claim,
     value::{self, Bad},
 };
 use crate::identity::PublicKey;
@@ -26,6 +27,10 @@ pub(super) struct Checks {
     pub(super) keys: Vec<PinnedKey>,
     /// Names of removed peers that a forward still names.
     pub(super) closed: Vec<String>,
+    /// Prefixes of `[tun]` and `peer.allowed_ips`.
+    pub(super) overlay: Vec<Claim>,
+    /// Addresses of `transport.listen` and `peer.endpoints`.
+    pub(super) underlay: Vec<Claim>,
     pub(super) udp_listeners: Vec<Listener>,
     pub(super) tcp_listeners: Vec<Listener>,
 }
@@ -57,6 +62,8 @@ impl Checks {
             report,
             keys: Vec::new(),
             closed: Vec::new(),
+            overlay: Vec::new(),
+            underlay: Vec::new(),
             udp_listeners: Vec::new(),
             tcp_listeners: Vec::new(),
         }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Access, AccessMode, DropPolicy, Dscp, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Profile, Queue,
-    Transport,
+    Access, AccessMode, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket,
+    Profile, Queue, Transport,
 };
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
@@ -55,6 +55,18 @@ pub const QUOTA: f64 = 0.5;
 
 /// `peer.dscp`: routers on the way treat a packet as they would treat the one inside.
 pub const DSCP: Dscp = Dscp::Copy;
+
+/// `tun.name`.
+pub const TUN_NAME: &str = "culvert0";
+
+/// `tun.mtu`: what fits, so that nothing is cut or lost on the way.
+pub const TUN_MTU: InnerMtu = InnerMtu::Auto;
+
+/// `tun.offload`: without it the kernel hands over every packet by itself.
+pub const TUN_OFFLOAD: bool = true;
+
+/// `tun.routes`: who names a peer's addresses wants to reach them.
+pub const TUN_ROUTES: bool = true;
 
 /// `service.idle`.
 pub const IDLE: Duration = Duration::from_secs(60);

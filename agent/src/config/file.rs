@@ -31,6 +31,7 @@ pub(super) struct File {
     pub(super) udp: Vec<Spanned<Forward>>,
     pub(super) tcp: Vec<Spanned<Forward>>,
     pub(super) service: Vec<Spanned<Service>>,
+    pub(super) tun: Option<Spanned<Tun>>,
     pub(super) metrics: Option<Metrics>,
     pub(super) control: Option<Control>,
     pub(super) log: Option<Log>,
@@ -79,6 +80,8 @@ pub(super) struct Peer {
     pub(super) queue: Option<Queue>,
     pub(super) quota: Option<Field<f64>>,
     pub(super) services: Option<Field<Vec<Field<String>>>>,
+    pub(super) allowed_ips: Option<Field<Vec<Field<String>>>>,
+    pub(super) dscp: Option<Field<Amount>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -105,6 +108,16 @@ pub(super) struct Service {
     pub(super) idle: Option<Field<String>>,
     pub(super) burst: Option<Field<i64>>,
     pub(super) protocol: Option<Field<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Tun {
+    pub(super) name: Option<Field<String>>,
+    pub(super) address: Option<Field<Vec<Field<String>>>>,
+    pub(super) mtu: Option<Field<Amount>>,
+    pub(super) offload: Option<Field<String>>,
+    pub(super) routes: Option<Field<bool>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -147,9 +160,6 @@ pub(super) struct State {
     pub(super) removed: Option<Field<Vec<Field<String>>>>,
     pub(super) peer: Vec<Spanned<Peer>>,
 }
-
-/// Keys of later versions, as (table, key): refused like a typo, but with another remedy.
-const NOT_YET: &[(&str, &str)] = &[("", "tun"), ("peer", "dscp"), ("peer", "allowed_ips")];
 
 /// Reads `text`, reporting what is not TOML, keys that do not exist and sections of the wrong shape.
 /// `None` when it is no TOML at all.
@@ -201,6 +211,7 @@ pub(super) fn schema() -> Schema {
         Schema::list::<Forward>("udp"),
         Schema::list::<Forward>("tcp"),
         Schema::list::<Service>("service"),
+        Schema::table::<Tun>("tun"),
         Schema::table::<Metrics>("metrics"),
         Schema::table::<Control>("control"),
         Schema::table::<Log>("log"),
@@ -273,9 +284,6 @@ impl Schema {
     }
 
     fn remedy(&self, key: &str) -> String {
-        if NOT_YET.contains(&(self.name, key)) {
-            return "not available in this version: remove it".to_owned();
-        }
         match self.keys.iter().map(|known| (distance(key, known), known)).min() {
             Some((typos, known)) if typos <= 1 + known.len() / 4 => format!("did you mean {known}?"),
             _ => format!("the keys here are {}", self.keys.join(", ")),

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
 //! | which keys the file may have, and their TOML types | `file.rs`, `field.rs` |
-//! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs`, `tun.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
@@ -39,6 +39,9 @@ pub mod state;
 mod state_tests;
 #[cfg(test)]
 mod tests;
+mod tun;
+#[cfg(test)]
+mod tun_tests;
 mod value;
 
 pub use problem::{ConfigProblem, ConfigProblems, LoadError};
@@ -216,6 +219,18 @@ pub enum Dscp {
     Copy,
     /// Always this one, 0 to 63.
     Fixed(u8),
+}
+
+impl Dscp {
+    /// The upper six bits of an outer packet's traffic class, around a packet of class `inner`.
+    #[inline]
+    #[must_use]
+    pub fn outer(self, inner: u8) -> u8 {
+        match self {
+            Self::Copy => inner & !0b11,
+            Self::Fixed(dscp) => dscp << 2,
+        }
+    }
 }
 
 /// `[tun]`: the TUN device.

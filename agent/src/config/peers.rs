@@ -1,6 +1,6 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use toml::Spanned;
 
@@ -25,6 +25,8 @@ pub(super) struct Around<'a> {
     pub(super) services: &'a [Service],
     /// Whether a peer can dial us.
     pub(super) listens: bool,
+    /// Whether there is a `[tun]`.
+    pub(super) tunnel: bool,
     /// Which file the tables stand in.
     pub(super) origin: PeerOrigin,
 }
@@ -54,7 +56,9 @@ impl Checks {
             }
             let public_keys = self.public_keys(&at("public_key"), table.public_key, &header, around.origin);
             let dials = table.endpoints.is_some();
-            let endpoints = self.endpoints(&at("endpoints"), table.endpoints);
+            let endpoints = self.endpoints(&at("endpoints"), table.endpoints, &name, around.origin);
+            let allowed_ips =
+                self.allowed_ips(&at("allowed_ips"), table.allowed_ips, &name, around.origin, around.tunnel);
             if !around.listens && !dials {
                 let remedy = "add endpoints, or transport.listen so that it can dial us";
                 let problem = "missing, and nobody can dial us either: this peer can never be connected";
@@ -74,8 +78,8 @@ impl Checks {
                 drop: self.choice(&at("drop"), table.drop, &policies).unwrap_or(defaults::DROP),
                 quota: self.quota(&at("quota"), table.quota),
                 services: self.granted(&at("services"), table.services, around.services),
-                allowed_ips: Vec::new(),
-                dscp: defaults::DSCP,
+                allowed_ips,
+                dscp: self.dscp(&at("dscp"), table.dscp),
             });
         }
     }
@@ -115,7 +119,13 @@ impl Checks {
         keys
     }
 
-    fn endpoints(&mut self, at: &str, field: Option<Field<Vec<Field<String>>>>) -> Vec<Endpoint> {
+    fn endpoints(
+        &mut self,
+        at: &str,
+        field: Option<Field<Vec<Field<String>>>>,
+        name: &Arc<str>,
+        origin: PeerOrigin,
+    ) -> Vec<Endpoint> {
         const REMEDY: &str = "write host:port, as in \"exit.example.net:4433\"";
         if let Some(Field { span, value: Ok(list) }) = &field
             && list.is_empty()
@@ -123,8 +133,14 @@ impl Checks {
             let remedy = "write host:port, or leave the key out: then the peer dials us";
             self.report.add(at, Some(span.clone()), "is an empty list", remedy);
         }
-        let texts = self.list(at, field);
-        texts.into_iter().filter_map(|(at, text)| self.parse(&at, &text, REMEDY)).collect()
+        let mut endpoints = Vec::new();
+        for (at, text) in self.list(at, field) {
+            if let Some(endpoint) = self.parse(&at, &text, REMEDY) {
+                self.dials(&endpoint, name, origin, at, text.span);
+                endpoints.push(endpoint);
+            }
+        }
+        endpoints
     }
 
     fn keepalive(&mut self, at: &str, field: Option<Field<String>>) -> Option<Duration> {

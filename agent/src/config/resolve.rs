@@ -65,8 +65,10 @@ impl Draft {
         let mut dials = !file.peer.is_empty();
         let transport = checks.transport(file_transport);
         let services = checks.services(file.service);
+        let tun = file.tun.map(|tun| (tun.span(), checks.tun(tun)));
+        let tunnel = tun.is_some();
         let mut peers = Vec::new();
-        let mut around = Around { services: &services, listens, origin: PeerOrigin::Config };
+        let mut around = Around { services: &services, listens, tunnel, origin: PeerOrigin::Config };
         checks.peers(file.peer, around, &mut peers);
         around.origin = PeerOrigin::State;
         let state_file = state_dir.join(state::FILE_NAME);
@@ -81,7 +83,7 @@ impl Draft {
             }
         };
         dials |= state.is_some();
-        let (state_report, removed) = state.unzip();
+        let (mut state_report, removed) = state.unzip();
         let removed = removed.unwrap_or_default();
         let udp = checks.forwards("udp", file.udp, &peers, &removed);
         let tcp = checks.forwards("tcp", file.tcp, &peers, &removed);
@@ -91,6 +93,11 @@ impl Draft {
         let log = checks.log(file.log.unwrap_or_default());
         let limits = checks.limits(file.limits.unwrap_or_default(), peers.len());
         checks.clashes();
+        let tun = tun.map(|(header, tun)| {
+            checks.collisions(&tun, transport.mark, state_report.as_mut());
+            checks.unused(&peers, header);
+            tun
+        });
 
         let Checks { mut report, keys, closed, .. } = checks;
         // What is no TOML looks empty, and would be called incomplete.
@@ -115,7 +122,7 @@ impl Draft {
             udp,
             tcp,
             services,
-            tun: None,
+            tun,
             metrics,
             control,
             log,
@@ -186,6 +193,7 @@ impl Checks {
         let mut listen = Vec::new();
         for (at, text) in self.list("transport.listen", file.listen) {
             if let Some(address) = self.read(&at, &text, value::socket_address) {
+                self.listens_at(address, &at, &text.span);
                 self.udp_listeners.push(Listener { address, at, span: text.span });
                 listen.push(address);
             }

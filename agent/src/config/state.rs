@@ -144,9 +144,14 @@ pub fn check(
         checks.keys.extend(peer.public_keys.iter().map(pinned));
     }
     let listens = !config.transport.listen.is_empty();
-    let around = Around { services: &config.services, listens, origin: PeerOrigin::State };
+    let tunnel = config.tun.is_some();
+    let around = Around { services: &config.services, listens, tunnel, origin: PeerOrigin::State };
+    checks.claimed(config, known);
     let mut peers = known.to_vec();
     checks.peers(table.peer, around, &mut peers);
+    if let Some(tun) = &config.tun {
+        checks.collisions(tun, config.transport.mark, None);
+    }
     let peer = peers.pop().filter(|_| peers.len() == known.len());
     if peer.as_ref().is_some_and(|peer| peer.public_keys.contains(&own_key)) {
         let remedy = "write the peer's key, as culvert pubkey prints it there";

@@ -263,7 +263,7 @@ fn transport_and_services_are_checked() {
 }
 
 #[test]
-fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
+fn unknown_keys_get_a_suggestion() {
     expect("endpoint = [\"a:1\"]\n", 9, "peer[0].endpoint", "did you mean endpoints?");
     expect("keep_alive = \"1s\"\n", 9, "peer[0].keep_alive", "did you mean keepalive?");
     expect("queue = { packet = 1 }\n", 9, "peer[0].queue.packet", "did you mean packets?");
@@ -271,14 +271,6 @@ fn unknown_keys_get_a_suggestion_or_the_word_that_they_come_later() {
     expect("[metric]\nlisten = 1\n", 9, "metric", "did you mean metrics?");
     expect("[[peers]]\nname = \"x\"\n", 9, "peers", "did you mean peer?");
     expect("[log]\n\nlevl = \"info\"\n", 11, "log.levl", "did you mean level?");
-    for (more, line, key_path) in [
-        ("dscp = \"copy\"\n", 9, "peer[0].dscp"),
-        ("dscp = 46\n", 9, "peer[0].dscp"),
-        ("allowed_ips = []\n", 9, "peer[0].allowed_ips"),
-        ("[tun]\n", 9, "tun"),
-    ] {
-        expect(more, line, key_path, "not available in this version");
-    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub(super) struct Bad {
     pub(super) remedy: String,
 }
 
-fn bad(problem: impl Into<String>, remedy: impl Into<String>) -> Bad {
+pub(super) fn bad(problem: impl Into<String>, remedy: impl Into<String>) -> Bad {
     Bad { problem: problem.into(), remedy: remedy.into() }
 }
 

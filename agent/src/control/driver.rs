@@ -150,7 +150,7 @@ impl ControlConnection {
     /// Where the far end is.
     #[must_use]
     pub fn path(&self) -> Path {
-        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), ecn: 0 }
+        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), tos: 0 }
     }
 
     /// quinn-proto's connection.
@@ -558,7 +558,7 @@ impl Control {
             self.scratch.clear();
             let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
-            let path = Path { destination: transmit.destination, source: transmit.src_ip, ecn };
+            let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
             for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 let added =

@@ -205,8 +205,8 @@ pub struct Path {
     pub destination: SocketAddr,
     /// The local address to send from; none lets the kernel choose.
     pub source: Option<IpAddr>,
-    /// The ECN bits, 0 to 3.
-    pub ecn: u8,
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
 }
 
 /// How far a message has come; it lasts over a `WouldBlock` in the midst of one that is sent in single datagrams.

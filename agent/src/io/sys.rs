@@ -298,8 +298,8 @@ pub(super) struct Envelope {
     pub(super) destination: Option<SocketAddr>,
     /// The local address to send from.
     pub(super) source: Option<IpAddr>,
-    /// The ECN bits.
-    pub(super) ecn: u8,
+    /// The traffic class, DSCP and ECN.
+    pub(super) tos: u8,
 }
 
 /// One `sendmmsg` call in the making; what it sends lives for `'b`.
@@ -421,17 +421,17 @@ fn outgoing_control(control: &mut Control, envelope: &Envelope, segment: usize, 
         }
         None => {}
     }
-    if envelope.ecn != 0 {
-        let ecn = c_int::from(envelope.ecn & 0b11);
+    if envelope.tos != 0 {
+        let tos = c_int::from(envelope.tos);
         let v6 = match (envelope.destination, envelope.source) {
             (Some(destination), _) => destination.is_ipv6(),
             (None, Some(source)) => source.is_ipv6(),
             (None, None) => false,
         };
         len = if v6 {
-            append(control, len, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ecn)
+            append(control, len, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos)
         } else {
-            append(control, len, libc::IPPROTO_IP, libc::IP_TOS, ecn)
+            append(control, len, libc::IPPROTO_IP, libc::IP_TOS, tos)
         };
     }
     if segments > 1 {

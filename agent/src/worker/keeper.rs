@@ -42,7 +42,7 @@ impl Worker {
         let (place, path) = ((index, order.name.epoch), (underlay, order.budget));
         let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
         if let Some(destination) = remote {
-            slot.validate(Path { destination, source: None, ecn: 0 }, self.doors.random_bytes(), now);
+            slot.validate(Path { destination, source: None, tos: 0 }, self.doors.random_bytes(), now);
         }
         let id = self.lanes.insert(slot);
         self.exchange.lane_kept(peer);
@@ -218,6 +218,7 @@ impl Worker {
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);
+        self.see_to_tun(now);
         self.take_stock(now);
         self.gate.expire(now);
         if let Some(error) = self.gate.take_journal_error()

@@ -45,7 +45,7 @@ use crate::{
     identity::PublicKey,
     lanes::{Openings, pool},
     peer::{Failure, PeerId, Session},
-    relay::{Context, Origin},
+    relay::{Context, DropReason, Origin},
     roster::{self, Roster},
 };
 
@@ -285,9 +285,18 @@ impl Worker {
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
             services: services.collect(),
-            features: Features::default(),
+            features: self.features(),
             possession,
         })
+    }
+
+    /// What we can do beyond the version.
+    fn features(&self) -> Features {
+        match self.tun {
+            // What the device does not complete, we do.
+            Some(_) => Features::PACKETS.and(Features::PARTIAL_CHECKSUM),
+            None => Features::default(),
+        }
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
@@ -596,6 +605,10 @@ impl Worker {
             let id = PeerId(number(place));
             for flow in self.peers.get(place).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
                 self.close_flow(id, flow, now);
+            }
+            if let Some(peer) = self.peers.get_mut(place) {
+                // What still waits are IP packets.
+                peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
             }
         }
         self.underlays.finish(&mut self.lanes, now);

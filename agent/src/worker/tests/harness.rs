@@ -515,7 +515,7 @@ impl Udp {
     pub(super) fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
         let mut batch = SendBatch::default();
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);
-        batch.commit(&UdpPath { destination: to, source: None, ecn }, 0, payload.len(), 1);
+        batch.commit(&UdpPath { destination: to, source: None, tos: ecn }, 0, payload.len(), 1);
         self.socket.send(&mut batch, &mut |_, _| {});
     }
 
