@@ -5,6 +5,7 @@
 //! | hosts, addresses, names, who hears a datagram, the hook that loses it | this one |
 //! | a socket's queue, GRO, refusals | `udp.rs` |
 //! | connections: pipes with bounded buffers | `tcp.rs` |
+//! | a TUN device, of which a test is the kernel | `tun.rs` |
 //! | several workers on one host: which of their sockets hears a datagram | `group.rs` (pure) |
 //!
 //! A [`MemoryFabric`] connects hosts; [`MemoryFabric::host`] gives a [`MemoryNet`] for each. Datagrams arrive at once
@@ -27,11 +28,14 @@ use self::{
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
-use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, UdpOptions, UdpSocket};
+use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
 
 mod group;
 mod tcp;
+mod tun;
 mod udp;
+
+pub use tun::{MemoryTun, Written};
 
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
@@ -112,6 +116,7 @@ impl MemoryFabric {
             ready,
             answers: FxHashMap::default(),
             binds: FxHashMap::default(),
+            tun: None,
         }
     }
 
@@ -207,9 +212,16 @@ pub struct MemoryNet {
     answers: FxHashMap<Token, io::Result<Vec<SocketAddr>>>,
     /// How often port 0 of an address was asked for.
     binds: FxHashMap<(Kind, IpAddr), usize>,
+    /// Until the worker asks for its queue.
+    tun: Option<MemoryTun>,
 }
 
 impl MemoryNet {
+    /// Gives the host a TUN device, of which this worker has the queue of its place.
+    pub fn set_tun(&mut self, tun: &MemoryTun) {
+        self.tun = Some(tun.clone());
+    }
+
     /// `address`, or with port 0 the one of its ports that the other workers got for the same bind.
     fn wanted(&self, kind: Kind, address: SocketAddr) -> SocketAddr {
         if address.port() != 0 || !kind.is_shared() {
@@ -325,6 +337,10 @@ impl Net for MemoryNet {
 
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.answers.remove(&token)
+    }
+
+    fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
+        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.place, &self.ready, token)))
     }
 }
 
