@@ -29,13 +29,15 @@ use crate::{
         kernel::KernelNet,
         ports::{self, PortKind, Ports},
         process,
+        tun::TunPort,
     },
     metrics::Metrics,
     operator::Running,
     roster::Roster,
+    tunnel::Tunnel,
     worker::{
-        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Worker, port_plan,
-        shell, used_knocks,
+        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, TunSetup, Worker,
+        port_plan, shell, used_knocks,
     },
 };
 
@@ -55,6 +57,8 @@ pub struct Daemon {
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
     roster: Arc<Roster>,
+    /// What it changed in the kernel is undone when the daemon ends.
+    tunnel: Option<Tunnel>,
 }
 
 struct WorkerThread {
@@ -87,6 +91,7 @@ impl Daemon {
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
+        let (tunnel, mut queues) = open_tunnel(&config, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -105,6 +110,8 @@ impl Daemon {
                 worker,
                 exchange: Arc::clone(&exchange),
                 ports,
+                queue: queues.next(),
+                tun: tunnel.as_ref().map(|tunnel| TunSetup { board: tunnel.board() }),
             };
             let (thread, bound) = start.spawn(Arc::clone(&ended))?;
             threads.push(thread);
@@ -150,6 +157,7 @@ impl Daemon {
             health,
             snapshots,
             roster,
+            tunnel,
         })
     }
 
@@ -194,6 +202,7 @@ impl Daemon {
         for worker in self.workers {
             worker.thread.join().map_err(|_| anyhow!("a worker panicked"))?;
         }
+        drop(self.tunnel);
         // Only now: a request may be waiting for a disk.
         drop(self.control);
         if let Some((stop, thread)) = self.admin {
@@ -218,6 +227,18 @@ struct WorkerStart {
     worker: u8,
     exchange: Arc<Exchange>,
     ports: Ports,
+    queue: Option<TunPort>,
+    tun: Option<TunSetup>,
+}
+
+/// Makes the TUN device, if there is to be one, and a share of it for each worker.
+fn open_tunnel(
+    config: &Config,
+    workers: u8,
+) -> anyhow::Result<(Option<Tunnel>, std::vec::IntoIter<TunPort>)> {
+    let Some(tun) = &config.tun else { return Ok((None, Vec::new().into_iter())) };
+    let (tunnel, queues) = Tunnel::open(config, tun, workers)?;
+    Ok((Some(tunnel), queues.into_iter()))
 }
 
 /// Opens the ports of all workers: a share for each.
@@ -278,7 +299,7 @@ impl WorkerStart {
         };
         runtime.block_on(async {
             let ready = Ready::new();
-            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports);
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
             let setup = Setup {
                 config: self.config,
                 identity: self.identity,
@@ -294,6 +315,7 @@ impl WorkerStart {
                 worker: self.worker,
                 exchange: self.exchange,
                 metrics: self.publisher,
+                tun: self.tun,
             };
             match Worker::new(setup, SystemClock.now()) {
                 Ok(worker) => {

@@ -133,7 +133,9 @@ pub fn payload_context(input: &[u8]) {
 
 fn payload_at(context: &Context) -> Option<usize> {
     match *context {
-        Context::Flow { payload_at, .. } | Context::Open { payload_at, .. } => Some(payload_at),
+        Context::Packet { payload_at, .. }
+        | Context::Flow { payload_at, .. }
+        | Context::Open { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)
         | Context::Refused(..)

@@ -1,6 +1,10 @@
 //! One peer, as a worker sees it.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use quinn_proto::ConnectionHandle;
 
@@ -13,6 +17,7 @@ use crate::{
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
     io::Token,
+    l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
     relay::DatagramRelay,
@@ -64,6 +69,12 @@ pub struct Link {
     pub plain: Option<Plain>,
     /// Whether it is in standard mode, so that the owner alone reaches the peer.
     pub standard: bool,
+    /// Whether the peer takes IP packets.
+    pub takes_packets: bool,
+    /// Whether the peer completes partial L4 checksums of IP packets.
+    pub completes_checksums: bool,
+    /// Since when it is up.
+    pub since: Instant,
     /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
     pub suspect: bool,
 }
@@ -131,6 +142,9 @@ pub struct Peer {
     pub connections_log: RateLimit,
 }
 
+/// How long after a peer connected the largest packet of its path is not relied on: a search takes a few round trips.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -160,9 +174,21 @@ impl Peer {
             lanes,
             underlays,
             outgoing,
+            tos: self.config.dscp.outer(0),
             now,
             too_large: &mut self.too_large,
         }
+    }
+
+    /// The largest IP packet that fits into one packet to it, at most `most` bytes; `None` while it is not connected, or so
+    /// freshly that its path has not been measured: nobody is to be told to send less because of that.
+    #[inline]
+    #[must_use]
+    pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
+        let link = self.link.as_ref()?;
+        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
+        let settled = fits >= most || now.saturating_duration_since(link.since) >= SETTLE_TIME;
+        settled.then(|| fits.min(most))
     }
 
     /// Whether it has not been removed.

@@ -39,14 +39,15 @@ def say(text=""):
     print(text, file=sys.stderr, flush=True)
 
 
-def build():
-    """Builds the release binaries, unless CULVERT_PERF_BUILT says that they are there."""
+def build(relay=True):
+    """Builds the release binaries, the quinn relay only if asked, unless CULVERT_PERF_BUILT says that they are there."""
     if os.environ.get("CULVERT_PERF_BUILT"):
         return
     say("building the release binaries")
     cargo = ["cargo", "build", "--release", "--quiet"]
     subprocess.run([*cargo, "--package", "culvert"], cwd=ROOT, check=True)
-    subprocess.run([*cargo, "--package", "culvert-tests", "--example", "quinn_relay"], cwd=ROOT, check=True)
+    if relay:
+        subprocess.run([*cargo, "--package", "culvert-tests", "--example", "quinn_relay"], cwd=ROOT, check=True)
 
 
 def check_machine():
@@ -169,21 +170,25 @@ class Processes:
 
     def run(self, command, limit_seconds):
         """Runs to the end and returns the JSON that it printed."""
+        out, err = self.output(command, limit_seconds)
+        try:
+            return json.loads(out)
+        except ValueError:
+            raise Failed(f"{' '.join(str(part) for part in command)}: {(err or out).strip()[-500:]}") from None
+
+    def output(self, command, limit_seconds):
+        """Runs to the end, however that is, and returns what it printed to its output and as errors."""
         child = subprocess.Popen(
             [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            out, err = child.communicate(timeout=limit_seconds)
+            return child.communicate(timeout=limit_seconds)
         except subprocess.TimeoutExpired:
             raise Failed(f"{command[0]} did not end within {limit_seconds:.0f} s") from None
         finally:
             if child.poll() is None:
                 child.kill()
                 child.communicate()
-        try:
-            return json.loads(out)
-        except ValueError:
-            raise Failed(f"{' '.join(str(part) for part in command)}: {(err or out).strip()[-500:]}") from None
 
 
 def free_port():

@@ -2,6 +2,7 @@
 
 import accounts
 import harness
+import l3_loads
 
 ENTRY = """
 # HELP culvert_lanes Lanes by state.
@@ -108,8 +109,30 @@ def loads():
     assert [harness.median(values) for values in ([3, 1, 2], [1, 2], [])] == [2, 1.5, None]
 
 
+def tunnels():
+    answers = "".join(f"64 bytes from 10.9.2.2: icmp_seq={number} ttl=64 time=0.{number:03} ms\n" for number in range(1, 111) if number != 50)
+    figures = l3_loads.pings(f"{answers}\n111 packets transmitted, 109 received, 1.8% packet loss, time 5ms\n", 10)
+    assert (figures["p50 µs"], figures["p99 µs"], figures["max µs"]) == (61, 110, 110), figures
+    assert abs(figures["lost %"] - 100 * 2 / 101) < 1e-9, figures
+    assert [l3_loads.percentile(range(1, 101), share) for share in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
+    way = {"sum_sent": {"retransmits": 7}, "sum_received": {"bits_per_second": 3e9}}
+    assert l3_loads.tcp({"end": way}) == {"Gbit/s": 3, "retransmits": 7}
+    both = l3_loads.tcp({"end": way | {"sum_received_bidir_reverse": {"bits_per_second": 2e9}}})
+    assert (both["Gbit/s"], both["there"], both["back"]) == (5, 3, 2), both
+    sums = {"bytes": 1150000, "packets": 1000, "seconds": 2.0}
+    figures = l3_loads.udp({"end": {"sum_sent": sums, "sum_received": {"packets": 990, "lost_packets": 40}}})
+    assert abs(figures["lost %"] - 5) < 1e-9, figures
+    assert (figures["kpps"], figures["sent kpps"]) == (0.475, 0.5), figures
+    for read, answer in ((l3_loads.tcp, {"error": "no route"}), (l3_loads.pings, "9 packets transmitted, 0 received")):
+        try:
+            read(answer)
+        except harness.Failed:
+            continue
+        raise AssertionError(answer)
+
+
 def main(matrix):
-    for check in (metrics, losses, relays, loads):
+    for check in (metrics, losses, relays, loads, tunnels):
         check()
     rows = [
         accounts.with_costs(

@@ -104,7 +104,7 @@ fn start(
     };
     let run: u32 = rand::random();
     let gso = options.gso;
-    let path = Path { destination: to, source: None, ecn: 0 };
+    let path = Path { destination: to, source: None, tos: 0 };
     let count = options.threads.clamp(1, plan.flows);
     for thread in 0..count {
         let flows = share(plan.flows, count, thread);

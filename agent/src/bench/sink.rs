@@ -127,7 +127,7 @@ impl Sink {
         let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
         for index in 0..batch.len() {
             let (meta, buffer) = batch.buffer_mut(index);
-            let path = Path { destination: meta.source, source: meta.local, ecn: 0 };
+            let path = Path { destination: meta.source, source: meta.local, tos: 0 };
             for segment in meta.segments() {
                 let datagram = &mut buffer[segment];
                 match Header::read(datagram) {

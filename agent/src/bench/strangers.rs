@@ -165,7 +165,7 @@ impl Strangers {
 
     /// Writes the next burst; returns the socket that it leaves by.
     fn fill(&mut self) -> usize {
-        let path = Path { destination: self.to, source: None, ecn: 0 };
+        let path = Path { destination: self.to, source: None, tos: 0 };
         for _ in 0..self.burst {
             let Some(room) = self.batch.tail(BYTES.into()) else { break };
             bogus(room, &mut self.rng);

@@ -62,7 +62,7 @@ fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
     let mut client_net = fabric.host(&[CLIENT], client_ready.clone());
     let sockets =
         (0..plan.flows).map(|flow| socket(&mut client_net, (CLIENT, 0).into(), Some(to), flow)).collect();
-    let path = Path { destination: to, source: None, ecn: 0 };
+    let path = Path { destination: to, source: None, tos: 0 };
     let flows: Vec<(u32, Path)> = (0..plan.flows).map(|flow| (flow, path)).collect();
 
     let given: Rc<dyn Clock> = Rc::new(clock.clone());

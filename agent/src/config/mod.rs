@@ -221,6 +221,18 @@ pub enum Dscp {
     Fixed(u8),
 }
 
+impl Dscp {
+    /// The upper six bits of an outer packet's traffic class, around a packet of class `inner`.
+    #[inline]
+    #[must_use]
+    pub fn outer(self, inner: u8) -> u8 {
+        match self {
+            Self::Copy => inner & !0b11,
+            Self::Fixed(dscp) => dscp << 2,
+        }
+    }
+}
+
 /// `[tun]`: the TUN device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tun {

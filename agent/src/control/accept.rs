@@ -175,7 +175,7 @@ impl Control {
         self.scratch.clear();
         match self.endpoint.retry(incoming, &mut self.scratch) {
             Ok(transmit) => {
-                let path = Path { destination: transmit.destination, source: local, ecn: 0 };
+                let path = Path { destination: transmit.destination, source: local, tos: 0 };
                 self.stats.retries_sent += 1;
                 self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
             }

@@ -56,8 +56,8 @@ pub enum Event {
     Lost(ConnectionError),
     /// Plain DATAGRAM frames came.
     Datagrams,
-    /// The path takes packets of this size now, in bytes of UDP payload.
-    Mtu(u16),
+    /// Path MTU discovery has found another size.
+    Mtu,
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
@@ -150,7 +150,7 @@ impl ControlConnection {
     /// Where the far end is.
     #[must_use]
     pub fn path(&self) -> Path {
-        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), ecn: 0 }
+        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), tos: 0 }
     }
 
     /// quinn-proto's connection.
@@ -420,7 +420,7 @@ impl Control {
             let mtu = connection.quinn.current_mtu();
             if mtu != connection.mtu && connection.peer.is_some() {
                 connection.mtu = mtu;
-                self.events.push((handle, Event::Mtu(mtu)));
+                self.events.push((handle, Event::Mtu));
             }
             if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
             {
@@ -558,7 +558,7 @@ impl Control {
             self.scratch.clear();
             let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
-            let path = Path { destination: transmit.destination, source: transmit.src_ip, ecn };
+            let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
             for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 let added =

@@ -191,6 +191,14 @@ pub struct Features(pub u64);
 impl Features {
     /// Completes partial L4 checksums of received IP packets.
     pub const PARTIAL_CHECKSUM: Self = Self(1);
+    /// Takes IP packets: it has a TUN device.
+    pub const PACKETS: Self = Self(2);
+
+    /// Both sets together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 
     /// Whether all of `other` are in the set.
     pub fn contains(self, other: Self) -> bool {

@@ -13,7 +13,7 @@ use super::{flows::keeper, uplink::Uplink};
 use crate::{
     config::Config,
     control::driver::Control,
-    forward::{LocalId, Locals},
+    forward::{LocalId, Locals, tun::TunSide},
     gate::{Arrival, Gate, Verdict},
     io::{
         Path, ReceiveBatch,
@@ -40,6 +40,8 @@ pub struct Downlink<'a> {
     pub underlays: &'a mut Underlays,
     /// The sockets that payloads are delivered to.
     pub locals: &'a mut Locals,
+    /// The device that IP packets are delivered to.
+    pub tun: Option<&'a mut TunSide>,
     /// Opens the sockets of new flows.
     pub doors: &'a mut Doors,
     /// The services that peers may use.
@@ -147,7 +149,7 @@ impl Downlink<'_> {
         let meta = *batch.meta(slot);
         let origins = Origins {
             underlay: received.underlay,
-            path: Path { destination: meta.source, source: meta.local, ecn: 0 },
+            path: Path { destination: meta.source, source: meta.local, tos: 0 },
             slot,
             age: meta.age,
         };
@@ -192,7 +194,7 @@ impl Downlink<'_> {
             Verdict::Admit(admission) => Some(admission),
             Verdict::Retry => {
                 let (packet, now) = (self.gate.retry_packet(), self.now);
-                let path = Path { destination: meta.source, source: meta.local, ecn: 0 };
+                let path = Path { destination: meta.source, source: meta.local, tos: 0 };
                 // What finds no room is asked for again: the client repeats its Initial.
                 let _sent =
                     self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
@@ -254,6 +256,11 @@ impl Downlink<'_> {
         }
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {
+            if let [context @ (0 | 1), ..] = batch.buffer(origins.slot)[first.clone()] {
+                self.ip(batch, origins.slot, first.start + 1..first.end, context == 1, peer);
+                rest = after;
+                continue;
+            }
             match self.run(batch, origins.slot, rest, (peer, index)) {
                 0 => {
                     self.frame(batch, origins.slot, first.clone(), (peer, index));
@@ -267,8 +274,14 @@ impl Downlink<'_> {
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
     fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let (Some(Context::Flow { payload_at, .. } | Context::Open { payload_at, .. }), Some(state)) =
-            (Context::decode(data), self.peers.get_mut(peer.0 as usize))
+        let (
+            Some(
+                Context::Packet { payload_at, .. }
+                | Context::Flow { payload_at, .. }
+                | Context::Open { payload_at, .. },
+            ),
+            Some(state),
+        ) = (Context::decode(data), self.peers.get_mut(peer.0 as usize))
         else {
             return false;
         };
@@ -351,6 +364,9 @@ impl Downlink<'_> {
         }
         let account = &mut state.relay.downlink;
         match context {
+            Some(Context::Packet { partial, payload_at }) => {
+                self.ip(batch, slot, range.start + payload_at..range.end, partial, peer);
+            }
             Some(Context::Flow { number, payload_at }) => {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;

@@ -123,6 +123,7 @@ impl Downlink<'_> {
             Context::Flow { .. }
             | Context::Open { .. }
             | Context::OpenEmpty { .. }
+            | Context::Packet { .. }
             | Context::Unsupported(_) => {}
         }
     }

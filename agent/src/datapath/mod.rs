@@ -14,6 +14,18 @@
 //!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
 //! ```
 //!
+//! IP packets take the same way between other ends:
+//!
+//! ```text
+//!  UPLINK: TUN device → peer                             DOWNLINK: peer → TUN device
+//!
+//!  io/tun.rs          read: packets, super-packets       datapath/downlink.rs, as above
+//!  datapath/ip_uplink.rs                                 datapath/ip_downlink.rs
+//!      │              destination → peer, hash → lane        │              source checked, ECN
+//!  l3/{view,cut}.rs   headers; one becomes many          l3/merge.rs        many become one
+//!  lanes/outbox.rs    as above                           io/tun.rs          writev: headers, pieces
+//! ```
+//!
 //! What belongs to no lane goes from `downlink.rs` through the gate (`gate/`) to the control connections, and strangers' datagrams
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`.
 //!
@@ -26,4 +38,6 @@
 
 pub mod downlink;
 mod flows;
+mod ip_downlink;
+pub mod ip_uplink;
 pub mod uplink;

@@ -10,7 +10,7 @@ use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerId},
     relay::{
-        Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE, Origin,
+        Belongs, Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE, Origin,
         ServiceNumber, Standing,
     },
     worker::Outgoing,
@@ -30,6 +30,8 @@ pub struct Uplink<'a> {
     pub underlays: &'a mut Underlays,
     /// What goes to other workers: a flow's own lane is down, or this worker has none.
     pub outgoing: &'a mut Outgoing,
+    /// The traffic class of what carries payloads that have none of their own.
+    pub tos: u8,
     /// Time of this turn.
     pub now: Instant,
     /// Notes the largest payload that fits when one did not.
@@ -47,7 +49,7 @@ pub struct TooLarge {
 
 /// What carries a frame to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Lane(LaneId),
     /// The control connection: standard mode.
     Plain,
@@ -127,7 +129,7 @@ impl Uplink<'_> {
         let sent = if self.relay.queue.is_empty() { self.seal(id, data, segment, datagrams) } else { 0 };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
-            self.relay.queue.push(id, rest, segment, (arrived, now), &mut self.relay.uplink);
+            self.relay.queue.push(Belongs::Flow(id), rest, segment, (arrived, now), &mut self.relay.uplink);
         }
     }
 
@@ -135,7 +137,10 @@ impl Uplink<'_> {
     pub fn drain(&mut self) {
         self.relay.expire(self.now);
         while let Some(run) = self.relay.queue.pop() {
-            let sent = self.seal(run.flow, run.data(), run.segment, run.count());
+            let sent = match run.belongs {
+                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count()),
+                Belongs::Packets(class) => self.waiting_packets(class, run.data(), run.segment),
+            };
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
                 return;
@@ -159,7 +164,7 @@ impl Uplink<'_> {
         let header = message.encode();
         let sent = match way {
             Way::Worker(worker, lane) => {
-                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), &[], 1);
+                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), (&[], 1), self.tos);
                 true
             }
             Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
@@ -199,14 +204,15 @@ impl Uplink<'_> {
         let (header, short) = (flow.header(service), flow.confirmed_header());
         if let Way::Worker(worker, lane) = way {
             let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
-            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), data, segment);
+            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), self.tos);
             self.relay.uplink.handed_over += u64::from(counted);
             return datagrams;
         }
         let mut place = 0;
         while place < datagrams {
             let rest = data.get(place * segment..).unwrap_or_default();
-            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            let payloads = Payloads::new(header.as_slice(), rest, segment, self.tos);
+            let (sent, result) = self.send(way, &payloads);
             self.note_sent(sent, (sent * segment).min(rest.len()));
             place += sent;
             match result {
@@ -233,7 +239,13 @@ impl Uplink<'_> {
 
     /// Takes over what another worker wants to be sent on lane `index`, which this one keeps. `counted` of the datagrams are
     /// in an account.
-    pub fn take_over(&mut self, index: u8, (header, counted): (Header, u32), data: &[u8], segment: usize) {
+    pub fn take_over(
+        &mut self,
+        index: u8,
+        (header, counted): (Header, u32),
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
         self.relay.uplink.taken_over += u64::from(counted);
         let way = self.way(index).filter(|way| match way {
             Way::Lane(_) | Way::Plain => true,
@@ -252,7 +264,8 @@ impl Uplink<'_> {
         let (mut place, datagrams) = (0, count(data, segment));
         while place < datagrams {
             let rest = data.get(place * segment..).unwrap_or_default();
-            let (sent, result) = self.send(way, &Payloads { header: header.as_slice(), data: rest, segment });
+            let payloads = Payloads::new(header.as_slice(), rest, segment, tos);
+            let (sent, result) = self.send(way, &payloads);
             self.note_sent(sent, (sent * segment).min(rest.len()));
             place += sent;
             let left = (datagrams - place) as u64;
@@ -272,7 +285,9 @@ impl Uplink<'_> {
                         return;
                     }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size, most });
+                    if !is_packet(&header) {
+                        *self.too_large = Some(TooLarge { size, most });
+                    }
                     place += 1;
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
@@ -293,7 +308,7 @@ impl Uplink<'_> {
 
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
     #[inline]
-    fn way(&self, index: u8) -> Option<Way> {
+    pub(super) fn way(&self, index: u8) -> Option<Way> {
         let link = self.link.as_deref()?;
         if link.standard {
             return Some(if link.plain.is_some() { Way::Plain } else { Way::Worker(link.pool.owner(), 0) });
@@ -305,7 +320,7 @@ impl Uplink<'_> {
     }
 
     /// Puts datagrams into packets; returns how many, and why the next of them was not.
-    fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+    pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
             (Way::Plain, Some(plain)) => plain.push_all(payloads),
@@ -314,14 +329,14 @@ impl Uplink<'_> {
     }
 
     /// Counts datagrams that were put into packets.
-    fn note_sent(&mut self, datagrams: usize, bytes: usize) {
+    pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize) {
         self.relay.in_outbox += datagrams as u64;
         self.relay.stats.uplink_bytes += bytes as u64;
     }
 
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
-        let frame = Frame { header, payload: &[], counted: false };
+        let frame = Frame { header, payload: &[], counted: false, tos: self.tos };
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
             (Way::Plain, Some(plain)) => plain.push(frame),
@@ -360,7 +375,7 @@ impl Uplink<'_> {
     /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
     fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        self.relay.awaiting.push(id, data, segment, (now, now), &mut self.relay.uplink);
+        self.relay.awaiting.push(Belongs::Flow(id), data, segment, (now, now), &mut self.relay.uplink);
         let Some(flow) = self.relay.flows.get(id) else { return };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
@@ -393,6 +408,11 @@ impl Uplink<'_> {
 
 /// How long a flow opened before the first connection may be silent.
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
+
+/// Whether IP packets follow, whose senders find out by themselves what fits.
+fn is_packet(header: &Header) -> bool {
+    matches!(Context::decode(header.as_slice()), Some(Context::Packet { .. }))
+}
 
 /// The header of a datagram of a confirmed flow.
 fn short_header(number: FlowNumber) -> Header {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | which local UDP sockets are there, and how payloads are delivered to them | this one |
 //! | TCP forwards on QUIC streams | `tcp.rs` |
+//! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
 use slab::Slab;
 
@@ -15,6 +16,7 @@ use crate::{
 };
 
 pub mod tcp;
+pub mod tun;
 
 /// A local port whose datagrams go to a peer: its place in the configuration's `[[udp]]` list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

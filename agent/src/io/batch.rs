@@ -179,6 +179,11 @@ impl ReceiveBatch {
         self.bytes.chunks_exact_mut(self.slot_bytes)
     }
 
+    /// The whole room of one slot, as [`ReceiveBatch::rooms`] lends all of them.
+    pub(super) fn room(&mut self, slot: usize) -> &mut [u8] {
+        &mut self.bytes[slot * self.slot_bytes..][..self.slot_bytes]
+    }
+
     /// Takes `slot` into the batch. `slot` grows from call to call.
     pub(super) fn accept(&mut self, slot: usize, mut meta: Meta) {
         meta.segment = meta.segment.max(1);
@@ -200,8 +205,8 @@ pub struct Path {
     pub destination: SocketAddr,
     /// The local address to send from; none lets the kernel choose.
     pub source: Option<IpAddr>,
-    /// The ECN bits, 0 to 3.
-    pub ecn: u8,
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
 }
 
 /// How far a message has come; it lasts over a `WouldBlock` in the midst of one that is sent in single datagrams.

@@ -1,4 +1,4 @@
-//! The kernel's sockets and names: TCP and resolving here, UDP in `udp.rs`. Readiness comes from the tokio runtime.
+//! The kernel's sockets and names: TCP and resolving here, UDP in `udp.rs`, TUN in `tun.rs`. Readiness comes from the tokio runtime.
 
 use std::{
     cell::RefCell,
@@ -15,11 +15,12 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 
 use super::{
-    Net, Ready, TcpListener, TcpStream, Token, UdpOptions, UdpSocket,
+    Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
     ports::Ports,
     ready::SourceWaker,
     sys::Scratch,
+    tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
 };
 use crate::{clock::Clock, task};
@@ -31,6 +32,8 @@ const LISTEN_BACKLOG: i32 = 1_024;
 pub struct KernelNet {
     shared: Shared,
     ports: Ports,
+    /// Until the worker asks for it.
+    tun: Option<TunPort>,
     lookups: Arc<Mutex<Lookups>>,
 }
 
@@ -40,7 +43,13 @@ impl KernelNet {
     #[must_use]
     pub fn new(ready: Ready, clock: Rc<dyn Clock>, ports: Ports) -> Self {
         let scratch = Rc::new(RefCell::new(Scratch::default()));
-        Self { shared: Shared { ready, clock, scratch }, ports, lookups: Arc::default() }
+        Self { shared: Shared { ready, clock, scratch }, ports, tun: None, lookups: Arc::default() }
+    }
+
+    /// The same network with a queue of the TUN device, or without one.
+    #[must_use]
+    pub fn with_tun(self, tun: Option<TunPort>) -> Self {
+        Self { tun, ..self }
     }
 
     /// Opens a UDP socket as [`Net::udp`] does, not yet boxed.
@@ -119,6 +128,11 @@ impl Net for KernelNet {
 
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.lookups().take(token)
+    }
+
+    fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
+        let Some(port) = self.tun.take() else { return Ok(None) };
+        Ok(Some(Box::new(KernelTun::new(port, token, &self.shared)?)))
     }
 }
 

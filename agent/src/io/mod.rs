@@ -13,6 +13,8 @@
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | a TUN device and its queues on the kernel | `tun.rs` |
+//! | addresses, routes and rules of the kernel | `netlink.rs` |
 //! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process | `process.rs` |
@@ -36,6 +38,7 @@ pub mod folder;
 pub mod journal;
 pub mod kernel;
 pub mod memory;
+pub mod netlink;
 pub mod packets;
 pub mod ports;
 pub mod process;
@@ -46,6 +49,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 mod transmit;
+pub mod tun;
 mod udp;
 
 pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};

@@ -12,12 +12,14 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
+    sync::Arc,
     time::Duration,
 };
 
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
+use tun_rs::SyncDevice;
 
 use super::batch::{Meta, ReceiveBatch};
 
@@ -296,8 +298,8 @@ pub(super) struct Envelope {
     pub(super) destination: Option<SocketAddr>,
     /// The local address to send from.
     pub(super) source: Option<IpAddr>,
-    /// The ECN bits.
-    pub(super) ecn: u8,
+    /// The traffic class, DSCP and ECN.
+    pub(super) tos: u8,
 }
 
 /// One `sendmmsg` call in the making; what it sends lives for `'b`.
@@ -419,17 +421,17 @@ fn outgoing_control(control: &mut Control, envelope: &Envelope, segment: usize, 
         }
         None => {}
     }
-    if envelope.ecn != 0 {
-        let ecn = c_int::from(envelope.ecn & 0b11);
+    if envelope.tos != 0 {
+        let tos = c_int::from(envelope.tos);
         let v6 = match (envelope.destination, envelope.source) {
             (Some(destination), _) => destination.is_ipv6(),
             (None, Some(source)) => source.is_ipv6(),
             (None, None) => false,
         };
         len = if v6 {
-            append(control, len, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ecn)
+            append(control, len, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos)
         } else {
-            append(control, len, libc::IPPROTO_IP, libc::IP_TOS, ecn)
+            append(control, len, libc::IPPROTO_IP, libc::IP_TOS, tos)
         };
     }
     if segments > 1 {
@@ -463,6 +465,31 @@ pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<So
     // SAFETY: the registration owns the socket, which closes its descriptor only when it is dropped, and nothing
     // replaces it: only shared references are handed out.
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
+}
+
+/// Registers a queue of a TUN device with the current runtime.
+pub(super) fn watch_tun(queue: Arc<SyncDevice>) -> io::Result<AsyncFd<Arc<SyncDevice>>> {
+    // SAFETY: the registration owns a share of the queue, which closes its descriptor only when the last share is dropped,
+    // and nothing replaces it: only shared references are handed out.
+    unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) }.map_err(Into::into)
+}
+
+/// Writes `pieces` as one packet of a TUN device.
+pub(super) fn write_gathered<'b>(
+    device: BorrowedFd<'_>,
+    scratch: &mut Scratch,
+    pieces: impl Iterator<Item = &'b [u8]>,
+) -> io::Result<usize> {
+    let vectors = &mut scratch.vectors;
+    vectors.clear();
+    vectors.extend(
+        pieces.map(|piece| iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() }),
+    );
+    let count = c_int::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the vectors point to `count` slices that live for 'b, which this call does not outlive; the kernel only
+    // reads them.
+    let written = unsafe { libc::writev(device.as_raw_fd(), vectors.as_ptr(), count) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
 /// Registers a timer with the current runtime.

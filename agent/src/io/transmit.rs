@@ -64,7 +64,7 @@ impl<'b> Cargo<'b> for Contiguous<'b> {
 
     fn outline(&self, message: &Message) -> Outline {
         let path = message.path;
-        let envelope = Envelope { destination: Some(path.destination), source: path.source, ecn: path.ecn };
+        let envelope = Envelope { destination: Some(path.destination), source: path.source, tos: path.tos };
         Outline { envelope, segment: message.segment, segments: message.segments }
     }
 
@@ -92,7 +92,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
     type Message = DeliveryMessage;
 
     fn outline(&self, message: &DeliveryMessage) -> Outline {
-        let envelope = Envelope { destination: message.destination, source: message.source, ecn: 0 };
+        let envelope = Envelope { destination: message.destination, source: message.source, tos: 0 };
         Outline { envelope, segment: message.segment, segments: message.payloads }
     }
 

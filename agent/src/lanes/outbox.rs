@@ -15,7 +15,7 @@ use std::time::Instant;
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
 
-use super::{Frame, LaneId, LaneSlot, Lanes, Payloads};
+use super::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX};
 use crate::{
     io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
     peer::PeerId,
@@ -61,6 +61,8 @@ struct OpenPacket {
     frames: u16,
     /// Frames that carry a datagram, not only a message about a flow.
     payloads: u16,
+    /// Its traffic class, which all frames in it ask for.
+    tos: u8,
 }
 
 impl OpenPacket {
@@ -175,7 +177,7 @@ impl Underlays {
         let with_len = datagram::encoded_len(data_len);
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
         if let Some(open) = underlay.open {
-            if open.lane == lane && open.len + with_len + TAG_LEN <= budget {
+            if open.lane == lane && open.tos == frame.tos && open.len + with_len + TAG_LEN <= budget {
                 return underlay.append(open, budget, frame, with_len - data_len);
             }
             underlay.finish(lanes, now, &mut self.settlements);
@@ -187,7 +189,7 @@ impl Underlays {
         }
         self.make_room(id, budget)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
-        let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0 };
+        let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0, tos: frame.tos };
         if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
             underlay.append(open, budget, frame, with_len - data_len)
         } else {
@@ -206,10 +208,11 @@ impl Underlays {
         now: Instant,
     ) -> (usize, Result<(), PushError>) {
         let all = payloads.count();
+        let mut prefix = [0; MOST_FRAME_PREFIX];
         let mut done = 0;
         while done < all {
             let left = payloads.skip(done);
-            if let Err(error) = self.push(lanes, lane, left.first(), now) {
+            if let Err(error) = self.push(lanes, lane, left.first(&mut prefix), now) {
                 return (done, Err(error));
             }
             done += 1 + self.push_alike(lanes, lane, &left.skip(1), now);
@@ -376,7 +379,7 @@ impl Underlay {
         frame: Frame<'_>,
         frame_header_len: usize,
     ) -> Result<(), PushError> {
-        let Frame { header, payload, counted } = frame;
+        let Frame { header, payload, counted, .. } = frame;
         let tail = self.outbox.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
         let room = &mut tail[open.len..];
         let data_len = header.len() + payload.len();
@@ -398,6 +401,10 @@ impl Underlay {
     /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
     fn append_alike(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
         let Payloads { header, segment, .. } = *payloads;
+        // Packets that are cut fill a packet each, but for the smallest.
+        if payloads.cut.is_some() {
+            return 0;
+        }
         let data_len = header.len() + segment;
         let mut prefix = [0; MAX_PREFIX];
         let Some(at) = datagram::write_header_with_len(&mut prefix, data_len) else { return 0 };
@@ -427,15 +434,19 @@ impl Underlay {
 
     /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
     fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
-        let Payloads { header, segment, .. } = *payloads;
         let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path) else { return 0 };
-        let len = HEADER_LEN + datagram::encoded_len_to_end(header.len() + segment) + TAG_LEN;
+        let path = Path { tos: payloads.tos, ..path };
+        let mut prefix = [0; MOST_FRAME_PREFIX];
+        let prefix = &mut prefix[..payloads.prefix_len()];
+        payloads.write_prefix(prefix);
+        let len = HEADER_LEN + datagram::encoded_len_to_end(prefix.len() + payloads.segment) + TAG_LEN;
         let mut count = 0;
         for payload in payloads.full() {
             let Some(packet) = batch.tail(len) else { break };
-            let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(header.len());
-            start.copy_from_slice(header);
+            let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(prefix.len());
+            start.copy_from_slice(prefix);
             rest.copy_from_slice(payload);
+            payloads.complete(start, count, payload);
             // Whoever pushes the next one finds out why and says so.
             if datagram::write_header_to_end(&mut packet[HEADER_LEN..]).is_none()
                 || slot.core.seal(packet, true, now).is_err()
@@ -458,6 +469,7 @@ impl Underlay {
             open.drop(settlements);
             return;
         };
+        let path = Path { tos: open.tos, ..path };
         let sealed = batch.tail(len).is_some_and(|tail| slot.core.seal(&mut tail[..len], true, now).is_ok());
         if sealed {
             slot.core.count_datagrams_sent(u64::from(open.frames));

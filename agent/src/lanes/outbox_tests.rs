@@ -73,7 +73,7 @@ fn fixture(now: Instant) -> (Underlays, Lanes, LaneId, Sent) {
     let owner = (PeerId(3), SessionId(1));
     let mut slot = LaneSlot::new(core, owner, (0, 1), ConnectionId([2; 8]), (underlay, 1_452), now);
     slot.state = LaneState::Up;
-    slot.path = Some(Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, ecn: 0 });
+    slot.path = Some(Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 });
     let mut lanes = Lanes::default();
     let lane = lanes.insert(slot);
     (underlays, lanes, lane, sent)
@@ -91,13 +91,14 @@ proptest! {
         let (mut single_underlays, mut single_lanes, single_lane, single) = fixture(now);
         for (segment, len, header) in runs {
             let data: Vec<u8> = (0..len).map(|at| (at * 31 % 251) as u8).collect();
-            let payloads = Payloads { header: &[2, header], data: &data, segment };
+            let payloads = Payloads::new(&[2, header], &data, segment, 0);
             let (count, result) = underlays.push_all(&mut lanes, lane, &payloads, now);
 
             let mut expected = Ok(());
-            let mut done = 0;
+            let (mut done, mut prefix) = (0, [0; MOST_FRAME_PREFIX]);
             while done < payloads.count() && expected.is_ok() {
-                let frame = payloads.skip(done).first();
+                let rest = payloads.skip(done);
+                let frame = rest.first(&mut prefix);
                 expected = single_underlays.push(&mut single_lanes, single_lane, frame, now);
                 done += usize::from(expected.is_ok());
             }
@@ -121,7 +122,7 @@ fn equal_payloads_make_full_messages() {
     let now = ManualClock::default().now();
     let (mut underlays, mut lanes, lane, sent) = fixture(now);
     let data = vec![5; 44 * 1_400];
-    let payloads = Payloads { header: &[2, 0], data: &data, segment: 1_400 };
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
     assert_eq!(underlays.push_all(&mut lanes, lane, &payloads, now), (44, Ok(())));
     underlays.flush(&mut lanes, now);
     let shapes: Vec<_> = sent.borrow().iter().map(|(segment, count, ..)| (*segment, *count)).collect();

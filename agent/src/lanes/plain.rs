@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Frame, Payloads, PushError};
+use super::{Frame, Payloads, PushError, frame::MOST_PREFIX};
 
 /// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -67,9 +67,9 @@ impl Plain {
 
     /// Adds a frame for each of some datagrams, in order; returns how many, and why the next of them was not.
     pub fn push_all(&mut self, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
-        let all = payloads.count();
+        let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
         for done in 0..all {
-            if let Err(error) = self.push(payloads.skip(done).first()) {
+            if let Err(error) = self.push(payloads.skip(done).first(&mut prefix)) {
                 return (done, Err(error));
             }
         }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn frame(payload: &[u8]) -> Frame<'_> {
-        Frame { header: &[2, 0], payload, counted: true }
+        Frame { header: &[2, 0], payload, counted: true, tos: 0 }
     }
 
     #[test]

@@ -117,7 +117,13 @@ metrics! {
         lane_packets_acked: counter "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.";
         lane_packets_lost: counter "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.";
         lane_packets_spuriously_lost: counter "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.";
+        lane_mtu_probes: counter "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.";
+        lane_mtu_probes_lost: counter "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.";
+        lane_black_holes: counter "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.";
         lane_packet_bytes: gauge "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.";
+        peer_oversized: counter "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).";
+        peer_spoofed: counter "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).";
+        peer_inner_mtu: gauge "culvert_peer_inner_mtu_bytes", "Largest IP packet that fits into one packet to the peer; 0 while that is not known.";
         queue_packets: level "culvert_queue_packets", "Payloads waiting in the relay's queue.";
         queue_bytes: level "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.";
         queue_age: gauge "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.";
@@ -131,6 +137,8 @@ metrics! {
         peer_datagrams_queued: level "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.";
         peer_bytes_received: counter "culvert_peer_bytes_received_total", "Bytes of the payloads received.";
         peer_bytes_delivered: counter "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.";
+        peer_tun_packets: counter "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.";
+        peer_tun_bytes: counter "culvert_peer_tun_bytes_total", "Bytes of those IP packets.";
     }
 
     /// All sockets of one use on one worker.
@@ -166,6 +174,7 @@ metrics! {
     group LaneIndexMetrics(lane) {
         lane_flows: level "culvert_lane_flows", "Flows by the index of the lane that they belong on, of all peers: how evenly they are striped.";
         lane_sent_bytes: counter "culvert_lane_sent_bytes_total", "Bytes of UDP payload sent on the lanes of this index, of all peers.";
+        lane_tun_packets: counter "culvert_lane_tun_packets_total", "IP packets from the TUN device by the index of the lane that the hash of their flow gave them, of all peers: how evenly they are striped.";
         lane_received_bytes: counter "culvert_lane_received_bytes_total", "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.";
     }
 
@@ -185,8 +194,20 @@ metrics! {
         decoy_bytes: counter "culvert_decoy_bytes_total", "Bytes of UDP payload of those datagrams.";
     }
 
+    /// One direction of the TUN device on one worker: uplink is from the device, downlink to it.
+    group TunDirectionMetrics(direction) {
+        tun_packets: counter "culvert_tun_packets_total", "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets cut.";
+        tun_bytes: counter "culvert_tun_bytes_total", "Bytes that were read or written, headers of super-packets once.";
+        tun_calls: counter "culvert_tun_calls_total", "System calls that read or wrote a packet or super-packet.";
+        tun_super_packets: counter "culvert_tun_super_packets_total", "Super-packets (TSO, USO) that were read or written.";
+        tun_errors: counter "culvert_tun_errors_total", "Reads and writes of packets that the kernel refused or that could not be understood.";
+    }
+
     /// What one worker counts without labels.
     group WorkerMetrics() {
+        tun_mss_clamped: counter "culvert_tun_mss_clamped_total", "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.";
+        tun_answers_withheld: counter "culvert_tun_icmp_withheld_total", "ICMP messages to senders of IP packets that were due and not sent, because their rate is limited.";
+        tun_buckets_moved: counter "culvert_tun_flows_moved_total", "Times that IP packets of one hash went to another lane because theirs was dead or drained.";
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
@@ -214,6 +235,9 @@ metrics! {
         taken_over: counter "culvert_taken_over_datagrams_total" [kind], "Datagrams taken from another worker.";
         hand_over_dropped: counter "culvert_hand_over_dropped_datagrams_total" [kind], "Datagrams dropped because another worker did not take what waits for it.";
         decoy_drops: counter "culvert_decoy_drops_total" [direction, reason], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.";
+        tun_dropped: counter "culvert_tun_dropped_packets_total" [reason], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.";
+        tun_answers: counter "culvert_tun_icmp_sent_total" [kind], "ICMP messages sent to senders of IP packets that could not be carried, by kind.";
+        tun_kernel_dropped: counter "culvert_tun_kernel_dropped_packets_total" [direction], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -26,7 +26,7 @@ use prometheus::{
 
 pub use families::{
     ControlMetrics, DecoyMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics,
-    PeerMetrics, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
+    PeerMetrics, SocketMetrics, TcpDirectionMetrics, TunDirectionMetrics, WorkerMetrics,
 };
 use histogram::{AGES, SIZES};
 pub use histogram::{Buckets, Histogram, HistogramVec, PublishedHistogram};

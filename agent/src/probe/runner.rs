@@ -139,7 +139,7 @@ impl Runner {
         {
             if probe.rounds >= self.round {
                 let (port, bytes) = (self.port_of[next], &probe.bytes);
-                let path = Path { destination: self.options.target, source: None, ecn: 0 };
+                let path = Path { destination: self.options.target, source: None, tos: 0 };
                 let Some(room) = self.outgoing.tail(bytes.len()) else { break };
                 room.copy_from_slice(bytes);
                 // Only a mixture's neighbours are joined into one message: each has the number of its port.

@@ -247,7 +247,7 @@ fn an_answer_is_noted_with_its_class_and_its_first_bytes() {
                     if datagram.get(12..20) != Some(b"\x07example".as_slice()) {
                         continue;
                     }
-                    let path = Path { destination: meta.source, source: None, ecn: 0 };
+                    let path = Path { destination: meta.source, source: None, tos: 0 };
                     outgoing.tail(datagram.len()).unwrap().copy_from_slice(datagram);
                     outgoing.commit(&path, 0, datagram.len(), 1);
                 }

@@ -82,6 +82,12 @@ pub enum DropReason {
     HandOverFull,
     /// The peer was removed.
     PeerRemoved,
+    /// An IP packet came from a peer whose `allowed_ips` do not hold its source address.
+    Spoofed,
+    /// This agent, or the peer, has no TUN device for an IP packet.
+    NoTun,
+    /// A router marked the outer packet as having met congestion, and the packet inside cannot say so (RFC 6040 §4.2).
+    NotEcnCapable,
 }
 
 impl DropReason {
@@ -89,7 +95,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::FlowQuota,
@@ -114,6 +120,9 @@ impl DropReason {
         Self::Shutdown,
         Self::HandOverFull,
         Self::PeerRemoved,
+        Self::Spoofed,
+        Self::NoTun,
+        Self::NotEcnCapable,
     ];
 
     /// The value of the metric label `reason`.
@@ -144,6 +153,9 @@ impl DropReason {
             Self::Shutdown => "shutdown",
             Self::HandOverFull => "hand_over_full",
             Self::PeerRemoved => "peer_removed",
+            Self::Spoofed => "spoofed",
+            Self::NoTun => "no_tun",
+            Self::NotEcnCapable => "not_ecn_capable",
         }
     }
 }

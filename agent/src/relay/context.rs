@@ -85,6 +85,13 @@ impl Refusal {
 /// What one DATAGRAM frame says. The payload, where there is one, starts at `payload_at` within the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
+    /// An IP packet.
+    Packet {
+        /// Whether its L4 checksum is partial: the field holds the sum over the pseudo-header, as virtio has it.
+        partial: bool,
+        /// Offset of the packet, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
     /// A datagram of a flow that both ends know.
     Flow {
         /// Which flow.
@@ -136,7 +143,7 @@ impl Context {
             | Self::Refused(number, _)
             | Self::Unknown(number)
             | Self::Closed(number) => Some(number),
-            Self::Unsupported(_) => None,
+            Self::Packet { .. } | Self::Unsupported(_) => None,
         }
     }
 
@@ -145,7 +152,8 @@ impl Context {
     pub const fn opens(&self) -> bool {
         match self {
             Self::Open { .. } | Self::OpenEmpty { .. } => true,
-            Self::Flow { .. }
+            Self::Packet { .. }
+            | Self::Flow { .. }
             | Self::Confirmed(_)
             | Self::Refused(..)
             | Self::Unknown(_)
@@ -158,7 +166,9 @@ impl Context {
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         match *self {
-            Self::Flow { payload_at, .. } | Self::Open { payload_at, .. } => Some(payload_at),
+            Self::Packet { payload_at, .. }
+            | Self::Flow { payload_at, .. }
+            | Self::Open { payload_at, .. } => Some(payload_at),
             Self::Unsupported(_) => Some(0),
             Self::OpenEmpty { .. }
             | Self::Confirmed(_)
@@ -177,7 +187,7 @@ impl Context {
             Self::Refused(..) => Some(2),
             Self::Unknown(_) => Some(3),
             Self::Closed(_) => Some(4),
-            Self::Flow { .. } | Self::Open { .. } | Self::Unsupported(_) => None,
+            Self::Packet { .. } | Self::Flow { .. } | Self::Open { .. } | Self::Unsupported(_) => None,
         }
     }
 
@@ -186,6 +196,8 @@ impl Context {
     pub fn decode(data: &[u8]) -> Option<Self> {
         let mut reader = Reader { data, at: 0 };
         let context = match reader.varint()? {
+            code::IP => return Some(Self::Packet { partial: false, payload_at: reader.at }),
+            code::IP_PARTIAL => return Some(Self::Packet { partial: true, payload_at: reader.at }),
             code::FLOW => {
                 let number = FlowNumber(reader.varint()?);
                 return Some(Self::Flow { number, payload_at: reader.at });
@@ -206,9 +218,7 @@ impl Context {
             }
             code::UNKNOWN => Self::Unknown(FlowNumber(reader.varint()?)),
             code::CLOSED => Self::Closed(FlowNumber(reader.varint()?)),
-            reserved @ (code::IP | code::IP_PARTIAL | code::TARGET) => {
-                return Some(Self::Unsupported(reserved));
-            }
+            reserved @ code::TARGET => return Some(Self::Unsupported(reserved)),
             unknown => return Some(Self::Unsupported(unknown)),
         };
         (reader.at == data.len()).then_some(context)
@@ -219,6 +229,9 @@ impl Context {
     pub fn encode(&self) -> Header {
         let mut header = Header::default();
         match *self {
+            Self::Packet { partial, .. } => {
+                header.varint(if partial { code::IP_PARTIAL } else { code::IP });
+            }
             Self::Flow { number, .. } => {
                 header.varint(code::FLOW);
                 header.varint(number.0);
@@ -265,7 +278,7 @@ pub struct Header {
 
 impl Header {
     /// Three varints of eight bytes.
-    const CAPACITY: usize = 24;
+    pub const CAPACITY: usize = 24;
 
     /// The bytes to put before the payload.
     #[inline]
@@ -326,6 +339,7 @@ mod tests {
         let number = (0..=VARINT_MAX).prop_map(FlowNumber);
         let service = any::<u32>().prop_map(ServiceNumber);
         prop_oneof![
+            any::<bool>().prop_map(|partial| Context::Packet { partial, payload_at: 0 }),
             number.clone().prop_map(|number| Context::Flow { number, payload_at: 0 }),
             (number.clone(), service.clone()).prop_map(|(number, service)| Context::Open {
                 number,
@@ -343,6 +357,7 @@ mod tests {
 
     fn at_header_end(context: Context, len: usize) -> Context {
         match context {
+            Context::Packet { partial, .. } => Context::Packet { partial, payload_at: len },
             Context::Flow { number, .. } => Context::Flow { number, payload_at: len },
             Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
             other @ (Context::OpenEmpty { .. }
@@ -386,7 +401,8 @@ mod tests {
         let flow = Context::Flow { number: FlowNumber(300), payload_at: 0 };
         assert_eq!(flow.encode().as_slice(), [2, 0x41, 0x2c]);
         assert_eq!(Context::decode(&[9, 1, 2, 3]), Some(Context::Unsupported(9)));
-        assert_eq!(Context::decode(&[0, 0x45]), Some(Context::Unsupported(0)));
+        assert_eq!(Context::decode(&[0, 0x45]), Some(Context::Packet { partial: false, payload_at: 1 }));
+        assert_eq!(Context::decode(&[1]), Some(Context::Packet { partial: true, payload_at: 1 }));
         assert_eq!(Context::decode(&[5, 2, 0]), None, "a confirmation has no payload");
     }
 }

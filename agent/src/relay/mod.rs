@@ -7,6 +7,7 @@
 //! | which flow does a datagram belong to | `flow.rs` |
 //! | which worker keeps a flow, how many there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
+//! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
 
 use std::{
@@ -21,12 +22,14 @@ pub mod context;
 pub mod flow;
 pub mod queue;
 pub mod registry;
+pub mod stripes;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
 pub use context::{Context, FlowNumber, Header, Refusal, ServiceNumber};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
-pub use queue::{Queue, Run};
+pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::FlowRegistry;
+pub use stripes::Stripes;
 
 use crate::forward::IngressId;
 
@@ -60,6 +63,10 @@ pub struct RelayStats {
     pub messages_sent: [u64; Context::MESSAGE_LABELS.len()],
     /// Messages about flows that came, by kind.
     pub messages_received: [u64; Context::MESSAGE_LABELS.len()],
+    /// IP packets that came from the TUN device for the peer, and their bytes.
+    pub tun_uplink: (u64, u64),
+    /// IP packets that came from the peer for the TUN device, and their bytes.
+    pub tun_downlink: (u64, u64),
     /// Bytes of payload that went into packets.
     pub uplink_bytes: u64,
     /// Bytes of payload that went to local sockets.
@@ -97,6 +104,8 @@ pub struct DatagramRelay {
     pub awaiting: Queue,
     /// Datagrams in packets that the kernel has not taken yet.
     pub in_outbox: u64,
+    /// Which lanes its IP packets take; made with the first of them.
+    pub stripes: Option<Box<Stripes>>,
     /// Other counts.
     pub stats: RelayStats,
     /// The ceiling on flows at all workers.
@@ -136,6 +145,7 @@ impl DatagramRelay {
             queue: Queue::new(queue),
             awaiting: Queue::new(awaiting),
             in_outbox: 0,
+            stripes: None,
             stats: RelayStats::default(),
             max_flows: limits.flows_per_peer,
             services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),

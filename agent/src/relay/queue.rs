@@ -35,15 +35,51 @@ pub struct Limits {
     pub time: Duration,
     /// What gives way when it is full.
     pub policy: DropPolicy,
-    /// Datagrams that one flow may hold.
+    /// Datagrams that one flow, or the IP packets of one bucket, may hold.
     pub per_flow: usize,
+}
+
+/// What datagrams belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// A flow of an ingress or a service.
+    Flow(FlowId),
+    /// The IP packets whose addresses and ports have the same hash.
+    Packets(PacketClass),
+}
+
+/// What IP packets that travel together have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketClass {
+    /// The lowest bits of their hash: see [`super::Stripes`].
+    pub bucket: u8,
+    /// Whether their L4 checksums are partial.
+    pub partial: bool,
+    /// The traffic class of the packets that carry them.
+    pub tos: u8,
+}
+
+/// Whose share of a queue datagrams take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder {
+    Flow(FlowId),
+    Bucket(u8),
+}
+
+impl Belongs {
+    fn holder(self) -> Holder {
+        match self {
+            Self::Flow(flow) => Holder::Flow(flow),
+            Self::Packets(class) => Holder::Bucket(class.bucket),
+        }
+    }
 }
 
 /// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
 #[derive(Debug)]
 pub struct Run {
-    /// The flow they belong to.
-    pub flow: FlowId,
+    /// What they belong to.
+    pub belongs: Belongs,
     /// When they arrived.
     pub arrived: Instant,
     /// The size of each datagram but the last, in bytes.
@@ -56,9 +92,9 @@ pub struct Run {
 }
 
 impl Run {
-    fn new(flow: FlowId, data: &[u8], segment: usize, arrived: Instant) -> Self {
+    fn new(belongs: Belongs, data: &[u8], segment: usize, arrived: Instant) -> Self {
         let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
-        Self { flow, arrived, segment: segment.max(1), data: data.into(), start: 0, count }
+        Self { belongs, arrived, segment: segment.max(1), data: data.into(), start: 0, count }
     }
 
     /// The datagrams that are still here, end to end.
@@ -89,8 +125,8 @@ pub struct Queue {
     runs: VecDeque<Run>,
     datagrams: usize,
     bytes: usize,
-    /// Datagrams by flow, for the quota; only flows that have some.
-    held: FxHashMap<FlowId, usize>,
+    /// Datagrams by flow or bucket, for the quota; only those that have some.
+    held: FxHashMap<Holder, usize>,
 }
 
 impl Queue {
@@ -137,7 +173,7 @@ impl Queue {
     /// Returns how many of the run's datagrams were taken in.
     pub fn push(
         &mut self,
-        flow: FlowId,
+        belongs: Belongs,
         data: &[u8],
         segment: usize,
         (arrived, now): (Instant, Instant),
@@ -146,8 +182,8 @@ impl Queue {
         self.expire(now, account);
         // In order of arrival: the age of a batch is an estimate between two stamped ones.
         let arrived = self.runs.back().map_or(arrived, |last| arrived.max(last.arrived));
-        let mut run = Run::new(flow, data, segment, arrived);
-        let held = self.held.get(&flow).copied().unwrap_or(0);
+        let mut run = Run::new(belongs, data, segment, arrived);
+        let held = self.held.get(&belongs.holder()).copied().unwrap_or(0);
         let allowed = self.limits.per_flow.saturating_sub(held).min(run.count);
         self.cut(&mut run, allowed, DropReason::FlowQuota, account);
         match self.limits.policy {
@@ -173,7 +209,7 @@ impl Queue {
     /// Takes the oldest run out.
     pub fn pop(&mut self) -> Option<Run> {
         let run = self.runs.pop_front()?;
-        self.forget(run.flow, run.count, run.data().len());
+        self.forget(run.belongs, run.count, run.data().len());
         Some(run)
     }
 
@@ -199,19 +235,19 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn holds(&self, flow: FlowId) -> bool {
-        self.held.contains_key(&flow)
+        self.held.contains_key(&Holder::Flow(flow))
     }
 
     /// Takes all runs of `flow` out, oldest first.
     pub fn take_flow(&mut self, flow: FlowId) -> Vec<Run> {
-        if !self.held.contains_key(&flow) {
+        if !self.held.contains_key(&Holder::Flow(flow)) {
             return Vec::new();
         }
         let (taken, kept): (Vec<Run>, Vec<Run>) =
-            std::mem::take(&mut self.runs).into_iter().partition(|run| run.flow == flow);
+            std::mem::take(&mut self.runs).into_iter().partition(|run| run.belongs == Belongs::Flow(flow));
         self.runs = kept.into();
         for run in &taken {
-            self.forget(run.flow, run.count, run.data().len());
+            self.forget(run.belongs, run.count, run.data().len());
         }
         taken
     }
@@ -252,8 +288,8 @@ impl Queue {
         while self.fitting(run) < run.count {
             let Some(oldest) = self.runs.front_mut() else { return };
             let bytes = oldest.advance(1);
-            let (flow, done) = (oldest.flow, oldest.count == 0);
-            self.forget(flow, 1, bytes);
+            let (belongs, done) = (oldest.belongs, oldest.count == 0);
+            self.forget(belongs, 1, bytes);
             if done {
                 self.runs.pop_front();
             }
@@ -274,16 +310,16 @@ impl Queue {
     fn remember(&mut self, run: &Run) {
         self.datagrams += run.count;
         self.bytes += run.data().len();
-        *self.held.entry(run.flow).or_insert(0) += run.count;
+        *self.held.entry(run.belongs.holder()).or_insert(0) += run.count;
     }
 
-    fn forget(&mut self, flow: FlowId, datagrams: usize, bytes: usize) {
+    fn forget(&mut self, belongs: Belongs, datagrams: usize, bytes: usize) {
         self.datagrams -= datagrams;
         self.bytes -= bytes;
-        if let Some(held) = self.held.get_mut(&flow) {
+        if let Some(held) = self.held.get_mut(&belongs.holder()) {
             *held -= datagrams;
             if *held == 0 {
-                self.held.remove(&flow);
+                self.held.remove(&belongs.holder());
             }
         }
     }

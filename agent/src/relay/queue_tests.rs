@@ -12,12 +12,12 @@ fn drop_oldest_keeps_the_newest_and_counts_the_rest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    queue.push(FlowId(1), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
-    queue.push(FlowId(2), &[2; 600], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(2)), &[2; 600], 100, (clock.now(), clock.now()), &mut account);
     assert_eq!(queue.datagrams(), 10);
     assert_eq!(account.dropped[DropReason::QueueEvicted as usize], 2);
     let first = queue.pop().unwrap();
-    assert_eq!((first.flow, first.count(), first.data().len()), (FlowId(1), 4, 400));
+    assert_eq!((first.belongs, first.count(), first.data().len()), (Belongs::Flow(FlowId(1)), 4, 400));
 }
 
 #[test]
@@ -25,8 +25,9 @@ fn drop_newest_keeps_the_oldest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Newest));
-    queue.push(FlowId(1), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
-    let taken = queue.push(FlowId(2), &[2; 650], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
+    let taken =
+        queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, (clock.now(), clock.now()), &mut account);
     assert_eq!(taken, 4);
     assert_eq!(account.dropped[DropReason::QueueFull as usize], 3);
 }
@@ -36,9 +37,12 @@ fn one_flow_holds_no_more_than_its_share() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    assert_eq!(queue.push(FlowId(1), &[1; 50], 5, (clock.now(), clock.now()), &mut account), 8);
+    assert_eq!(
+        queue.push(Belongs::Flow(FlowId(1)), &[1; 50], 5, (clock.now(), clock.now()), &mut account),
+        8
+    );
     assert_eq!(account.dropped[DropReason::FlowQuota as usize], 2);
-    assert_eq!(queue.push(FlowId(2), &[2; 5], 5, (clock.now(), clock.now()), &mut account), 1);
+    assert_eq!(queue.push(Belongs::Flow(FlowId(2)), &[2; 5], 5, (clock.now(), clock.now()), &mut account), 1);
 }
 
 #[test]
@@ -46,9 +50,9 @@ fn what_waited_too_long_is_dropped_not_sent() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    queue.push(FlowId(1), &[1; 200], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, (clock.now(), clock.now()), &mut account);
     clock.advance(Duration::from_millis(60));
-    queue.push(FlowId(1), &[2; 100], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, (clock.now(), clock.now()), &mut account);
     clock.advance(Duration::from_millis(60));
     assert_eq!(queue.expire(clock.now(), &mut account), 2);
     assert_eq!(queue.datagrams(), 1);
@@ -59,7 +63,7 @@ fn an_empty_datagram_waits_like_any_other() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    assert_eq!(queue.push(FlowId(1), &[], 1, (clock.now(), clock.now()), &mut account), 1);
+    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, (clock.now(), clock.now()), &mut account), 1);
     let run = queue.pop().unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
 }
@@ -70,7 +74,7 @@ fn a_flow_is_taken_out_whole_and_in_order() {
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
     for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
-        queue.push(FlowId(flow), &[byte; 10], 10, (clock.now(), clock.now()), &mut account);
+        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, (clock.now(), clock.now()), &mut account);
     }
     let taken = queue.take_flow(FlowId(1));
     assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
@@ -112,7 +116,7 @@ proptest! {
                 Step::Push { flow, datagrams, size } => {
                     let data = vec![0; datagrams * size];
                     account.receive(datagrams as u64, data.len() as u64);
-                    queue.push(FlowId(flow), &data, size, (clock.now(), clock.now()), &mut account);
+                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, (clock.now(), clock.now()), &mut account);
                 }
                 Step::Pop { keep } => {
                     if let Some(run) = queue.pop() {

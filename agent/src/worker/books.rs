@@ -112,6 +112,8 @@ pub(super) struct RelaySums {
     /// Flows that ended, in the order of the label's values.
     pub(super) ended: [u64; 4],
     pub(super) moved: u64,
+    /// Buckets of IP packets that went to another lane.
+    pub(super) buckets_moved: u64,
 }
 
 impl RelaySums {
@@ -131,6 +133,7 @@ impl RelaySums {
         let ended = [stats.flows_idle, stats.flows_closed, stats.flows_orphaned, stats.flows_removed];
         add(&mut self.ended, &ended);
         self.moved += stats.flows_moved;
+        self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
     }
 }
 
@@ -372,6 +375,9 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.acked_packets += lane.acked_packets;
     sum.lost_packets += lane.lost_packets;
     sum.spuriously_lost_packets += lane.spuriously_lost_packets;
+    sum.mtu_probes_sent += lane.mtu_probes_sent;
+    sum.mtu_probes_lost += lane.mtu_probes_lost;
+    sum.black_holes += lane.black_holes;
     sum.window_overflows += lane.window_overflows;
     sum.duplicates += lane.duplicates;
     sum.too_old += lane.too_old;

@@ -126,7 +126,7 @@ impl Decoys {
             return;
         };
         tail.copy_from_slice(datagram);
-        let path = Path { destination: self.decoy, source: None, ecn };
+        let path = Path { destination: self.decoy, source: None, tos: ecn };
         self.outbox.commit(&path, 0, datagram.len(), 1);
         self.sending = Some(admitted.id);
     }
@@ -310,7 +310,7 @@ impl Worker {
                         continue;
                     }
                 };
-                let path = Path { destination: source, source: local, ecn: meta.ecn };
+                let path = Path { destination: source, source: local, tos: meta.ecn };
                 let sent = self.ports.get(port).is_some_and(|underlay| {
                     self.underlays.answer(&mut self.lanes, *underlay, &path, answer, now)
                 });

@@ -10,7 +10,10 @@ use crate::{
     config::Config,
     forward::{Local, LocalId, Locals, tcp::TcpId},
     gate::decoy::DecoyId,
-    io::{Net, TcpListener, TcpStream, Token, UdpOptions, UdpRole, UdpSocket, ports::PortPlan, wildcard_for},
+    io::{
+        Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, ports::PortPlan,
+        wildcard_for,
+    },
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
     relay::{FlowId, Origin},
@@ -24,6 +27,8 @@ pub enum Source {
     Underlay(UnderlayId),
     /// A local UDP socket.
     Local(LocalId),
+    /// The TUN device.
+    Tun,
     /// A local TCP port: its place in the configuration's `[[tcp]]` list.
     Listener(usize),
     /// A TCP connection.
@@ -130,6 +135,19 @@ impl Doors {
     /// Takes a token back.
     pub fn release(&mut self, token: Token) {
         self.tokens.try_remove(token.0 as usize);
+    }
+
+    /// This worker's queue of the TUN device, if the agent has one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tun(&mut self) -> io::Result<Option<(Box<dyn TunQueue>, Token)>> {
+        let token = self.token(Source::Tun);
+        let queue = self.net.tun(token)?;
+        if queue.is_none() {
+            self.release(token);
+        }
+        Ok(queue.map(|queue| (queue, token)))
     }
 
     /// Listens for peers.

@@ -19,7 +19,7 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use super::exchange::lock;
-use crate::{io::batch::Meta, peer::PeerId, relay::context::Header};
+use crate::{io::batch::Meta, l3::cut::Cut, peer::PeerId, relay::context::Header};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
@@ -85,6 +85,8 @@ pub(super) struct Piece {
     pub(super) counted: u32,
     /// And how many bytes of payload.
     counted_bytes: usize,
+    /// The traffic class of the packets that are to carry them.
+    pub(super) tos: u8,
 }
 
 /// A batch on its way to another worker.
@@ -156,14 +158,14 @@ impl Outgoing {
         self.add(
             to,
             Kind::Packets { port },
-            Piece { meta, header: None, counted: 0, counted_bytes: 0 },
+            Piece { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 },
             data,
         );
     }
 
     /// A stranger's datagram for the worker `to`, that came to listening port `port`.
     pub(super) fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
-        let piece = Piece { meta, header: None, counted: 0, counted_bytes: 0 };
+        let piece = Piece { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 };
         self.add(to, Kind::Strangers { port }, piece, data);
     }
 
@@ -179,7 +181,7 @@ impl Outgoing {
     ) {
         let meta = Meta { len: data.len(), segment: data.len().max(1), ..meta };
         let (counted, counted_bytes) = (u32::from(payload.is_some()), payload.unwrap_or(0));
-        let piece = Piece { meta, header: None, counted, counted_bytes };
+        let piece = Piece { meta, header: None, counted, counted_bytes, tos: 0 };
         self.add(to, Kind::Frames { peer, lane }, piece, data);
     }
 
@@ -189,12 +191,32 @@ impl Outgoing {
         to: u8,
         (peer, lane): (PeerId, u8),
         (header, counted): (Header, u32),
-        data: &[u8],
-        segment: usize,
+        (data, segment): (&[u8], usize),
+        tos: u8,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
-        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len() };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
+    }
+
+    /// IP packets for lane `lane`, which the worker `to` keeps.
+    pub(crate) fn packets(
+        &mut self,
+        to: u8,
+        (peer, lane): (PeerId, u8),
+        header: Header,
+        cut: &Cut<'_>,
+        tos: u8,
+    ) {
+        let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
+        let meta = Meta { len, segment: segment.max(1), ..Meta::EMPTY };
+        let counted = u32::try_from(cut.count()).unwrap_or(u32::MAX);
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: len, tos };
+        self.add_with(to, Kind::Payloads { peer, lane }, piece, |bytes| {
+            for index in 0..cut.count() {
+                cut.append(index, bytes);
+            }
+        });
     }
 
     /// Payloads of a flow that the worker `to` keeps, which did not fit beside `header`.
@@ -207,13 +229,18 @@ impl Outgoing {
         segment: usize,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
-        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len() };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos: 0 };
         self.add(to, Kind::Returned { peer }, piece, data);
     }
 
     fn add(&mut self, to: u8, kind: Kind, piece: Piece, data: &[u8]) {
+        self.add_with(to, kind, piece, |bytes| bytes.extend_from_slice(data));
+    }
+
+    /// Adds a piece, whose bytes `write` appends.
+    fn add_with(&mut self, to: u8, kind: Kind, piece: Piece, write: impl FnOnce(&mut Vec<u8>)) {
         let fits = |(place, parcel): &&mut (u8, Parcel)| {
-            *place == to && parcel.kind == kind && parcel.has_room(data.len())
+            *place == to && parcel.kind == kind && parcel.has_room(piece.meta.len)
         };
         // The newest for this worker: nothing overtakes what is already in a parcel.
         let newest = self.parcels.iter_mut().rfind(|(place, _)| *place == to);
@@ -228,7 +255,7 @@ impl Outgoing {
             }
         };
         place.pieces.push(piece);
-        place.bytes.extend_from_slice(data);
+        write(&mut place.bytes);
     }
 
     /// Takes what was collected.

@@ -14,6 +14,7 @@
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
+//! | the TUN device | `tun.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the knocks that were used, over a restart | `knocks.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
@@ -53,6 +54,7 @@ use crate::{
     forward::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
+        tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
     io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
@@ -62,6 +64,7 @@ use crate::{
     relay::{Context, FlowId, Origin},
     roster::Roster,
     timers::Timers,
+    tunnel::Board,
 };
 
 mod books;
@@ -95,7 +98,7 @@ pub use handover::Outgoing;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
-pub use start::{Addresses, Setup, StartError};
+pub use start::{Addresses, Setup, StartError, TunSetup};
 pub use strangers::Strangers;
 pub use streams::TcpRefusal;
 
@@ -179,6 +182,8 @@ pub struct Worker {
     lanes: Lanes,
     underlays: Underlays,
     locals: Locals,
+    /// The TUN device, of an agent that has one, and where the tunnel's thread reads what fits into packets.
+    tun: Option<(TunSide, Arc<Board>)>,
     /// What came from strangers in this turn.
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
@@ -211,6 +216,9 @@ pub struct Worker {
     resolve_log: RateLimit,
     service_log: RateLimit,
     journal_log: RateLimit,
+    tun_log: RateLimit,
+    /// Peers that packets of the device were for, in this batch.
+    served: Vec<PeerId>,
     violation_log: RateLimit,
     /// Where TCP is read into.
     piece: Vec<u8>,
@@ -277,6 +285,7 @@ impl Worker {
         match self.doors.source(token) {
             Some(Source::Underlay(id)) => self.service_underlay(id, now),
             Some(Source::Local(id)) => self.service_local(id, now),
+            Some(Source::Tun) => self.service_tun(now),
             Some(Source::Listener(place)) => self.accept_tcp(place, now),
             Some(Source::Tcp(id)) => {
                 self.pump(id, now);
@@ -331,6 +340,7 @@ impl Worker {
             lanes: &mut self.lanes,
             underlays: &mut self.underlays,
             locals: &mut self.locals,
+            tun: self.tun.as_mut().map(|(tun, _)| tun),
             doors: &mut self.doors,
             config: &self.config,
             notes: &mut self.notes,
@@ -341,6 +351,9 @@ impl Worker {
         };
         pass(&mut downlink, &mut self.batch);
         self.locals.flush(&self.batch);
+        if let Some((tun, _)) = &mut self.tun {
+            tun.flush(&self.batch);
+        }
         self.doors.close_now(&mut self.locals);
         self.take_notes(now);
     }
@@ -448,6 +461,7 @@ impl Worker {
         self.underlays.finish(&mut self.lanes, now);
         while let Some(id) = self.lanes.next_touched() {
             self.note_heard(id, now);
+            self.note_path_packet(id, now);
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
             if slot.exhausted {
@@ -460,10 +474,11 @@ impl Worker {
                 });
             }
             if let Some(path) = path {
-                let most = quic_core::TRANSMIT_CAPACITY;
-                while self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
-                    lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
-                }) {}
+                while let Some(most) = self.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
+                    && self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
+                        lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
+                    })
+                {}
             }
             if let Some(at) = self.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
                 self.timers.arm(Timer::Lane(id), at);
@@ -499,7 +514,8 @@ impl Worker {
                 self.strangers.settle(&settled);
             }
         }
-        for settled in self.locals.settlements() {
+        let written = self.tun.as_mut().map(|(tun, _)| tun.settlements()).into_iter().flatten();
+        for settled in self.locals.settlements().chain(written) {
             if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
                 peer.relay.settle_downlink(settled);
             }

@@ -13,6 +13,7 @@ use super::{
     number, session,
 };
 use crate::{
+    control::messages::Features,
     datapath::downlink::Received,
     gate::decoy::DecoyDrop,
     io::batch::Meta,
@@ -92,6 +93,7 @@ impl Worker {
                 }
             }
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
+            Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {
@@ -142,7 +144,20 @@ impl Worker {
         peer.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
-        peer.link = Some(Link { session, dialled, pool, budget, plain, standard, suspect: false });
+        let takes_packets = hello.features.contains(Features::PACKETS);
+        let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
+        peer.link = Some(Link {
+            session,
+            dialled,
+            pool,
+            budget,
+            plain,
+            standard,
+            takes_packets,
+            completes_checksums,
+            since: now,
+            suspect: false,
+        });
         if !same_process {
             self.orphan_flows(id, *key);
         }
@@ -332,7 +347,8 @@ impl Worker {
                     if let Some(mut uplink) = self.uplink(peer, now) {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
-                            uplink.take_over(lane, (header, piece.counted), data, piece.meta.segment);
+                            let run = (data, piece.meta.segment);
+                            uplink.take_over(lane, (header, piece.counted), run, piece.tos);
                         }
                     }
                     self.report_too_large(peer, now);

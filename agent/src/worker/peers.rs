@@ -106,6 +106,7 @@ impl Worker {
             None => self.peers.push(made),
         }
         self.metrics.bind_peer(id, &peer.name, origin);
+        self.route_peer(id);
         self.point_forwards(&peer.name, id);
         if let Some(at) = deadline {
             self.timers.arm(Timer::Dial(id), at);
@@ -177,7 +178,10 @@ impl Worker {
                 self.doors.close_flow_later(flow.origin);
             }
         }
+        // What still waits are IP packets.
+        peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
         self.doors.close_now(&mut self.locals);
+        self.unroute_peer(id);
         self.metrics.quiet_peer(id);
         self.unpublished = true;
     }

@@ -20,6 +20,7 @@ use super::{
     decoy::DecoyHandles,
     handover::Kind,
     streams::TcpRefusal,
+    tun::TunHandles,
 };
 use crate::{
     admin::Health,
@@ -77,6 +78,7 @@ pub struct Publisher {
     tcp_refused: Counters,
     hand_over: [Counters; 3],
     pub(super) decoy: DecoyHandles,
+    pub(super) tun: TunHandles,
     /// By index, for as many as there have been.
     lane_indices: Vec<LaneIndexMetrics>,
     metrics: Arc<Metrics>,
@@ -135,6 +137,7 @@ impl Publisher {
             hand_over: [&families.handed_over, &families.taken_over, &families.hand_over_dropped]
                 .map(|family| Counters::bind(family, &[], &Kind::LABELS)),
             decoy: DecoyHandles::bind(metrics),
+            tun: TunHandles::bind(metrics),
             lane_indices: Vec::new(),
             metrics: Arc::clone(metrics),
             own: WorkerMetrics::bind(metrics),
@@ -168,6 +171,7 @@ impl Publisher {
         {
             handles.totals.peer_rtt.set(0.0);
             handles.totals.lane_packet_bytes.set(0.0);
+            handles.totals.peer_inner_mtu.set(0.0);
             handles.totals.queue_age.set(0.0);
         }
     }
@@ -244,6 +248,7 @@ impl Worker {
                 *up += usize::from(slot.is_up());
             }
         }
+        let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
         let mut snapshots = Vec::with_capacity(self.peers.len());
         for ((peer, (stats, up)), handles) in
             self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
@@ -262,6 +267,8 @@ impl Worker {
             if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
+                let mtu = most_mtu.and_then(|most| peer.inner_mtu(most, now));
+                handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
             }
             let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
             let remote = control.map(|connection| connection.path().destination);
@@ -288,11 +295,14 @@ impl Worker {
         }
         metrics.flows_ended.publish(&sums.ended);
         metrics.own.flows_moved.publish(sums.moved);
+        metrics.own.tun_buckets_moved.publish(sums.buckets_moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
-        metrics.publish_lane_indices(&lane_indices);
+        metrics
+            .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|(tun, _)| &tun.totals.by_lane[..]));
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
         self.publish_control();
         self.publish_decoy();
+        self.publish_tun();
         self.metrics.beat(now);
     }
 
@@ -312,6 +322,10 @@ impl Worker {
         for (_, slot) in self.lanes.iter() {
             let stats = slot.core.stats();
             at(slot.index, (0, stats.sealed_bytes, stats.opened_bytes));
+        }
+        let by_lane = self.tun.iter().flat_map(|(tun, _)| &tun.totals.by_lane);
+        for (lane, _) in (0..).zip(by_lane).filter(|(_, packets)| **packets > 0) {
+            at(lane, (0, 0, 0));
         }
         for (lane, flows) in (0..).zip(&self.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
             at(lane, (*flows, 0, 0));
@@ -380,7 +394,7 @@ impl Publisher {
         }
     }
 
-    fn publish_lane_indices(&mut self, indices: &[(u64, u64, u64)]) {
+    fn publish_lane_indices(&mut self, indices: &[(u64, u64, u64)], tun: Option<&[u64]>) {
         while self.lane_indices.len() < indices.len() {
             let index = self.lane_indices.len().to_string();
             self.lane_indices.push(LaneIndexMetrics::bind(&self.metrics, &index));
@@ -390,6 +404,7 @@ impl Publisher {
             handles.lane_flows.set(flows);
             handles.lane_sent_bytes.publish(sent);
             handles.lane_received_bytes.publish(received);
+            handles.lane_tun_packets.publish(tun.and_then(|tun| tun.get(place)).copied().unwrap_or(0));
         }
     }
 
@@ -444,12 +459,20 @@ impl PeerHandles {
         totals.lane_packets_acked.publish(lanes.acked_packets);
         totals.lane_packets_lost.publish(lanes.lost_packets);
         totals.lane_packets_spuriously_lost.publish(lanes.spuriously_lost_packets);
+        totals.peer_oversized.publish(relay.uplink.dropped[DropReason::TooLarge as usize]);
+        totals.peer_spoofed.publish(relay.downlink.dropped[DropReason::Spoofed as usize]);
+        totals.lane_mtu_probes.publish(lanes.mtu_probes_sent);
+        totals.lane_mtu_probes_lost.publish(lanes.mtu_probes_lost);
+        totals.lane_black_holes.publish(lanes.black_holes);
         totals.queue_packets.set((relay.queue.datagrams() + relay.awaiting.datagrams()) as u64);
         totals.queue_bytes.set((relay.queue.bytes() + relay.awaiting.bytes()) as u64);
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
-        for ((direction, handles), bytes) in
-            Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes)
+        let packets = [relay.stats.tun_uplink, relay.stats.tun_downlink];
+        for (((direction, handles), bytes), (packets, packet_bytes)) in
+            Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes).zip(packets)
         {
+            handles.peer_tun_packets.publish(packets);
+            handles.peer_tun_bytes.publish(packet_bytes);
             let account = relay.account(direction);
             handles.peer_datagrams_received.publish(account.received);
             handles.peer_datagrams_delivered.publish(account.delivered);

@@ -45,7 +45,7 @@ use crate::{
     identity::PublicKey,
     lanes::{Openings, pool},
     peer::{Failure, PeerId, Session},
-    relay::{Context, Origin},
+    relay::{Context, DropReason, Origin},
     roster::{self, Roster},
 };
 
@@ -186,7 +186,7 @@ impl Worker {
             Event::Opened(stream) => self.stream_opened(handle, stream, now),
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
-            Event::Mtu(mtu) => self.mtu_changed(handle, mtu, now),
+            Event::Mtu => self.mtu_changed(handle, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);
@@ -285,9 +285,18 @@ impl Worker {
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
             services: services.collect(),
-            features: Features::default(),
+            features: self.features(),
             possession,
         })
+    }
+
+    /// What we can do beyond the version.
+    fn features(&self) -> Features {
+        match self.tun {
+            // What the device does not complete, we do.
+            Some(_) => Features::PACKETS.and(Features::PARTIAL_CHECKSUM),
+            None => Features::default(),
+        }
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
@@ -445,6 +454,7 @@ impl Worker {
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
+        self.begin_budget(id, now);
         if dialled {
             for index in 0..wanted {
                 self.ask_for_lane(id, index, now);
@@ -596,6 +606,10 @@ impl Worker {
             let id = PeerId(number(place));
             for flow in self.peers.get(place).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
                 self.close_flow(id, flow, now);
+            }
+            if let Some(peer) = self.peers.get_mut(place) {
+                // What still waits are IP packets.
+                peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
             }
         }
         self.underlays.finish(&mut self.lanes, now);

@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-    Worker, books, decoy, number, peers::PeerMaker, session, shell,
+    Worker, books, decoy, number, peers::PeerMaker, session, shell, tun,
 };
 use crate::{
     clock::Clock,
@@ -18,14 +18,15 @@ use crate::{
         tls::{self, TlsIdentity},
     },
     datapath::downlink::Notes,
-    forward::{IngressId, Local, Locals, tcp},
+    forward::{IngressId, Local, Locals, tcp, tun::TunSide},
     gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
-    peer::PeerId,
+    peer::{Peer, PeerId},
     roster::Roster,
     timers::Timers,
+    tunnel::Board,
 };
 
 /// What a worker is made of.
@@ -58,6 +59,14 @@ pub struct Setup {
     pub roster: Arc<Roster>,
     /// Where its counts go.
     pub metrics: Publisher,
+    /// What it shares with the tunnel's thread; none without a `[tun]`.
+    pub tun: Option<TunSetup>,
+}
+
+/// The TUN side of [`Setup`]; the worker's queue comes from [`Net::tun`].
+pub struct TunSetup {
+    /// Where it says what fits into a packet to each peer.
+    pub board: Arc<Board>,
 }
 
 /// Why a worker could not start.
@@ -73,6 +82,9 @@ pub enum StartError {
         /// The kernel's reason.
         error: io::Error,
     },
+    /// This worker's queue of the TUN device cannot be used.
+    #[error("cannot read and write the TUN device (tun): {0}")]
+    Tun(io::Error),
     /// Packets cannot be marked.
     #[error("cannot set transport.mark: {0} (remedy: CAP_NET_ADMIN, or mark = 0)")]
     Mark(io::Error),
@@ -112,7 +124,7 @@ impl Worker {
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
         let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { seed, worker, exchange, metrics, .. } = setup;
+        let Setup { seed, worker, exchange, metrics, tun, .. } = setup;
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
@@ -147,7 +159,18 @@ impl Worker {
             let named = (Arc::new(peer.clone()), peer.origin.into());
             maker.make(id, named, doors.token(Source::Resolve(id)), now)
         });
-        let peers = peers.collect();
+        let peers: Vec<Peer> = peers.collect();
+        let tun = match (tun, doors.tun().map_err(StartError::Tun)?) {
+            (Some(setup), Some((queue, token))) => {
+                let most = tun::most_mtu(&config);
+                let mut side = TunSide::new(queue, token, most, now);
+                for peer in &peers {
+                    side.add_peer(peer.id, &peer.config.allowed_ips);
+                }
+                Some((side, setup.board))
+            }
+            (None, _) | (_, None) => None,
+        };
         let mut made = Self {
             identity,
             instance,
@@ -171,6 +194,7 @@ impl Worker {
             lanes: Lanes::default(),
             underlays: Underlays::default(),
             locals: Locals::new(most_segments),
+            tun,
             strangers: Strangers::new(config.access.decoy),
             decoys: decoy::Decoys::of_worker(worker, &config, now),
             listeners: Vec::new(),
@@ -197,6 +221,8 @@ impl Worker {
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),
             journal_log: RateLimit::new(LOG_INTERVAL),
+            tun_log: RateLimit::new(LOG_INTERVAL),
+            served: Vec::new(),
             violation_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,

@@ -1,11 +1,150 @@
-//! The TUN side of a worker.
+//! The TUN side of a worker: packets from the device, who has which address, what fits into a packet to each peer.
 
-use std::time::Instant;
+use std::{io, time::Instant};
 
-use super::Worker;
-use crate::peer::PeerId;
+use super::{Worker, number, session};
+use crate::{
+    config::{Config, InnerMtu},
+    datapath::ip_uplink::IpUplink,
+    forward::tun::{Answer, TunDrop},
+    l3::INNER_OVERHEAD,
+    metrics::{Counters, Metrics, TunDirectionMetrics},
+    peer::PeerId,
+    relay::Direction,
+};
+
+/// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.
+const READ_BYTES: usize = 256 * 1024;
 
 impl Worker {
+    /// A batch from the TUN device.
+    pub(super) fn service_tun(&mut self, now: Instant) -> bool {
+        if self.stopping {
+            // Nothing more is taken in: what comes now stays with the kernel.
+            return false;
+        }
+        let Some((tun, _)) = &mut self.tun else { return false };
+        if let Err(error) = tun.queue.receive(&mut self.batch, &mut tun.headers, READ_BYTES) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                self.report_tun_error(&error, now);
+            }
+            return false;
+        }
+        let mut uplink = IpUplink {
+            peers: &mut self.peers,
+            tun,
+            lanes: &mut self.lanes,
+            underlays: &mut self.underlays,
+            outgoing: &mut self.outgoing,
+            now,
+        };
+        let served = &mut self.served;
+        uplink.batch(&mut self.batch, |peer| {
+            if served.last() != Some(&peer) {
+                served.push(peer);
+            }
+        });
+        while let Some(peer) = self.served.pop() {
+            self.watch_queue(peer, now);
+        }
+        true
+    }
+
+    fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
+        if let Some(suppressed) = self.tun_log.allow(now) {
+            tracing::warn!(
+                %error,
+                suppressed,
+                "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
+                 was removed)"
+            );
+        }
+    }
+
     /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
-    pub(super) fn budget_changed(&mut self, _peer: PeerId, _now: Instant) {}
+    pub(super) fn budget_changed(&mut self, peer: PeerId, now: Instant) {
+        let Some((tun, board)) = &self.tun else { return };
+        let Some(state) = self.peers.get(peer.0 as usize) else { return };
+        if state.session.is_none() || state.config.allowed_ips.is_empty() {
+            return;
+        }
+        if let Some(mtu) = state.inner_mtu(tun.most_mtu, now) {
+            board.set_mtu(peer, Some(mtu));
+        }
+    }
+
+    /// Once a second: paths that have settled meanwhile.
+    pub(super) fn see_to_tun(&mut self, now: Instant) {
+        if self.tun.is_some() {
+            for place in 0..self.peers.len() {
+                self.budget_changed(PeerId(number(place)), now);
+            }
+        }
+    }
+
+    /// Gives a new peer its inner addresses.
+    pub(super) fn route_peer(&mut self, peer: PeerId) {
+        if let (Some((tun, _)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+            tun.add_peer(peer, &state.config.allowed_ips);
+        }
+    }
+
+    /// Takes the inner addresses of a peer that was removed.
+    pub(super) fn unroute_peer(&mut self, peer: PeerId) {
+        if let Some((tun, board)) = &mut self.tun {
+            tun.routes.remove(peer);
+            board.set_mtu(peer, None);
+        }
+    }
+}
+
+/// The metrics of the device.
+pub(super) struct TunHandles {
+    directions: [TunDirectionMetrics; 2],
+    dropped: Counters,
+    answers: Counters,
+}
+
+impl TunHandles {
+    pub(super) fn bind(metrics: &Metrics) -> Self {
+        let families = metrics.families();
+        Self {
+            directions: Direction::ALL.map(|direction| TunDirectionMetrics::bind(metrics, direction.label())),
+            dropped: Counters::bind(&families.tun_dropped, &[], &TunDrop::LABELS),
+            answers: Counters::bind(&families.tun_answers, &[], &Answer::LABELS),
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn publish_tun(&mut self) {
+        let Some((tun, _)) = &self.tun else { return };
+        let (stats, totals) = (tun.queue.stats(), &tun.totals);
+        let handles = &mut self.metrics.tun;
+        let [uplink, downlink] = &mut handles.directions;
+        uplink.tun_packets.publish(totals.received);
+        uplink.tun_bytes.publish(stats.read_bytes);
+        uplink.tun_calls.publish(stats.reads);
+        uplink.tun_super_packets.publish(stats.read_super);
+        uplink.tun_errors.publish(stats.read_errors);
+        downlink.tun_packets.publish(totals.delivered);
+        downlink.tun_bytes.publish(stats.write_bytes);
+        downlink.tun_calls.publish(stats.writes);
+        downlink.tun_super_packets.publish(stats.write_super);
+        downlink.tun_errors.publish(stats.write_errors);
+        handles.dropped.publish(&totals.dropped);
+        handles.answers.publish(&totals.answers);
+        self.metrics.own.tun_mss_clamped.publish(totals.mss_clamped);
+        self.metrics.own.tun_answers_withheld.publish(totals.answers_withheld);
+    }
+}
+
+/// The largest inner packet that the configuration allows, in bytes.
+pub(super) fn most_mtu(config: &Config) -> u16 {
+    let fits = usize::from(session::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
+    let fits = u16::try_from(fits).unwrap_or(u16::MAX);
+    match config.tun.as_ref().map(|tun| tun.mtu) {
+        Some(InnerMtu::Bytes(bytes)) => bytes.min(fits),
+        Some(InnerMtu::Auto) | None => fits,
+    }
 }

@@ -5,6 +5,7 @@
 //! | hosts, addresses, names, who hears a datagram, the hook that loses it | this one |
 //! | a socket's queue, GRO, refusals | `udp.rs` |
 //! | connections: pipes with bounded buffers | `tcp.rs` |
+//! | a TUN device, of which a test is the kernel | `tun.rs` |
 //! | several workers on one host: which of their sockets hears a datagram | `group.rs` (pure) |
 //!
 //! A [`MemoryFabric`] connects hosts; [`MemoryFabric::host`] gives a [`MemoryNet`] for each. Datagrams arrive at once
@@ -27,11 +28,14 @@ use self::{
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
-use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, UdpOptions, UdpSocket};
+use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
 
 mod group;
 mod tcp;
+mod tun;
 mod udp;
+
+pub use tun::{MemoryTun, Written};
 
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
@@ -112,6 +116,7 @@ impl MemoryFabric {
             ready,
             answers: FxHashMap::default(),
             binds: FxHashMap::default(),
+            tun: None,
         }
     }
 
@@ -136,6 +141,16 @@ impl MemoryFabric {
         self.state.borrow_mut().no_steering = !steering;
     }
 
+    /// Datagrams from `from` to `to` with a payload of more than `bytes` vanish on their way, before the hook is asked.
+    pub fn set_mtu(&self, from: IpAddr, to: IpAddr, bytes: usize) {
+        self.state.borrow_mut().mtus.insert((from, to), bytes);
+    }
+
+    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, as those of a device with a small MTU do.
+    pub fn set_device_mtu(&self, from: IpAddr, bytes: usize) {
+        self.state.borrow_mut().device_mtus.insert(from, bytes);
+    }
+
     /// Lets a datagram arrive without asking the hook. False when nobody hears it, or the socket's queue is full.
     /// Loopback addresses are private to their host, so such a datagram reaches nobody.
     pub fn inject(&self, datagram: &Datagram<'_>) -> bool {
@@ -150,6 +165,13 @@ impl MemoryFabric {
             return Err(SendFailure::TooLarge);
         }
         let (host, from) = self.state.borrow().source(id, route)?;
+        let within = |mtu: Option<&usize>| mtu.is_none_or(|mtu| payload.len() <= *mtu);
+        if !within(self.state.borrow().device_mtus.get(&from.ip())) {
+            return Err(SendFailure::TooLarge);
+        }
+        if !within(self.state.borrow().mtus.get(&(from.ip(), route.to.ip()))) {
+            return Ok(());
+        }
         let datagram = Datagram { from, to: route.to, ecn: route.ecn, payload };
         let copies = match self.ask_hook(&datagram) {
             Verdict::Deliver => 1,
@@ -190,9 +212,16 @@ pub struct MemoryNet {
     answers: FxHashMap<Token, io::Result<Vec<SocketAddr>>>,
     /// How often port 0 of an address was asked for.
     binds: FxHashMap<(Kind, IpAddr), usize>,
+    /// Until the worker asks for its queue.
+    tun: Option<MemoryTun>,
 }
 
 impl MemoryNet {
+    /// Gives the host a TUN device, of which this worker has the queue of its place.
+    pub fn set_tun(&mut self, tun: &MemoryTun) {
+        self.tun = Some(tun.clone());
+    }
+
     /// `address`, or with port 0 the one of its ports that the other workers got for the same bind.
     fn wanted(&self, kind: Kind, address: SocketAddr) -> SocketAddr {
         if address.port() != 0 || !kind.is_shared() {
@@ -309,6 +338,10 @@ impl Net for MemoryNet {
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.answers.remove(&token)
     }
+
+    fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
+        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.place, &self.ready, token)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -363,6 +396,8 @@ struct State {
     ports: BTreeMap<(HostId, u16), Vec<usize>>,
     listeners: BTreeMap<(HostId, SocketAddr), Rc<RefCell<Backlog>>>,
     hook: Option<Hook>,
+    mtus: FxHashMap<(IpAddr, IpAddr), usize>,
+    device_mtus: FxHashMap<IpAddr, usize>,
     no_gro: bool,
     no_steering: bool,
 }

@@ -245,7 +245,7 @@ impl UdpSocket for MemoryUdp {
         self.stats.send_calls += u64::from(!batch.is_empty());
         for message in batch.messages() {
             let path = message.path;
-            let route = Route { to: path.destination, source: path.source, ecn: path.ecn };
+            let route = Route { to: path.destination, source: path.source, ecn: path.tos & 0b11 };
             let result = self.send_each(Some(&route), batch.segments(message));
             outcome(message, result);
         }

@@ -41,7 +41,7 @@ async fn a_burst_arrives_joined_and_splits_right() {
         let mut to = two.udp(&options([0, 0, 0, 0].into(), UdpRole::QuicListen), B).unwrap();
         assert!(ready.is_empty(), "nothing to report yet");
         let destination = SocketAddr::new(ip(3), to.local_addr().port());
-        let way = Path { destination, source: None, ecn: 3 };
+        let way = Path { destination, source: None, tos: 3 };
         assert_eq!(burst(&mut *from, &way, 80, 500), [SendOutcome::Sent; 2]);
         wait(&ready, B).await;
         let got = receive(&mut *to, &ready, B, 80).await;
@@ -85,8 +85,8 @@ async fn a_connected_socket_hears_its_remote_only_and_answers_come_from_the_addr
     let question = receive(&mut *server, &ready, A, 1).await.remove(0);
     assert_eq!((question.source, question.local), (client.local_addr(), Some(ip(3))));
     let mut batch = SendBatch::default();
-    put(&mut batch, &Path { destination: question.source, source: Some(ip(2)), ecn: 0 }, b"other address");
-    put(&mut batch, &Path { destination: question.source, source: question.local, ecn: 0 }, b"answer");
+    put(&mut batch, &Path { destination: question.source, source: Some(ip(2)), tos: 0 }, b"other address");
+    put(&mut batch, &Path { destination: question.source, source: question.local, tos: 0 }, b"answer");
     assert_eq!(send(&mut *server, &mut batch), [SendOutcome::Sent; 2]);
     let got = receive(&mut *client, &ready, B, 1).await;
     assert_eq!((got.len(), &got[0].bytes[..]), (1, &b"answer"[..]));

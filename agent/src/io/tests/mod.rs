@@ -54,7 +54,7 @@ fn connected(remote: SocketAddr) -> UdpOptions {
 }
 
 fn path(destination: SocketAddr) -> Path {
-    Path { destination, source: None, ecn: 0 }
+    Path { destination, source: None, tos: 0 }
 }
 
 /// A datagram of `len` bytes that its number tells from others.

@@ -21,7 +21,7 @@ async fn a_full_gso_message_arrives_joined_and_splits_right() {
         let mut from = net.udp(&options(ip, UdpRole::QuicDial), A).unwrap();
         let mut to = net.udp(&options(ip, UdpRole::QuicListen), B).unwrap();
         let mut batch = SendBatch::default();
-        let way = Path { destination: to.local_addr(), source: None, ecn: 2 };
+        let way = Path { destination: to.local_addr(), source: None, tos: 2 };
         for number in 0..64 {
             put(&mut batch, &way, &payload(number, 1_000));
         }
@@ -51,13 +51,13 @@ async fn a_decoys_socket_keeps_ecn_bits_both_ways() {
         let mut stranger = net.udp(&to_decoy, B).unwrap();
         let mut batch = SendBatch::default();
         for ecn in 0..4 {
-            put(&mut batch, &Path { ecn, ..path(decoy.local_addr()) }, &payload(1, 1_200));
+            put(&mut batch, &Path { tos: ecn, ..path(decoy.local_addr()) }, &payload(1, 1_200));
         }
         assert_eq!(send(&mut *stranger, &mut batch), [SendOutcome::Sent; 4]);
         let got = receive(&mut *decoy, &ready, A, 4).await;
         assert_eq!(got.iter().map(|datagram| datagram.ecn).collect::<Vec<_>>(), [0, 1, 2, 3]);
         for datagram in &got {
-            put(&mut batch, &Path { ecn: 3 - datagram.ecn, ..path(datagram.source) }, &datagram.bytes);
+            put(&mut batch, &Path { tos: 3 - datagram.ecn, ..path(datagram.source) }, &datagram.bytes);
         }
         assert_eq!(send(&mut *decoy, &mut batch), [SendOutcome::Sent; 4]);
         let got = receive(&mut *stranger, &ready, B, 4).await;
@@ -105,7 +105,7 @@ async fn a_wildcard_socket_answers_from_the_address_it_was_asked_at() {
 
     let question = receive(&mut *server, &ready, A, 1).await.remove(0);
     assert_eq!(question.local, Some(asked));
-    let way = Path { destination: question.source, source: question.local, ecn: 0 };
+    let way = Path { destination: question.source, source: question.local, tos: 0 };
     put(&mut batch, &way, b"answer");
     assert_eq!(send(&mut *server, &mut batch), [SendOutcome::Sent]);
     let answer = receive(&mut *client, &ready, B, 1).await.remove(0);
@@ -159,7 +159,7 @@ async fn a_datagram_that_is_too_large_costs_only_itself() {
     let way = path(to.local_addr());
     let mut batch = SendBatch::default();
     put(&mut batch, &way, b"before");
-    put(&mut batch, &Path { ecn: 1, ..way }, &payload(1, 65_500));
+    put(&mut batch, &Path { tos: 1, ..way }, &payload(1, 65_500));
     put(&mut batch, &way, b"after");
     let outcomes = send(&mut *from, &mut batch);
     let large = outcomes[1];
@@ -335,7 +335,7 @@ async fn a_refusal_is_reported_and_does_not_disturb() {
     assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::WouldBlock);
     for _ in 0..3 {
         put(&mut batch, &path(nobody), b"anybody?");
-        put(&mut batch, &Path { ecn: 1, ..path(nobody) }, b"anybody?");
+        put(&mut batch, &Path { tos: 1, ..path(nobody) }, b"anybody?");
         // The second datagram meets the error of the first, and is tried once more.
         assert_eq!(send(&mut *client, &mut batch), [SendOutcome::Sent; 2]);
         wait(&ready, B).await;
@@ -436,7 +436,7 @@ async fn the_kernels_drops_are_seen() {
     let mut batch = SendBatch::default();
     for number in 0..200_usize {
         let ecn = (number % 2) as u8;
-        put(&mut batch, &Path { ecn, ..path(to.local_addr()) }, &payload(number, 1_000));
+        put(&mut batch, &Path { tos: ecn, ..path(to.local_addr()) }, &payload(number, 1_000));
     }
     assert_eq!(send(&mut *from, &mut batch).len(), 200);
     assert!(to.kernel_drops() > 100, "{} dropped", to.kernel_drops());
@@ -451,7 +451,7 @@ async fn the_kernel_tells_how_long_a_buffer_waited() {
             let mut to = net.udp(&options(ip, role), B).unwrap();
             let mut batch = SendBatch::default();
             // Every control message at once, a GRO size among them.
-            let way = Path { ecn: 1, ..path(to.local_addr()) };
+            let way = Path { tos: 1, ..path(to.local_addr()) };
             (0..8).for_each(|number| put(&mut batch, &way, &payload(number, 500)));
             assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
             wait(&ready, B).await;

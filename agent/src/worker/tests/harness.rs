@@ -298,6 +298,7 @@ impl World {
                     Arc::clone(&snapshots),
                 ),
                 config: Arc::clone(&config),
+                tun: None,
             };
             Worker::new(setup, now).unwrap()
         });
@@ -443,6 +444,17 @@ impl World {
         None
     }
 
+    /// Larger datagrams between these hosts vanish on their way, in both directions.
+    pub(super) fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
+        self.fabric.set_mtu(one, other, bytes);
+        self.fabric.set_mtu(other, one, bytes);
+    }
+
+    /// The device of a host refuses larger datagrams.
+    pub(super) fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
+        self.fabric.set_device_mtu(host, bytes);
+    }
+
     /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
     pub(super) fn set_steering(&self, steering: bool) {
         self.fabric.set_steering(steering);
@@ -514,7 +526,7 @@ impl Udp {
     pub(super) fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
         let mut batch = SendBatch::default();
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);
-        batch.commit(&UdpPath { destination: to, source: None, ecn }, 0, payload.len(), 1);
+        batch.commit(&UdpPath { destination: to, source: None, tos: ecn }, 0, payload.len(), 1);
         self.socket.send(&mut batch, &mut |_, _| {});
     }
 

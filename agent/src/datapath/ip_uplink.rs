@@ -1,0 +1,201 @@
+//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], then
+//! [`Uplink::packets`] and [`Uplink::seal_packets`].
+
+use std::time::Instant;
+
+use super::uplink::{Uplink, Way};
+use crate::{
+    forward::tun::{Answer, TunDrop, TunSide},
+    io::ReceiveBatch,
+    l3::{
+        cut::Cut,
+        ecn, mss,
+        view::IpView,
+        vnet::{Gso, VnetHeader},
+    },
+    lanes::{Lanes, Payloads, PushError, Underlays},
+    peer::{Peer, PeerId},
+    relay::{Belongs, Context, DropReason, Header, PacketClass, Stripes},
+    worker::Outgoing,
+};
+
+/// What the way from the TUN device needs.
+pub struct IpUplink<'a> {
+    /// The peers.
+    pub peers: &'a mut [Peer],
+    /// The device.
+    pub tun: &'a mut TunSide,
+    /// All lanes of the worker.
+    pub lanes: &'a mut Lanes,
+    /// Their sockets.
+    pub underlays: &'a mut Underlays,
+    /// What goes to other workers: a packet's lane is there.
+    pub outgoing: &'a mut Outgoing,
+    /// Time of this turn.
+    pub now: Instant,
+}
+
+impl IpUplink<'_> {
+    /// Takes the packets that were just read from the device; `sent_to` is called with each peer that some were for.
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, mut sent_to: impl FnMut(PeerId)) {
+        for slot in 0..batch.len() {
+            let Some(vnet) = self.tun.headers.get(slot).copied() else { return };
+            let (_, packet) = batch.buffer_mut(slot);
+            if let Some(peer) = self.packet(packet, &vnet) {
+                sent_to(peer);
+            }
+        }
+    }
+
+    /// Takes one packet, or several in one; returns whose it is.
+    fn packet(&mut self, packet: &mut [u8], vnet: &VnetHeader) -> Option<PeerId> {
+        let viewed = match vnet.gso {
+            Gso::None => IpView::parse(packet),
+            Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => IpView::super_packet(packet),
+        };
+        let Ok(view) = viewed else {
+            self.drop(TunDrop::Malformed);
+            return None;
+        };
+        let Some(peer) = self.tun.routes.lookup(view.destination) else {
+            self.drop(TunDrop::NoRoute);
+            self.tun.answer(packet, &view, Answer::Unreachable, self.now);
+            return None;
+        };
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let most = state.inner_mtu(self.tun.most_mtu, self.now);
+        if let Some(mtu) = most
+            && mss::clamp(packet, &view, mtu, vnet.needs_checksum)
+        {
+            self.tun.totals.mss_clamped += 1;
+        }
+        let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
+        // What the cut borrows is needed whole for an answer; so the sizes come first.
+        let Ok(cut) = Cut::new(vnet, packet, &view, completes) else {
+            self.drop(TunDrop::Malformed);
+            return None;
+        };
+        let (count, bytes) = (cut.count() as u64, cut.bytes() as u64);
+        self.tun.totals.received += count;
+        state.relay.uplink.receive(count, bytes);
+        state.relay.stats.tun_uplink.0 += count;
+        state.relay.stats.tun_uplink.1 += bytes;
+        let refused = if !state.is_live() {
+            Some(DropReason::PeerRemoved)
+        } else if state.link.as_ref().is_some_and(|link| !link.takes_packets) {
+            Some(DropReason::NoTun)
+        } else if most.is_some_and(|mtu| cut.largest() > usize::from(mtu)) {
+            Some(DropReason::TooLarge)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            state.relay.uplink.drop(reason, count);
+            let answer = match (reason, most) {
+                (DropReason::TooLarge, Some(mtu)) => Answer::TooBig(mtu),
+                _ => Answer::Unreachable,
+            };
+            self.tun.answer(packet, &view, answer, self.now);
+            return None;
+        }
+        let class = PacketClass {
+            bucket: Stripes::bucket(view.flow_hash()),
+            partial: cut.is_partial(),
+            tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
+        };
+        let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
+        let lane = uplink.packets(&cut, class);
+        if let Some(count_of_lane) = self.tun.totals.by_lane.get_mut(usize::from(lane)) {
+            *count_of_lane += count;
+        }
+        Some(peer)
+    }
+
+    fn drop(&mut self, reason: TunDrop) {
+        self.tun.totals.received += 1;
+        self.tun.totals.dropped[reason as usize] += 1;
+    }
+}
+
+impl Uplink<'_> {
+    /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
+    fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
+        let header = context(class);
+        let lane = self.stripe(class.bucket);
+        let sent = if self.relay.queue.is_empty() {
+            let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
+            self.seal_packets(lane, &payloads, |outgoing, worker, place| {
+                outgoing.packets(worker, place, header, cut, class.tos);
+            })
+        } else {
+            0
+        };
+        if sent < cut.count() {
+            let mut rest = Vec::new();
+            for index in sent..cut.count() {
+                cut.append(index, &mut rest);
+            }
+            let segment = cut.header().len() + cut.segment();
+            let belongs = Belongs::Packets(class);
+            self.relay.queue.push(belongs, &rest, segment, (self.now, self.now), &mut self.relay.uplink);
+        }
+        lane
+    }
+
+    /// Sends IP packets that waited; returns how many were dealt with.
+    pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
+        let header = context(class);
+        let lane = self.stripe(class.bucket);
+        let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
+        let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
+        self.seal_packets(lane, &payloads, |outgoing, worker, place| {
+            outgoing.payloads(worker, place, (header, counted), (data, segment), class.tos);
+        })
+    }
+
+    /// Puts IP packets into packets of the lane that they are given, or of the one in its place; `hand_over` gives them to the
+    /// worker that keeps it. Returns how many were dealt with; the rest finds no lane or no room.
+    fn seal_packets(
+        &mut self,
+        lane: u8,
+        payloads: &Payloads<'_>,
+        hand_over: impl FnOnce(&mut Outgoing, u8, (PeerId, u8)),
+    ) -> usize {
+        let Some(way) = self.way(lane) else { return 0 };
+        let count = payloads.count();
+        if let Way::Worker(worker, lane) = way {
+            hand_over(self.outgoing, worker, (self.peer, lane));
+            self.relay.uplink.handed_over += count as u64;
+            return count;
+        }
+        let mut place = 0;
+        while place < count {
+            let left = payloads.skip(place);
+            let (sent, result) = self.send(way, &left);
+            self.note_sent(sent, left.bytes_of(sent));
+            place += sent;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { .. }) => {
+                    self.relay.uplink.drop(DropReason::TooLarge, 1);
+                    place += 1;
+                }
+                Err(PushError::Blocked | PushError::NotUp) => return place,
+            }
+        }
+        count
+    }
+
+    /// The lane for the packets of a bucket.
+    fn stripe(&mut self, bucket: u8) -> u8 {
+        let Some(link) = self.link.as_deref() else { return 0 };
+        let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
+        let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
+        stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
+    }
+}
+
+/// The context of IP packets.
+fn context(class: PacketClass) -> Header {
+    Context::Packet { partial: class.partial, payload_at: 0 }.encode()
+}

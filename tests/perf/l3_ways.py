@@ -1,0 +1,222 @@
+"""Two hosts, the ways between them that are compared, and who runs them.
+
+The hosts are network namespaces without a name, held by a process each, so that nothing of them stays behind however this
+program ends. They have a mount namespace of their own too, because /sys shows the devices of whoever mounted it, and
+because wireguard-go's control socket has a fixed place in /run.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import harness
+from harness import CULVERT, Failed, Samples, until
+
+UNDERLAY = ("192.0.2.1", "192.0.2.2")
+# By the order of the tunnels: all of them are up at once, and all but one are idle.
+INNER = "10.9.{}.{}"
+
+CULVERT_PORT, WIREGUARD_PORT, METRICS_PORT = 4433, 51820, 9464
+
+# In /proc/net/tcp.
+TCP_LISTEN = "0A"
+
+
+def output(command, limit_seconds=10):
+    """What a short command prints."""
+    command = [str(part) for part in command]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed(str(error)) from None
+    if done.returncode:
+        raise Failed(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+class Host:
+    """A network namespace."""
+
+    def __init__(self, processes, name):
+        self.processes, self.name = processes, name
+        hold = "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && exec sleep infinity"
+        guard = ["setpriv", "--pdeathsig", "KILL", "--"]
+        self.holder = processes.start(name, [*guard, "unshare", "--net", "--mount", "--", "sh", "-c", hold])
+        self.enter = [*guard, "nsenter", f"--target={self.holder.pid}", "--net", "--mount", "--"]
+        until(f"the namespace {name} is there", lambda: Path(f"/proc/{self.holder.pid}/comm").read_text() == "sleep\n")
+        self.run("ip", "link", "set", "lo", "up")
+
+    def run(self, *command, limit_seconds=10):
+        """What a short command that runs here prints."""
+        return output([*self.enter, *command], limit_seconds)
+
+    def start(self, name, *command):
+        """A process that runs here until it is stopped, or this program ends."""
+        return self.processes.start(f"{self.name}-{name}", [*self.enter, *command])
+
+    def log(self, name):
+        return self.processes.log(f"{self.name}-{name}")
+
+    def listens(self, port):
+        """Whether a TCP socket listens at this port."""
+        sockets = "".join(Path(f"/proc/{self.holder.pid}/net/{table}").read_text() for table in ("tcp", "tcp6"))
+        columns = [line.split() for line in sockets.splitlines()]
+        return any(local.endswith(f":{port:04X}") for _, local, _, state, *_ in columns if state == TCP_LISTEN)
+
+    def mtu(self, device):
+        return json.loads(self.run("ip", "-json", "link", "show", "dev", device))[0]["mtu"]
+
+
+def cable(processes):
+    """The two hosts, with a veth pair between them as the kernel makes it: 1500 bytes, and every offload."""
+    hosts = [Host(processes, name) for name in ("left", "right")]
+    ends = [str(host.holder.pid) for host in hosts]
+    output(["ip", "link", "add", "veth0", "netns", ends[0], "type", "veth", "peer", "name", "veth0", "netns", ends[1]])
+    for host, address in zip(hosts, UNDERLAY, strict=True):
+        host.run("ip", "address", "add", f"{address}/24", "dev", "veth0")
+        host.run("ip", "link", "set", "veth0", "up")
+    return hosts
+
+
+class Way:
+    """How packets of the left host reach the right one, which has the address `target` there."""
+
+    device = "veth0"
+    version = ""
+
+    def __init__(self, kind, hosts, number=None):
+        self.kind, self.hosts, self.number = kind, hosts, number
+        self.target = UNDERLAY[1] if number is None else self.inner(1)
+        self.daemons = []
+
+    def inner(self, end):
+        return INNER.format(self.number, end + 1)
+
+    def state(self):
+        """The answers of /metrics, for a way that has them."""
+        return {}
+
+    def check(self):
+        """Says so if a daemon has ended."""
+        for host, daemon in zip(self.hosts, self.daemons, strict=False):
+            if daemon.poll() is not None:
+                raise Failed(f"{daemon.name} has ended with {daemon.returncode}\n{host.log(self.kind)}")
+
+    def cpu_seconds(self):
+        """Of the daemons at both ends. What the kernel does in the name of others (softirqs, the senders) is not in it."""
+        return sum(map(harness.cpu_seconds, self.daemons))
+
+    def wait(self):
+        """Until packets cross; waiting for a daemon that has ended is pointless."""
+
+        def answers():
+            self.check()
+            try:
+                self.hosts[0].run("ping", "-q", "-c", 1, "-W", 1, self.target)
+            except Failed:
+                return False
+            return True
+
+        try:
+            until(f"{self.kind}: packets cross", answers)
+        except Failed as error:
+            logs = "\n".join(f"{host.name}: {host.log(self.kind)}" for host in self.hosts if self.daemons)
+            raise Failed(f"{error}\n{logs}") from None
+
+
+class Direct(Way):
+    """No tunnel at all."""
+
+
+class WireGuardGo(Way):
+    """wireguard-go at both ends, as it is by default."""
+
+    device = "wg0"
+
+    def __init__(self, kind, hosts, number, program):
+        super().__init__(kind, hosts, number)
+        self.version = wireguard_go_version(program)
+        folder = hosts[0].processes.path
+        keys = [folder / f"{host.name}.wireguard" for host in hosts]
+        for host, key in zip(hosts, keys, strict=True):
+            # Readable by its owner, like `wg` wants it.
+            with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as out:
+                out.write(output(["wg", "genkey"]))
+            self.daemons.append(host.start(kind, "env", "LOG_LEVEL=error", program, "-f", self.device))
+        for end, host in enumerate(hosts):
+            public = output(["sh", "-c", f"wg pubkey < {keys[1 - end]}"]).strip()
+            until(f"{kind} answers", lambda host=host: self.answers(host))
+            me = ["wg", "set", self.device, "private-key", keys[end], "listen-port", WIREGUARD_PORT]
+            peer = ["peer", public, "endpoint", f"{UNDERLAY[1 - end]}:{WIREGUARD_PORT}"]
+            host.run(*me, *peer, "allowed-ips", f"{self.inner(1 - end)}/32")
+            host.run("ip", "address", "add", f"{self.inner(end)}/24", "dev", self.device)
+            host.run("ip", "link", "set", self.device, "up")
+        self.wait()
+
+    def answers(self, host):
+        self.check()
+        try:
+            host.run("wg", "show", self.device)
+        except Failed:
+            return False
+        return True
+
+
+class Culvert(Way):
+    """An agent at both ends, with the configuration's defaults; the left one dials."""
+
+    def __init__(self, kind, hosts, number, program=CULVERT):
+        super().__init__(kind, hosts, number)
+        self.version = output([program, "--version"]).strip()
+        self.device, self.metrics, port = f"culvert{number}", METRICS_PORT + number, CULVERT_PORT + number
+        folder = hosts[0].processes.path / kind
+        folder.mkdir()
+        for host in hosts:
+            output([program, "keygen", "--out", folder / f"{host.name}.key"])
+        for end, host in enumerate(hosts):
+            other = hosts[1 - end].name
+            at = f'"{UNDERLAY[1]}:{port}"'
+            (folder / f"{host.name}.toml").write_text(f"""
+identity = {{ key_file = "{folder}/{host.name}.key", state_dir = "{folder}/{host.name}" }}
+control = {{ socket = "" }}
+metrics = {{ listen = "127.0.0.1:{self.metrics}" }}
+{f"transport = {{ listen = [{at}] }}" if end else ""}
+[tun]
+name = "{self.device}"
+address = ["{self.inner(end)}/24"]
+[[peer]]
+name = "{other}"
+public_key = "{output([program, "pubkey", folder / f"{other}.key"]).strip()}"
+allowed_ips = ["{self.inner(1 - end)}/32"]
+{"" if end else f"endpoints = [{at}]"}
+""")
+            self.daemons.append(host.start(kind, program, "run", "--config", folder / f"{host.name}.toml"))
+        self.wait()
+        # A lane takes part once it is validated, and a packet's size is what path MTU discovery has found by then.
+        families = ("culvert_lanes", "culvert_lane_packet_bytes")
+        harness.settled(lambda: [samples.total(name) for samples in self.state().values() for name in families])
+
+    def state(self):
+        get = ["curl", "--silent", "--fail", "--max-time", 5, f"http://127.0.0.1:{self.metrics}/metrics"]
+        return {host.name: Samples(host.run(*get)) for host in self.hosts}
+
+
+def wireguard_go():
+    """The program: in PATH, or where `go install` puts it."""
+    gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
+    for name in ("wireguard-go", str(gopath / "bin/wireguard-go"), str(gopath / "bin/wireguard")):
+        if found := shutil.which(name):
+            return found
+    return None
+
+
+def wireguard_go_version(program):
+    """The module's version, which only Go's own tool reads; what the program says of itself is not kept up to date."""
+    said = output([program, "--version"]).splitlines()[0]
+    if shutil.which("go"):
+        for line in output(["go", "version", "-m", program]).splitlines():
+            if line.startswith("\tmod\t"):
+                return f"{said} ({line.split()[2]})"
+    return said

@@ -1,0 +1,88 @@
+//! The TUN device with the real kernel, in a network namespace of its own: what is written arrives, what is sent is read,
+//! and what the control plane sets is there, and gone afterwards.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod device;
+mod packets;
+
+use std::{
+    path::Path,
+    process::{self, Command},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use culvert::config::{Config, InnerMtu, Tun};
+use culvert_tests::{
+    needs::{self, Need},
+    place::Place,
+    process::{run, text},
+};
+
+/// What these tests need.
+const NEEDS: &[Need] = &[Need::Root, Need::Tool("setpriv", "util-linux"), Need::Tool("ip", "iproute2")];
+
+/// A network namespace without any cable; dropping it removes it.
+struct Space(String);
+
+impl Space {
+    /// Makes it, if this machine can; else the test is listed as skipped.
+    fn new(test: &str) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !needs::met(test, NEEDS) {
+            return None;
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // The guard is there before the namespace is, so that a failure on the way leaves none behind.
+        let space = Self(format!("culvert-tun-{}-{number}", process::id()));
+        let output = run(Command::new("ip").args(["netns", "add", &space.0]), Duration::from_secs(10));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        space.ip("link set lo up");
+        Some(space)
+    }
+
+    fn place(&self) -> Place {
+        Place::Namespace(self.0.clone())
+    }
+
+    /// What `ip ARGS` says here.
+    #[track_caller]
+    fn ip(&self, args: &str) -> String {
+        let output = run(self.place().command("ip").args(args.split_whitespace()), Duration::from_secs(10));
+        assert!(output.status.success(), "ip {args}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Sets a `sysctl`, in `/proc/sys` notation.
+    #[track_caller]
+    fn set(&self, key: &str, value: &str) {
+        self.place().enter(|| std::fs::write(Path::new("/proc/sys").join(key), value).unwrap());
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        drop(Command::new("ip").args(["netns", "del", &self.0]).output());
+    }
+}
+
+/// A `[tun]` with these addresses, separated by spaces.
+fn tun(name: &str, addresses: &str) -> Tun {
+    Tun {
+        name: Arc::from(name),
+        addresses: addresses.split_whitespace().map(|address| address.parse().unwrap()).collect(),
+        mtu: InnerMtu::Auto,
+        offload: true,
+        routes: true,
+    }
+}
+
+/// A configuration with nothing but the least and `more`.
+fn config(more: &str) -> Config {
+    let text = format!("identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n{more}");
+    Config::parse(&text, Path::new("")).unwrap()
+}
