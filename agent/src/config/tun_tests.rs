@@ -179,18 +179,20 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
 const OTHER_KEY: &str = "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0";
 
 /// The tunnel with what follows of its peer "b", beside a state file.
-fn with_state(more: &str, state: &str) -> Result<(Config, Identity), LoadError> {
+fn with_state(more: &str, state: &str) -> (tempfile::TempDir, Result<Config, LoadError>) {
     let folder = tempfile::tempdir().unwrap();
     Identity::generate().unwrap().write_new(&folder.path().join("id.key")).unwrap();
     let path = folder.path().join("culvert.toml");
     fs::write(&path, format!("{BASE}{TUNNEL}{more}")).unwrap();
-    Config::load_with(&path, |_| Ok(Some(state.to_owned())))
+    let loaded = Config::load_with(&path, |_| Ok(Some(state.to_owned())));
+    (folder, loaded.map(|(config, _)| config))
 }
 
 #[test]
 fn what_the_configuration_says_stands_and_the_state_file_is_at_fault() {
     let late = format!("[[peer]]\nname = \"late\"\npublic_key = \"{OTHER_KEY}\"\n");
-    let (config, _) = with_state("", &format!("{late}allowed_ips = [\"10.9.0.2\"]\ndscp = 0\n")).unwrap();
+    let (_folder, loaded) = with_state("", &format!("{late}allowed_ips = [\"10.9.0.2\"]\ndscp = 0\n"));
+    let config = loaded.unwrap();
     assert_eq!(
         (&config.peers[2].allowed_ips, config.peers[2].dscp),
         (&nets(&["10.9.0.2/32"]), Dscp::Fixed(0))
@@ -223,7 +225,7 @@ fn what_the_configuration_says_stands_and_the_state_file_is_at_fault() {
         ),
         ("", "allowed_ips = [\"::/0\"]\n", "peer[0].allowed_ips[0]", "is a default route"),
     ] {
-        let error = with_state(more, &format!("{late}{state}")).unwrap_err();
+        let error = with_state(more, &format!("{late}{state}")).1.unwrap_err();
         let LoadError::Problems(found) = error else { panic!("{error}") };
         let [problem] = &found.problems[..] else { panic!("{found}") };
         assert!(problem.file.as_ref().is_some_and(|file| file.ends_with("peers.toml")), "{problem:?}");
@@ -272,6 +274,28 @@ fn a_peer_that_is_added_is_checked_against_the_tunnel_that_runs() {
     ] {
         let refusal = check(endpoints, allowed_ips).unwrap_err().to_string();
         assert!(refusal.starts_with(words) && refusal.contains("remedy: "), "{refusal}");
+    }
+}
+
+#[test]
+fn the_two_ends_of_the_examples_fit_together() {
+    let example = |name: &str| parse(&fs::read_to_string(root().join("config").join(name)).unwrap()).unwrap();
+    for (one, other) in [
+        ("site-a.toml", "site-b.toml"),
+        ("site-b.toml", "site-a.toml"),
+        ("spoke.toml", "hub.toml"),
+        ("hub.toml", "spoke.toml"),
+    ] {
+        let (one, other) = (example(one), example(other));
+        // One of its peers is the other end.
+        let has = |peer: &Peer, own: &IpNet| peer.allowed_ips.iter().any(|net| net.contains(&own.addr()));
+        let own = other.tun.unwrap().addresses;
+        assert!(one.peers.iter().any(|peer| own.iter().all(|own| has(peer, own))));
+        // On one link, and only one of them dials.
+        let link = one.tun.unwrap().addresses.iter().map(IpNet::trunc).collect::<Vec<_>>();
+        assert_eq!(link, own.iter().map(IpNet::trunc).collect::<Vec<_>>());
+        let dials = |peers: &[Peer]| peers.iter().any(|peer| !peer.endpoints.is_empty());
+        assert_ne!(dials(&one.peers), dials(&other.peers));
     }
 }
 
