@@ -1,5 +1,4 @@
 //! What L3 costs per packet, without the copies: cutting a super-packet of 64 KiB, and joining its packets again.
-#![expect(missing_docs, reason = "criterion's macros make functions without them")]
 
 use std::hint::black_box;
 

@@ -238,7 +238,7 @@ proptest! {
     ) {
         let mut input = vec![how << 6 | how];
         for (flow, size, flags, fill) in recipes {
-            input.extend([flow % flows | 0x20, size, 0, flags, 0, 100, 0, fill]);
+            input.extend([(flow % flows) | 0x20, size, 0, flags, 0, 100, 0, fill]);
         }
         if let Some(place) = input.get_mut(1 + at * 8..).and_then(|rest| rest.first_chunk_mut()) {
             *place = special;
