@@ -91,7 +91,8 @@ proptest! {
         let (mut single_underlays, mut single_lanes, single_lane, single) = fixture(now);
         for (segment, len, header) in runs {
             let data: Vec<u8> = (0..len).map(|at| (at * 31 % 251) as u8).collect();
-            let payloads = Payloads::new(&[2, header], &data, segment, 0);
+            let context = [2, header];
+            let payloads = Payloads::new(&context, &data, segment, 0);
             let (count, result) = underlays.push_all(&mut lanes, lane, &payloads, now);
 
             let mut expected = Ok(());

@@ -195,12 +195,13 @@ fn contexts_that_are_unknown_or_do_not_parse_are_dropped_and_counted() {
     let ours = siege.rogue.flow(0);
     let theirs = FlowNumber(ours.0 ^ 1);
     let open = |number| Context::Open { number, service: ECHO, payload_at: 0 }.encode().as_slice().to_vec();
-    // Reserved and unknown; nothing, cut short, bytes that have no place, a flow number of the other end.
-    let unknown: [&[u8]; 5] = [&[0, 0x45], &[1, 0x45], &[9, 1, 2, 3], &[63], &[0xff; 8]];
+    // IP packets, for which there is no device; reserved and unknown; nothing, cut short, bytes that have no place, a flow number of the other end.
+    let packets: [&[u8]; 2] = [&[0, 0x45], &[1, 0x45]];
+    let unknown: [&[u8]; 3] = [&[9, 1, 2, 3], &[63], &[0xff; 8]];
     let wrong_half = open(theirs);
     let malformed: [&[u8]; 5] = [&[], &[3, 0xc0], &[5, 2, 0], &[4, 2], &wrong_half];
     for _ in 0..50 {
-        for data in unknown.into_iter().chain(malformed) {
+        for data in packets.into_iter().chain(unknown).chain(malformed) {
             siege.send(data);
         }
         siege.send(&[2, 0x41, 0x00, 1]);
@@ -208,7 +209,8 @@ fn contexts_that_are_unknown_or_do_not_parse_are_dropped_and_counted() {
         siege.run(1);
     }
     siege.run(50);
-    assert_eq!(siege.dropped("unknown_context"), 250);
+    assert_eq!(siege.dropped("no_tun"), 100);
+    assert_eq!(siege.dropped("unknown_context"), 150);
     assert_eq!(siege.dropped("malformed"), 250);
     assert_eq!(siege.dropped("unknown_flow"), 50);
     assert_eq!(siege.dropped("unknown_service"), 50);
