@@ -18,6 +18,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use ipnet::IpNet;
 
 use crate::{
     config::{self, AccessMode, Config, PeerOrigin, defaults},
@@ -75,6 +76,9 @@ pub enum RosterError {
     /// A peer has this key.
     #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
     KeyTaken(Arc<str>),
+    /// A peer has this prefix of `allowed_ips`.
+    #[error("peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix)")]
+    PrefixTaken(IpNet, Arc<str>),
     /// It is ours.
     #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
     OwnKey,
@@ -222,7 +226,7 @@ impl Roster {
     /// way.
     ///
     /// # Errors
-    /// A name or a key that exists, keys that cannot be a peer's, too many peers.
+    /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
     pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
         let agreements = peer.public_keys.iter().map(PublicKey::agreement).collect::<Option<Vec<_>>>();
         let agreements = agreements.ok_or(RosterError::NoKey)?;
@@ -238,6 +242,10 @@ impl Roster {
         for (place, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.is_live()) {
             if slot.peer.name == peer.name {
                 return Err(RosterError::NameTaken(peer.name));
+            }
+            let shared = peer.allowed_ips.iter().find(|net| slot.peer.allowed_ips.contains(net));
+            if let Some(net) = shared {
+                return Err(RosterError::PrefixTaken(*net, Arc::clone(&slot.peer.name)));
             }
             let has_key = slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key));
             match slot.origin {

@@ -62,8 +62,16 @@ fn what_two_peers_cannot_share_is_refused() {
     assert_eq!(add("open-b", key()), Err(RosterError::NameReserved("open-b".into())));
     assert_eq!(add("b", PublicKey([0; 32])), Err(RosterError::NoKey), "a point of small order");
     assert_eq!(add("b", PublicKey([2; 32])), Err(RosterError::NoKey), "no point");
-    assert!(add("b", key()).is_ok());
-    assert_eq!(add("c", key()), Err(RosterError::Full(2)));
+    let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+    let routed = |name: &str, texts: &[&str]| {
+        roster.add(config::Peer { allowed_ips: nets(texts), ..peer(name, &[key()]) }, Origin::State)
+    };
+    assert!(routed("b", &["10.9.0.0/24", "fd09::2/128"]).is_ok());
+    let taken = Err(RosterError::PrefixTaken("fd09::2/128".parse().unwrap(), "b".into()));
+    assert_eq!(routed("c", &["10.9.0.2/32", "fd09::2/128"]), taken);
+    roster.remove("b").unwrap();
+    assert!(routed("c", &["10.9.0.0/24", "fd09::2/128"]).is_ok(), "its prefixes are free again");
+    assert_eq!(add("d", key()), Err(RosterError::Full(2)));
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub fn packet_open(input: &[u8]) {
         initial_rtt: None,
     };
     let mut lane = Lane::new(&config).expect("the secrets have the right length");
+    lane.start_mtu_search(1452, 1300);
     let keys = SendKeys::new(config.suite, &SECRETS[1], None).expect("the secret has the right length");
     let mut other = Sealer::new(keys, CIDS[0]);
     let (mut now, mut sent, mut packet) = (start(), 0, Vec::new());
@@ -95,7 +96,8 @@ pub fn packet_open(input: &[u8]) {
             }
             _ => {
                 let pings = lane.in_flight().packets;
-                if let Ok(Some(_len)) = lane.poll_transmit(&mut [0; TRANSMIT_CAPACITY], now) {
+                let mut packet = vec![0; lane.transmit_capacity(now)];
+                if let Ok(Some(_len)) = lane.poll_transmit(&mut packet, now) {
                     sent += lane.in_flight().packets - pings;
                 }
                 continue;
@@ -115,7 +117,9 @@ pub fn packet_open(input: &[u8]) {
         let stats = lane.stats();
         assert_eq!(stats.opened_packets, opened_before + opened_now);
         let settled = stats.acked_packets + stats.lost_packets - stats.spuriously_lost_packets;
+        let settled = settled + stats.mtu_probes_lost;
         assert_eq!(settled + stats.window_overflows + lane.in_flight().packets, sent);
+        assert!((1200..=1452).contains(&lane.max_packet()));
     }
 }
 

@@ -6,9 +6,10 @@ use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, Se
 use crate::congestion::{Congestion, PathState, Unlimited};
 use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
+use crate::mtu::{Fate, MtuSearch};
 use crate::open::{Opened, Opener};
 use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
-use crate::seal::Sealer;
+use crate::seal::{MAX_PACKET_LEN, Sealer};
 use crate::{LaneError, LaneStats, OpenError, SealError, Suite};
 
 /// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
@@ -43,13 +44,15 @@ pub enum Timer {
     LossDetection,
     /// The tail is unacknowledged for a PTO (RFC 9002 §6.2).
     Probe,
+    /// The path's MTU is to be probed (RFC 8899).
+    MtuProbe,
 }
 
 /// The shortest packet with a PATH_CHALLENGE or PATH_RESPONSE: type and 8 bytes of data.
 pub const PATH_PACKET_MIN: usize = HEADER_LEN + 9 + TAG_LEN;
 
-/// Capacity that the packets of the lane's own need: the least packet that QUIC requires of a path (RFC 9000 §14).
-/// An ACK of 32 ranges takes less than half of it.
+/// Capacity that the packets of the lane's own need, but for MTU probes: the least packet that QUIC requires of a path
+/// (RFC 9000 §14). An ACK of 32 ranges takes less than half of it.
 pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
@@ -61,6 +64,7 @@ pub struct Lane<C = Unlimited> {
     sent: SentWindow,
     rtt: Rtt,
     congestion: C,
+    mtu: MtuSearch,
     stats: LaneStats,
     ping: Ping,
     last_heard: Option<Instant>,
@@ -95,6 +99,7 @@ impl<C: Congestion> Lane<C> {
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
             congestion,
+            mtu: MtuSearch::new(),
             stats: LaneStats::default(),
             ping: Ping::None,
             last_heard: None,
@@ -163,7 +168,8 @@ impl<C: Congestion> Lane<C> {
 
     /// Seals what the lane itself wants to send now, an ACK or a probe, at the front of `packet`: its length.
     ///
-    /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes. To be called at the end of each turn and after a timeout, until `None`.
+    /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes; a probe of the path's MTU waits until it has
+    /// [`transmit_capacity`](Self::transmit_capacity). To be called at the end of each turn and after a timeout, until `None`.
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
         self.opener.expire_keys(now);
         let ping = match self.ping {
@@ -173,7 +179,10 @@ impl<C: Congestion> Lane<C> {
         // A PING goes out anyway, so an ACK that is not due yet costs no packet of its own.
         let ack = self.received.is_due() || ping && self.received.is_waiting();
         if !ack && !ping {
-            return Ok(None);
+            return match self.mtu.due(now) {
+                None => Ok(None),
+                Some(size) => self.seal_mtu_probe(packet, size.into(), now),
+            };
         }
         let too_short = SealError::Size { len: packet.len() };
         if packet.len() < TRANSMIT_CAPACITY {
@@ -192,7 +201,7 @@ impl<C: Congestion> Lane<C> {
         let len = end + TAG_LEN;
         self.seal(&mut packet[..len], ping, now)?;
         if self.ping == Ping::Probe {
-            self.sent.probe_sent();
+            self.sent.probe_sent(now);
             self.stats.probes_sent += 1;
         }
         if ping {
@@ -229,15 +238,39 @@ impl<C: Congestion> Lane<C> {
         }
     }
 
+    /// Starts to search for the largest packet that the path carries, up to `max` bytes of UDP payload; until it is found,
+    /// `start` is the largest. Neither counts below 1200. To be called once the path is validated, and again when it has moved.
+    pub fn start_mtu_search(&mut self, max: usize, start: usize) {
+        let size = |bytes: usize| bytes.min(MAX_PACKET_LEN) as u16;
+        self.sent.forget_mtu_probe();
+        self.mtu.start(size(max), size(start));
+    }
+
+    /// The largest packet that the path carries, in bytes of UDP payload, as far as is known: 1200 before
+    /// [`start_mtu_search`](Self::start_mtu_search). The caller keeps to it; [`open`](Self::open) and
+    /// [`handle_timeout`](Self::handle_timeout) change it.
+    #[inline]
+    pub fn max_packet(&self) -> usize {
+        self.mtu.current().into()
+    }
+
+    /// Capacity that the next [`poll_transmit`](Self::poll_transmit) can use: [`TRANSMIT_CAPACITY`], or more for an MTU probe.
+    #[inline]
+    pub fn transmit_capacity(&self, now: Instant) -> usize {
+        self.mtu.due(now).map_or(TRANSMIT_CAPACITY, |size| TRANSMIT_CAPACITY.max(size.into()))
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called, and why.
     ///
-    /// `None` when nothing is outstanding and nothing is to be acknowledged: an idle lane runs no timer.
+    /// `None` when nothing is outstanding, nothing is to be acknowledged and the path's MTU is known: an idle lane runs no
+    /// timer.
     #[inline]
     pub fn poll_timeout(&self) -> Option<(Instant, Timer)> {
         let timers = [
             (self.received.deadline(), Timer::AckDelay),
             (self.sent.loss_time(), Timer::LossDetection),
             (self.probe_time(), Timer::Probe),
+            (self.mtu.timeout(), Timer::MtuProbe),
         ];
         timers.into_iter().filter_map(|(at, timer)| Some((at?, timer))).min_by_key(|(at, _timer)| *at)
     }
@@ -245,10 +278,14 @@ impl<C: Congestion> Lane<C> {
     /// Does what has become due; [`poll_transmit`](Self::poll_transmit) is to follow. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.received.on_timeout(now);
+        self.mtu.on_timeout(now);
         if self.sent.loss_time().is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt);
             self.stats.count_lost(lost);
-            self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
+            self.judge_mtu(Volume::default(), now);
+            if lost.packets > 0 {
+                self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
+            }
         } else if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
@@ -335,9 +372,40 @@ impl<C: Congestion> Lane<C> {
             if let Ok(Frame::Ack(ack)) = frame {
                 let outcome = self.sent.on_ack(&ack, now, &mut self.rtt);
                 self.stats.count_acked(&outcome);
+                self.judge_mtu(outcome.acked, now);
                 self.control_congestion(&outcome, now);
             }
         }
+    }
+
+    /// What acknowledgements and losses say of the path's MTU.
+    #[inline]
+    fn judge_mtu(&mut self, acked: Volume, now: Instant) {
+        self.mtu.on_packets_lost(self.sent.take_largest_lost());
+        self.mtu.on_packets_acked(acked);
+        if let Some(fate) = self.sent.take_mtu_fate() {
+            self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
+            self.stats.black_holes += u64::from(self.mtu.on_settled(fate, now));
+        }
+    }
+
+    /// Seals an MTU probe of `size` bytes, if `packet` has them.
+    #[cold]
+    fn seal_mtu_probe(
+        &mut self,
+        packet: &mut [u8],
+        size: usize,
+        now: Instant,
+    ) -> Result<Option<usize>, SealError> {
+        let Some(packet) = packet.get_mut(..size) else { return Ok(None) };
+        let frames = &mut packet[HEADER_LEN..size - TAG_LEN];
+        frames.fill(PADDING);
+        frames[0] = PING;
+        self.seal(packet, true, now)?;
+        self.sent.mtu_probe_sent();
+        self.mtu.on_sent(now);
+        self.stats.mtu_probes_sent += 1;
+        Ok(Some(size))
     }
 
     fn control_congestion(&mut self, outcome: &AckOutcome, now: Instant) {

@@ -30,6 +30,7 @@
 //!                                                            │ follow new keys         crypto/update.rs
 //!                                                            │ what to acknowledge     ack/received.rs
 //!                                                            │ acked, lost, RTT        ack/sent.rs
+//!                                                            │ the path's MTU          mtu.rs
 //!                                                            ▼
 //!                                                          the caller takes the datagrams
 //! ```
@@ -48,6 +49,9 @@
 //!
 //! In each turn: [`Lane::open`] what arrived, [`Lane::seal`] what is to be sent, then [`Lane::poll_transmit`] until `None`, then
 //! set a timer for [`Lane::poll_timeout`]. When it fires: [`Lane::handle_timeout`], then [`Lane::poll_transmit`] again.
+//!
+//! After [`Lane::start_mtu_search`] the caller keeps packets within [`Lane::max_packet`], and gives [`Lane::poll_transmit`]
+//! [`Lane::transmit_capacity`] bytes.
 
 #![forbid(unsafe_code)]
 
@@ -61,6 +65,7 @@ pub mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod lane;
+mod mtu;
 mod open;
 mod packet;
 mod replay;

@@ -5,7 +5,7 @@ use crate::crypto::{KeyUpdateError, SendKeys};
 use crate::packet::{ConnectionId, PacketNumber, Plain};
 
 /// The longest packet: a UDP datagram in IPv6 without extension headers, which fits the sent window's 16-bit length.
-const MAX_PACKET_LEN: usize = 65_527;
+pub(crate) const MAX_PACKET_LEN: usize = 65_527;
 
 /// What one direction seals with.
 #[derive(Debug)]

@@ -32,12 +32,18 @@ pub struct LaneStats {
     pub acked_packets: u64,
     /// Bytes of acknowledged packets.
     pub acked_bytes: u64,
-    /// Packets declared lost (RFC 9002 §6.1).
+    /// Packets declared lost (RFC 9002 §6.1), probes of the path's MTU aside.
     pub lost_packets: u64,
     /// Bytes of packets declared lost.
     pub lost_bytes: u64,
     /// Packets declared lost and acknowledged afterwards: they were late, not lost.
     pub spuriously_lost_packets: u64,
+    /// Probes of the path's MTU sent (RFC 8899).
+    pub mtu_probes_sent: u64,
+    /// Those of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
+    pub mtu_probes_lost: u64,
+    /// Times that the path no longer carried packets of the size in use.
+    pub black_holes: u64,
     /// Packets that left the sent window unacknowledged because it was full; their fate is unknown.
     pub window_overflows: u64,
     /// Packets refused as already opened.

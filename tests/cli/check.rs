@@ -99,6 +99,32 @@ fn a_section_of_the_wrong_shape_is_refused() {
 }
 
 #[test]
+fn a_tunnel_is_accepted_and_its_mistakes_are_refused() {
+    let tunnel = "endpoints = [\"192.0.2.7:4433\"]\nallowed_ips = [\"10.9.0.2\"]\n[tun]\naddress = [\"10.9.0.1/24\"]\n";
+    let case = || Case::new().add(tunnel);
+    case().is_accepted();
+    let allowed = |ips: &str| case().replace("[\"10.9.0.2\"]", ips);
+    let at = "culvert.toml:17: peer[0].allowed_ips[0]: ";
+    allowed("[\"10.9.0.2/24\"]").is_refused(&[at, "remedy: write \"10.9.0.0/24\" for all of it"]);
+    allowed("[\"10.9.0.1\"]").is_refused(&[at, "is our own address"]);
+    allowed("[\"192.0.2.0/24\"]").is_refused(&[at, "192.0.2.0/24 holds 192.0.2.7", "set transport.mark"]);
+    allowed("[\"0.0.0.0/0\"]").is_refused(&[at, "is a default route", "set transport.mark"]);
+    let other = "[[peer]]\nname = \"b\"\npublic_key = \"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"\n\
+                 allowed_ips = [\"10.9.0.2/32\"]\n";
+    case().add(other).is_refused(&["peer[1].allowed_ips[0]", "10.9.0.2/32 belongs to \"exit\""]);
+    case()
+        .replace("10.9.0.1/24", "192.0.2.1/24")
+        .is_refused(&["culvert.toml:19: tun.address[0]", "192.0.2.7"]);
+    case().replace("10.9.0.1/24", "10.9.0.0/24").is_refused(&["tun.address[0]", "10.9.0.1/24"]);
+    case().add("name = \"a/b\"\n").is_refused(&["culvert.toml:20: tun.name", "1 to 15"]);
+    case().add("mtu = 1000\n").is_refused(&["culvert.toml:20: tun.mtu", "1280 to 65535"]);
+    case()
+        .replace("[tun]\naddress = [\"10.9.0.1/24\"]\n", "")
+        .is_refused(&["peer[0].allowed_ips", "add [tun]"]);
+    case().replace("allowed", "dscp = 64\nallowed").is_refused(&["peer[0].dscp", "0 to 63"]);
+}
+
+#[test]
 fn a_bad_address_is_refused() {
     Case::new()
         .replace("127.0.0.1:53\"", "dns.example:53\"")

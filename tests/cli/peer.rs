@@ -109,6 +109,12 @@ fn without_a_daemon_the_state_file_is_changed() {
     assert_eq!((&list["peers"][1]["lanes"], &list["peers"][1]["origin"]), (&3.into(), &"state".into()));
     let valid = site.succeeds(&["check"]);
     assert!(valid.contains("2 peers") && !valid.contains("note"), "{valid}");
+    let c = site.key("c");
+    site.fails(
+        &["peer", "add", "c", &c, "--allowed-ip", "10.9.0.2"],
+        2,
+        &["allowed_ips: ", "remedy: add [tun]"],
+    );
 
     site.succeeds(&["peer", "remove", "a"]);
     assert_eq!(names(&site.succeeds(&["peer", "list", "--json"])), ["b"]);

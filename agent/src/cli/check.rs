@@ -36,5 +36,6 @@ fn summary(config: &Config) -> String {
         (config.services.len(), "service", "services"),
     ];
     let parts = parts.map(|(count, one, many)| format!("{count} {}", if count == 1 { one } else { many }));
-    parts.join(", ")
+    let tunnel = config.tun.as_ref().map_or_else(String::new, |tun| format!(", tunnel {}", tun.name));
+    parts.join(", ") + &tunnel
 }

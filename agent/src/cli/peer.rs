@@ -59,6 +59,9 @@ struct Add {
     /// A service of ours that it may use; may be repeated
     #[arg(long = "service", value_name = "NAME")]
     services: Vec<String>,
+    /// An inner address or prefix of its own; may be repeated. Needs [tun]
+    #[arg(long = "allowed-ip", value_name = "PREFIX")]
+    allowed_ips: Vec<String>,
     /// How many lanes to open; 0 is one per worker
     #[arg(long, value_name = "N")]
     lanes: Option<u8>,
@@ -116,8 +119,10 @@ impl List {
                 &json!({ "version": VERSION, "running": offline.is_none(), "peers": peers }),
             )?);
         }
-        let mut rows =
-            vec![["NAME", "FROM", "PUBLIC KEY", "DIALLED AT", "LANES", "SERVICES"].map(str::to_owned)];
+        let mut rows = vec![
+            ["NAME", "FROM", "PUBLIC KEY", "DIALLED AT", "LANES", "SERVICES", "ALLOWED IPS"]
+                .map(str::to_owned),
+        ];
         rows.extend(peers.iter().map(row));
         out::say(&table(&rows).trim_end())?;
         if let Some(offline) = offline {
@@ -127,7 +132,7 @@ impl List {
     }
 }
 
-fn row(peer: &ListedPeer) -> [String; 6] {
+fn row(peer: &ListedPeer) -> [String; 7] {
     let joined = |list: &[String]| if list.is_empty() { "-".to_owned() } else { list.join(",") };
     [
         peer.name.clone(),
@@ -136,6 +141,7 @@ fn row(peer: &ListedPeer) -> [String; 6] {
         joined(&peer.endpoints),
         peer.lanes.to_string(),
         joined(&peer.services),
+        joined(&peer.allowed_ips),
     ]
 }
 
@@ -174,6 +180,7 @@ impl Add {
             endpoints,
             lanes: self.lanes,
             services: self.services.clone(),
+            allowed_ips: self.allowed_ips.clone(),
         })
     }
 }
@@ -325,6 +332,11 @@ mod tests {
             (new.public_key, new.endpoints),
             (key.to_string(), vec!["[::1]:1".to_owned(), "b:2".to_owned()])
         );
-        assert_eq!(new.lanes, Some(4));
+        assert_eq!((new.lanes, new.allowed_ips), (Some(4), Vec::<String>::new()));
+        let more = ["--allowed-ip", "10.9.0.2", "--allowed-ip", "fd09::2/128"];
+        let Ok(new) = added(&[&["a", &key.to_string()], &more[..]].concat()).new_peer() else {
+            panic!("a key")
+        };
+        assert_eq!(new.allowed_ips, ["10.9.0.2", "fd09::2/128"]);
     }
 }

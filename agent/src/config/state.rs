@@ -20,6 +20,7 @@ use super::{
     file,
     peers::Around,
     problem::Report,
+    tun::allowed_prefix,
 };
 use crate::{identity::PublicKey, io::folder};
 
@@ -48,6 +49,8 @@ pub struct NewPeer {
     pub lanes: Option<u8>,
     /// The names of our services that it may use.
     pub services: Vec<String>,
+    /// Its inner addresses, as prefixes.
+    pub allowed_ips: Vec<String>,
 }
 
 /// Why the state file could not be changed.
@@ -95,6 +98,8 @@ pub enum Taken {
     Name,
     /// A public key.
     Key,
+    /// A prefix of `allowed_ips`.
+    Prefix,
 }
 
 impl fmt::Display for Taken {
@@ -102,6 +107,7 @@ impl fmt::Display for Taken {
         formatter.write_str(match self {
             Self::Name => "name",
             Self::Key => "key",
+            Self::Prefix => "prefix",
         })
     }
 }
@@ -221,7 +227,7 @@ impl Edit {
     /// Appends `new`, which was checked.
     ///
     /// # Errors
-    /// The file is no TOML, or has a peer of that name or key, which somebody else wrote.
+    /// The file is no TOML, or has a peer of that name, key or prefix, which somebody else wrote.
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
         for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
@@ -231,6 +237,9 @@ impl Edit {
             }
             if has_key(peer, &new.public_key) {
                 return exists(Taken::Key);
+            }
+            if has_prefix(peer, &new.allowed_ips) {
+                return exists(Taken::Prefix);
             }
         }
         // What is not a list was reported when it was checked.
@@ -333,6 +342,9 @@ impl NewPeer {
         if !self.services.is_empty() {
             table.insert("services".to_owned(), self.services.clone().into());
         }
+        if !self.allowed_ips.is_empty() {
+            table.insert("allowed_ips".to_owned(), self.allowed_ips.clone().into());
+        }
         table
     }
 }
@@ -360,6 +372,14 @@ fn has_key(peer: &Value, key: &str) -> bool {
         Some(key) => key.as_str().is_some_and(same),
         None => false,
     }
+}
+
+/// Whether `peer` has one of these prefixes, however they are written.
+fn has_prefix(peer: &Value, prefixes: &[String]) -> bool {
+    let net = |text: &str| allowed_prefix(text).ok();
+    let mut wanted = prefixes.iter().filter_map(|text| net(text));
+    let texts = || peer.get("allowed_ips").and_then(Value::as_array).into_iter().flatten();
+    wanted.any(|wanted| texts().filter_map(Value::as_str).any(|text| net(text) == Some(wanted)))
 }
 
 /// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.

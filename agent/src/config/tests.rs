@@ -373,11 +373,16 @@ lanes = -1
 
 #[test]
 fn example_files_are_valid() {
-    for name in ["agent.example.toml", "entry.toml", "exit.toml"] {
-        let text = fs::read_to_string(root().join("config").join(name)).unwrap();
-        if let Err(problems) = parse(&text) {
-            panic!("{name}: {problems}");
-        }
+    let mut names = BTreeSet::new();
+    for file in fs::read_dir(root().join("config")).unwrap() {
+        let path = file.unwrap().path();
+        let config = parse(&fs::read_to_string(&path).unwrap());
+        let config = config.unwrap_or_else(|problems| panic!("{}: {problems}", path.display()));
+        assert_eq!(config.notes, [], "{}", path.display());
+        names.insert(path.file_stem().unwrap().to_string_lossy().into_owned());
+    }
+    for name in ["agent.example", "entry", "exit", "site-a", "site-b", "hub", "spoke"] {
+        assert!(names.contains(name), "{name} is not in {names:?}");
     }
 }
 
@@ -390,7 +395,13 @@ fn the_agent_example_shows_the_defaults() {
     assert_eq!(transport, defaults::TRANSPORT);
     assert_eq!((shown.log, shown.limits), (bare.log, bare.limits));
     assert_eq!((shown.access, shown.control, shown.state_dir), (bare.access, bare.control, bare.state_dir));
+    let tun = shown.tun.unwrap();
+    assert_eq!(
+        (&*tun.name, tun.mtu, tun.offload, tun.routes),
+        (defaults::TUN_NAME, defaults::TUN_MTU, defaults::TUN_OFFLOAD, defaults::TUN_ROUTES)
+    );
     let (shown_peer, bare_peer) = (&shown.peers[0], &bare.peers[0]);
+    assert_eq!(shown_peer.dscp, bare_peer.dscp);
     assert_eq!(shown_peer.queue, bare_peer.queue);
     assert_eq!(
         (shown_peer.lanes, shown_peer.keepalive, shown_peer.drop, shown_peer.quota.to_bits()),
@@ -432,6 +443,8 @@ fn the_documented_defaults_are_the_real_ones() {
     let limits = defaults::LIMITS;
     for (key, default) in [
         ("peer.lanes", defaults::LANES.to_string()),
+        ("tun.name", format!("{:?}", defaults::TUN_NAME)),
+        ("tun.routes", defaults::TUN_ROUTES.to_string()),
         ("peer.queue.packets", defaults::QUEUE.packets.to_string()),
         ("peer.queue.bytes", format!("\"{}MiB\"", defaults::QUEUE.bytes >> 20)),
         ("peer.queue.time", format!("\"{}ms\"", defaults::QUEUE.time.as_millis())),
@@ -463,11 +476,11 @@ fn the_documented_defaults_are_the_real_ones() {
 proptest! {
     #[test]
     fn no_text_panics_and_every_refusal_has_a_remedy(
-        at in 0..400_usize,
+        at in 0..600_usize,
         removed in 0..20_usize,
         inserted in "[-a-z0-9=\"\\[\\]{}.,\n#é ]{0,8}",
     ) {
-        let text: Vec<char> = BASE.replace("[[peer]]", "[log]\nlevel = \"info\"\n[limits]\nflows = 3\n[[peer]]\nqueue = { time = \"1s\" }\nendpoints = [\"a:1\"]").chars().collect();
+        let text: Vec<char> = BASE.replace("[[peer]]", "[log]\nlevel = \"info\"\n[limits]\nflows = 3\n[[peer]]\nqueue = { time = \"1s\" }\nendpoints = [\"192.0.2.1:1\"]\nallowed_ips = [\"10.9.0.2\", \"fd09::/64\"]\ndscp = 9\n[tun]\naddress = [\"10.9.0.1/24\"]\nmtu = 1280\n[[peer]]\nendpoints = [\"a:1\"]").chars().collect();
         let at = at.min(text.len());
         let end = (at + removed).min(text.len());
         let text: String = text[..at].iter().copied().chain(inserted.chars()).chain(text[end..].iter().copied()).collect();

@@ -402,7 +402,7 @@ fn first_host(net: IpNet) -> IpNet {
 }
 
 /// A prefix of a peer; an address alone is that address.
-fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
+pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
     let net = match text.parse::<IpAddr>() {
         Ok(address) => prefix(&IpNet::from(address).to_string())?,
         Err(_) => prefix(text)?,

@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::{tests::*, *};
 
 /// The base with a tunnel, lines 9 and 10, and a peer that is dialled at an address, lines 11 to 14.
@@ -172,4 +174,144 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
     let listen = format!("{BASE}{TUNNEL}").replace("127.0.0.1:4433", "10.9.0.1:4433");
     assert!(only_problem(&listen).to_string().contains("10.9.0.1/24 holds 10.9.0.1 of transport.listen[0]"));
     accepted("allowed_ips = [\"192.0.2.8/29\", \"4000::/2\", \"fc00::/7\", \"64.0.0.0/3\"]\n");
+}
+
+const OTHER_KEY: &str = "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0";
+
+/// The tunnel with what follows of its peer "b", beside a state file.
+fn with_state(more: &str, state: &str) -> (tempfile::TempDir, Result<Config, LoadError>) {
+    let folder = tempfile::tempdir().unwrap();
+    Identity::generate().unwrap().write_new(&folder.path().join("id.key")).unwrap();
+    let path = folder.path().join("culvert.toml");
+    fs::write(&path, format!("{BASE}{TUNNEL}{more}")).unwrap();
+    let loaded = Config::load_with(&path, |_| Ok(Some(state.to_owned())));
+    (folder, loaded.map(|(config, _)| config))
+}
+
+#[test]
+fn what_the_configuration_says_stands_and_the_state_file_is_at_fault() {
+    let late = format!("[[peer]]\nname = \"late\"\npublic_key = \"{OTHER_KEY}\"\n");
+    let (_folder, loaded) = with_state("", &format!("{late}allowed_ips = [\"10.9.0.2\"]\ndscp = 0\n"));
+    let config = loaded.unwrap();
+    assert_eq!(
+        (&config.peers[2].allowed_ips, config.peers[2].dscp),
+        (&nets(&["10.9.0.2/32"]), Dscp::Fixed(0))
+    );
+    assert_eq!(config.notes, []);
+    for (more, state, key_path, words) in [
+        (
+            "allowed_ips = [\"10.9.0.2\"]\n",
+            "allowed_ips = [\"10.9.0.2/32\"]\n",
+            "peer[0].allowed_ips[0]",
+            "belongs to \"b\" (peer[1].allowed_ips[0]) of the configuration already",
+        ),
+        (
+            "allowed_ips = [\"198.51.100.0/24\"]\n",
+            "endpoints = [\"198.51.100.9:1\"]\n",
+            "peer[0].endpoints[0]",
+            "198.51.100.9 lies in 198.51.100.0/24 of \"b\" (peer[1].allowed_ips[0]) of the configuration",
+        ),
+        (
+            "",
+            "allowed_ips = [\"192.0.2.0/28\"]\n",
+            "peer[0].allowed_ips[0]",
+            "192.0.2.0/28 holds 192.0.2.7 of \"b\" (peer[1].endpoints[0]) of the configuration",
+        ),
+        (
+            "",
+            "endpoints = [\"10.9.0.9:1\"]\n",
+            "peer[0].endpoints[0]",
+            "lies in 10.9.0.1/24 of tun.address[0]",
+        ),
+        ("", "allowed_ips = [\"::/0\"]\n", "peer[0].allowed_ips[0]", "is a default route"),
+    ] {
+        let error = with_state(more, &format!("{late}{state}")).1.unwrap_err();
+        let LoadError::Problems(found) = error else { panic!("{error}") };
+        let [problem] = &found.problems[..] else { panic!("{found}") };
+        assert!(problem.file.as_ref().is_some_and(|file| file.ends_with("peers.toml")), "{problem:?}");
+        assert_eq!((problem.line, &*problem.key_path), (Some(4), key_path), "{problem}");
+        assert!(problem.to_string().contains(words), "{problem}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_added_is_checked_against_the_tunnel_that_runs() {
+    let config = accepted("allowed_ips = [\"10.9.0.2\", \"198.51.100.0/24\"]\n");
+    let own = PublicKey([9; 32]);
+    let check = |endpoints: &[&str], allowed_ips: &[&str]| {
+        let owned = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
+        let new = state::NewPeer {
+            name: "c".to_owned(),
+            public_key: OTHER_KEY.to_owned(),
+            endpoints: owned(endpoints),
+            allowed_ips: owned(allowed_ips),
+            ..state::NewPeer::default()
+        };
+        state::check(&config, own, &config.peers, &new)
+    };
+    let peer = check(&["203.0.113.1:1"], &["10.9.0.3", "198.51.100.0/25"]).unwrap();
+    assert_eq!(peer.allowed_ips, nets(&["10.9.0.3/32", "198.51.100.0/25"]));
+    for (endpoints, allowed_ips, words) in [
+        (
+            &[][..],
+            &["10.9.0.2/32"][..],
+            "allowed_ips[0]: 10.9.0.2/32 belongs to \"b\" of the configuration already",
+        ),
+        (
+            &[],
+            &["10.9.0.4", "10.9.0.1"],
+            "allowed_ips[1]: 10.9.0.1 is our own address (tun.address of the conf",
+        ),
+        (
+            &[],
+            &["192.0.2.0/24"],
+            "allowed_ips[0]: 192.0.2.0/24 holds 192.0.2.7 of \"b\" of the configuration: ",
+        ),
+        (&[], &["127.0.0.0/7"], "allowed_ips[0]: 127.0.0.0/7 is an address and the length of a prefix"),
+        (&[], &["0.0.0.0/0"], "allowed_ips[0]: 0.0.0.0/0 is a default route"),
+        (&["198.51.100.1:1"], &[], "endpoints[0]: 198.51.100.1 lies in 198.51.100.0/24 of \"b\" of the conf"),
+        (&["[fd09::7]:1"], &[], "endpoints[0]: fd09::7 lies in fd09::1/64 of tun.address of the conf"),
+    ] {
+        let refusal = check(endpoints, allowed_ips).unwrap_err().to_string();
+        assert!(refusal.starts_with(words) && refusal.contains("remedy: "), "{refusal}");
+    }
+}
+
+#[test]
+fn the_two_ends_of_the_examples_fit_together() {
+    let example = |name: &str| parse(&fs::read_to_string(root().join("config").join(name)).unwrap()).unwrap();
+    for (one, other) in [
+        ("site-a.toml", "site-b.toml"),
+        ("site-b.toml", "site-a.toml"),
+        ("spoke.toml", "hub.toml"),
+        ("hub.toml", "spoke.toml"),
+    ] {
+        let (one, other) = (example(one), example(other));
+        // One of its peers is the other end.
+        let has = |peer: &Peer, own: &IpNet| peer.allowed_ips.iter().any(|net| net.contains(&own.addr()));
+        let own = other.tun.unwrap().addresses;
+        assert!(one.peers.iter().any(|peer| own.iter().all(|own| has(peer, own))));
+        // On one link, and only one of them dials.
+        let link = one.tun.unwrap().addresses.iter().map(IpNet::trunc).collect::<Vec<_>>();
+        assert_eq!(link, own.iter().map(IpNet::trunc).collect::<Vec<_>>());
+        let dials = |peers: &[Peer]| peers.iter().any(|peer| !peer.endpoints.is_empty());
+        assert_ne!(dials(&one.peers), dials(&other.peers));
+    }
+}
+
+#[test]
+fn no_prefix_is_written_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut edit = state::Edit::begin(&folder.path().join("peers.toml")).unwrap();
+    let new = |name: &str, key: &str, prefix: &str| state::NewPeer {
+        name: name.to_owned(),
+        public_key: key.to_owned(),
+        allowed_ips: vec![prefix.to_owned()],
+        ..state::NewPeer::default()
+    };
+    edit.add(&new("a", KEY, "10.9.0.2")).unwrap();
+    assert!(edit.text().contains("allowed_ips = [\"10.9.0.2\"]\n"), "{}", edit.text());
+    let twice = edit.add(&new("b", KEY_2, "10.9.0.2/32")).unwrap_err().to_string();
+    assert!(twice.contains("has a peer of that prefix"), "{twice}");
+    edit.add(&new("b", KEY_2, "10.9.0.0/24")).unwrap();
 }

@@ -56,8 +56,8 @@ pub enum Event {
     Lost(ConnectionError),
     /// Plain DATAGRAM frames came.
     Datagrams,
-    /// The path takes packets of this size now, in bytes of UDP payload.
-    Mtu(u16),
+    /// Path MTU discovery has found another size.
+    Mtu,
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
@@ -420,7 +420,7 @@ impl Control {
             let mtu = connection.quinn.current_mtu();
             if mtu != connection.mtu && connection.peer.is_some() {
                 connection.mtu = mtu;
-                self.events.push((handle, Event::Mtu(mtu)));
+                self.events.push((handle, Event::Mtu));
             }
             if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
             {

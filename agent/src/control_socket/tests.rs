@@ -70,8 +70,9 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "identity = {{ key_file = \"id.key\", state_dir = \"state\" }}\ntransport.listen = [\"127.0.0.1:4433\"]\n\
+             tun.address = [\"10.9.0.1/24\"]\n\
              [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
-             [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n\
+             [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\nallowed_ips = [\"10.9.0.7\"]\n\
              [[udp]]\nlisten = \"127.0.0.1:5300\"\npeer = \"exit\"\nservice = \"x\"\n"
         );
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
@@ -116,6 +117,7 @@ fn a_peer_is_added_listed_and_removed() {
         endpoints: vec!["b.example:1".to_owned()],
         lanes: Some(2),
         services: vec!["dns".to_owned()],
+        allowed_ips: vec!["10.9.0.2".to_owned(), "fd09::/64".to_owned()],
         name: "b".to_owned(),
         public_key: KEY_2.to_owned(),
     };
@@ -129,6 +131,7 @@ fn a_peer_is_added_listed_and_removed() {
         endpoints: vec!["b.example:1".to_owned()],
         lanes: 2,
         services: vec!["dns".to_owned()],
+        allowed_ips: vec!["10.9.0.2/32".to_owned(), "fd09::/64".to_owned()],
     };
     assert_eq!((peers[0].origin.as_str(), &peers[1..]), ("config", &[listed][..]));
 
@@ -158,6 +161,35 @@ fn a_peer_of_the_configuration_is_shut_out_until_the_next_start_and_cannot_be_ad
     assert!(refusal(&again).1.contains("(remedy: restart the daemon, which lets it in again"), "{again:?}");
     let renamed = desk.answer(add("other", KEY).to_line().as_bytes());
     assert!(refusal(&renamed).1.starts_with("\"exit\" is a peer of the configuration that was removed"));
+}
+
+#[test]
+fn prefixes_of_other_peers_and_prefixes_without_a_tunnel_are_refused() {
+    let mut case = Case::new(false);
+    let routed = |case: &Case, name: &str, prefix: &str| {
+        let allowed_ips = vec![prefix.to_owned()];
+        let (name, public_key) = (name.to_owned(), KEY_2.to_owned());
+        let new = AddPeer { name, public_key, allowed_ips, ..AddPeer::default() };
+        case.desk().answer(Request::PeerAdd(new).to_line().as_bytes())
+    };
+    let exit = "allowed_ips[0]: 10.9.0.7/32 belongs to \"exit\" of the configuration already";
+    let answer = routed(&case, "b", "10.9.0.7");
+    assert!(refusal(&answer).0 && refusal(&answer).1.starts_with(exit), "{answer:?}");
+    // The next start would find both.
+    let removed = case.desk().answer(remove("exit").to_line().as_bytes());
+    assert!(matches!(removed, Answer::Done { .. }), "{removed:?}");
+    let answer = routed(&case, "b", "10.9.0.7");
+    assert!(refusal(&answer).1.starts_with(exit), "{answer:?}");
+    assert_eq!(case.state(), "");
+
+    let mut config = Config::clone(&case.config);
+    config.tun = None;
+    config.peers[0].allowed_ips.clear();
+    case.config = Arc::new(config);
+    let answer = routed(&case, "b", "10.9.0.2");
+    let words =
+        "allowed_ips: there is no [tun]: no IP packets are carried (remedy: add [tun] with an address";
+    assert!(refusal(&answer).0 && refusal(&answer).1.starts_with(words), "{answer:?}");
 }
 
 #[test]
@@ -271,6 +303,12 @@ fn what_is_no_request_is_refused() {
 #[test]
 fn messages_are_lines_that_carry_the_version() {
     assert_eq!(Request::Status {}.to_line(), "{\"request\":\"status\",\"version\":1}\n");
+    // A daemon that knows no tunnel would refuse the member.
+    assert!(!add("a", KEY).to_line().contains("allowed_ips"));
+    let listed = b"{\"answer\":\"peers\",\"version\":1,\"peers\":[{\"name\":\"a\",\"origin\":\"state\",\"public_keys\":[],\
+                   \"endpoints\":[],\"lanes\":0,\"services\":[]}]}";
+    let Some(Answer::Peers { peers }) = Answer::from_line(listed) else { panic!("an older daemon's list") };
+    assert_eq!(peers[0].allowed_ips, Vec::<String>::new());
     for request in [Request::Status {}, Request::PeerList {}, add("a", KEY), remove("a")] {
         assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
     }

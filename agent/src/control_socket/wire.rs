@@ -52,6 +52,9 @@ pub struct AddPeer {
     /// The names of our services that it may use.
     #[serde(default)]
     pub services: Vec<String>,
+    /// Its inner addresses, as prefixes. Left out if there are none: an older daemon refuses the member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed_ips: Vec<String>,
 }
 
 /// Why a line is no request.
@@ -148,6 +151,9 @@ pub struct ListedPeer {
     pub lanes: u8,
     /// The names of our services that it may use.
     pub services: Vec<String>,
+    /// Its inner addresses; an older daemon says nothing of them.
+    #[serde(default)]
+    pub allowed_ips: Vec<String>,
 }
 
 impl ListedPeer {
@@ -162,6 +168,7 @@ impl ListedPeer {
             endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
             lanes: peer.lanes,
             services: peer.services.iter().filter_map(service).collect(),
+            allowed_ips: peer.allowed_ips.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -178,15 +185,15 @@ pub fn label(origin: Origin) -> &'static str {
 
 impl From<AddPeer> for NewPeer {
     fn from(peer: AddPeer) -> Self {
-        let AddPeer { name, public_key, endpoints, lanes, services } = peer;
-        Self { name, public_key, endpoints, lanes, services }
+        let AddPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
+        Self { name, public_key, endpoints, lanes, services, allowed_ips }
     }
 }
 
 impl From<NewPeer> for AddPeer {
     fn from(peer: NewPeer) -> Self {
-        let NewPeer { name, public_key, endpoints, lanes, services } = peer;
-        Self { name, public_key, endpoints, lanes, services }
+        let NewPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
+        Self { name, public_key, endpoints, lanes, services, allowed_ips }
     }
 }
 

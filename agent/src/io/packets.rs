@@ -89,6 +89,20 @@ impl PacketDelivery {
         self.pieces.push(Piece { slot, range, next: None });
     }
 
+    /// Makes `header` the own header of message `place`, in the stead of as many bytes that its first piece begins with: it is
+    /// one packet, listed whole.
+    ///
+    /// # Panics
+    /// When there is no such message, or its first piece is shorter.
+    pub fn set_header(&mut self, place: usize, header: &[u8]) {
+        let (message, start) = (&mut self.messages[place], self.headers.len());
+        let Some(first) = message.first.and_then(|first| self.pieces.get_mut(first)) else { return };
+        assert!(header.len() <= first.range.len() && message.header.is_empty());
+        first.range.start += header.len();
+        self.headers.extend_from_slice(header);
+        message.header = start..self.headers.len();
+    }
+
     /// A message, to change what the kernel is told of it, and its own header.
     ///
     /// # Panics
@@ -169,5 +183,20 @@ mod tests {
             })
             .collect();
         assert_eq!(texts, [(b"Haabbee".to_vec(), 3, 2, 7), (b"dd".to_vec(), 1, 1, 2)]);
+    }
+
+    #[test]
+    fn a_packet_that_others_join_gets_a_header_of_its_own() {
+        let mut batch = ReceiveBatch::new(1, 16);
+        assert!(batch.push(Meta::EMPTY, b"hhaahhbb"));
+        let mut list = PacketDelivery::default();
+        let place = list.begin(VnetHeader::default(), 1, &[]);
+        list.add(place, 0, 0..4);
+        list.set_header(place, b"HH");
+        list.add(place, 0, 6..8);
+        let message = &list.messages()[place];
+        assert_eq!((message.packets, message.pieces, message.bytes), (2, 2, 6));
+        assert_eq!(list.header(message), b"HH");
+        assert_eq!(list.pieces(message, &batch).collect::<Vec<_>>(), [b"aa", b"bb"]);
     }
 }

@@ -162,31 +162,37 @@ impl TunQueue for KernelTun {
         headers.clear();
         let Some(reader) = &self.reader else { return Err(io::ErrorKind::WouldBlock.into()) };
         let mut bytes = 0;
-        while batch.len() < batch.slots() && (bytes < most_bytes || batch.is_empty()) {
+        while batch.is_empty() {
+            // Where nothing waits, this is what has the token reported.
             let Poll::Ready(guard) = reader.poll_read_ready(&mut Context::from_waker(&self.waker)) else {
-                break;
+                return Err(io::ErrorKind::WouldBlock.into());
             };
-            let slot = batch.len();
-            let result = guard?.try_io(|fd| read(fd.get_ref(), self.offload.tcp, batch.room(slot)));
-            let (header, len) = match result {
-                Ok(Ok(packet)) => packet,
-                // It comes again, with nothing before it.
-                Ok(Err(_)) if !batch.is_empty() => break,
-                Ok(Err(error)) => return Err(error),
-                Err(_would_block) => break,
-            };
-            let Some(header) = header else {
-                self.stats.read_errors += 1;
-                continue;
-            };
-            self.stats.reads += 1;
-            self.stats.read_bytes += len as u64;
-            self.stats.read_super += u64::from(header.gso != Gso::None);
-            bytes += len;
-            batch.accept(slot, Meta { len, segment: len, ..Meta::EMPTY });
-            headers.push(header);
+            let mut guard = guard?;
+            while batch.len() < batch.slots() && bytes < most_bytes {
+                let slot = batch.len();
+                let (header, len) = match read(reader.get_ref(), self.offload.tcp, batch.room(slot)) {
+                    Ok(packet) => packet,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        guard.clear_ready();
+                        break;
+                    }
+                    // It comes again, with nothing before it.
+                    Err(_) if !batch.is_empty() => break,
+                    Err(error) => return Err(error),
+                };
+                let Some(header) = header else {
+                    self.stats.read_errors += 1;
+                    continue;
+                };
+                self.stats.reads += 1;
+                self.stats.read_bytes += len as u64;
+                self.stats.read_super += u64::from(header.gso != Gso::None);
+                bytes += len;
+                batch.accept(slot, Meta { len, segment: len, ..Meta::EMPTY });
+                headers.push(header);
+            }
         }
-        if batch.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        Ok(())
     }
 
     fn deliver(

@@ -48,6 +48,18 @@ pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8) -> u16 {
     fold(u64::from(address(source)) + u64::from(address(destination)) + u64::from(protocol))
 }
 
+/// The checksum of what has this sum.
+///
+/// 0 is written as 0xffff, which is the same number and in UDP does not say that there is none (RFC 768).
+#[inline]
+#[must_use]
+pub fn finish(sum: u16) -> u16 {
+    match !sum {
+        0 => 0xffff,
+        checksum => checksum,
+    }
+}
+
 /// The checksum after one word that it covers has changed (RFC 1624 equation 3).
 #[inline]
 #[must_use]
@@ -57,12 +69,9 @@ pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
 
 /// Completes the partial checksum that stands at `start + offset` and covers all from `start` on, whose field holds the
 /// pseudo-header's sum. False, and nothing is written, if it lies outside of `packet`.
-///
-/// A result of 0 is written as 0xffff, which is the same number and in UDP does not say that there is none (RFC 768).
 pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> bool {
     let Some(covered) = packet.get_mut(start..) else { return false };
-    let checksum = !sum(covered);
-    let checksum = if checksum == 0 { 0xffff } else { checksum };
+    let checksum = finish(sum(covered));
     match covered.get_mut(offset..).and_then(|bytes| bytes.first_chunk_mut()) {
         Some(field) => {
             *field = checksum.to_be_bytes();

@@ -249,35 +249,35 @@ impl<'a> Cut<'a> {
         if !self.partial {
             sum += u64::from(checksum::sum(payload));
         }
-        let Some(tcp) = &l4.tcp else {
-            let length = length as u16;
-            transport[4..6].copy_from_slice(&length.to_be_bytes());
-            let right = if self.partial {
-                checksum::fold(sum)
-            } else {
-                // A UDP checksum of 0 says that there is none.
-                Some(!checksum::fold(sum + u64::from(length))).filter(|sum| *sum != 0).unwrap_or(0xffff)
-            };
-            transport[6..8].copy_from_slice(&right.to_be_bytes());
-            return;
+        let field = match &l4.tcp {
+            Some(tcp) => {
+                let sequence = tcp.sequence.wrapping_add((index * self.segment) as u32);
+                let [offset, mut flags] = tcp.flags;
+                if index > 0 {
+                    flags &= !CWR;
+                }
+                if index + 1 < self.count {
+                    flags &= !FIN_PSH;
+                }
+                transport[4..8].copy_from_slice(&sequence.to_be_bytes());
+                transport[13] = flags;
+                if !self.partial {
+                    sum += u64::from(sequence >> 16) + u64::from(sequence & 0xffff);
+                    sum += u64::from(u16::from_be_bytes([offset, flags]));
+                }
+                16
+            }
+            None => {
+                transport[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+                if !self.partial {
+                    sum += length as u64;
+                }
+                6
+            }
         };
-        let sequence = tcp.sequence.wrapping_add((index * self.segment) as u32);
-        transport[4..8].copy_from_slice(&sequence.to_be_bytes());
-        let [offset, mut flags] = tcp.flags;
-        if index > 0 {
-            flags &= !CWR;
-        }
-        if index + 1 < self.count {
-            flags &= !FIN_PSH;
-        }
-        transport[13] = flags;
-        let right = if self.partial {
-            checksum::fold(sum)
-        } else {
-            let flags = u16::from_be_bytes([offset, flags]);
-            !checksum::fold(sum + u64::from(sequence >> 16) + u64::from(sequence & 0xffff) + u64::from(flags))
-        };
-        transport[16..18].copy_from_slice(&right.to_be_bytes());
+        let sum = checksum::fold(sum);
+        let right = if self.partial { sum } else { checksum::finish(sum) };
+        transport[field..field + 2].copy_from_slice(&right.to_be_bytes());
     }
 
     /// Appends packet `index` to `out`.

@@ -102,9 +102,9 @@ mod tests {
             assert_eq!(IpView::parse(&packet).unwrap().traffic_class, 0xb8 | ecn);
             assert_eq!((packet[0], packet[1] & 0xf), (0x6b, 0xf));
         }
-        for mut short in [&mut [][..], &mut [0x45], &mut [0x60], &mut [0x45; 11], &mut [0; 40]] {
+        for short in [&mut [][..], &mut [0x45], &mut [0x60], &mut [0x45; 11], &mut [0; 40]] {
             let before = short.to_vec();
-            set_ecn(&mut short, 3);
+            set_ecn(short, 3);
             assert_eq!(short, before);
         }
     }

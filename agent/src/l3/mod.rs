@@ -11,6 +11,7 @@
 //! | what TCP is told to send at most | `mss.rs` |
 //! | how congestion marks cross the tunnel | `ecn.rs` |
 //! | how the Internet checksum is reckoned | `checksum.rs` |
+//! | what holds for any packets, and a model of the kernel to compare with (tests and fuzzing) | `properties.rs`, `model.rs` |
 
 use quic_core::{HEADER_LEN, TAG_LEN};
 
@@ -19,7 +20,11 @@ pub mod cut;
 pub mod ecn;
 pub mod icmp;
 pub mod merge;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod model;
 pub mod mss;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod properties;
 pub mod routes;
 pub mod view;
 pub mod vnet;

@@ -120,14 +120,18 @@ pub struct LaneSlot {
     pub underlay: UnderlayId,
     /// Where its packets go; `None` at the listener until the first packet has come.
     pub path: Option<Path>,
-    /// The largest packet to send, in bytes of UDP payload.
+    /// The largest packet to send, in bytes of UDP payload: that of all of the peer's lanes, at most its own.
     pub packet_budget: usize,
+    /// What the search for its path's MTU does not go above, in bytes of UDP payload.
+    pub largest_packet: usize,
     /// When it was opened.
     pub opened: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
     validation: Option<Validation>,
     touched: bool,
+    /// The largest packet that its own search last told; `None` before it began.
+    path_packet: Option<usize>,
 }
 
 impl LaneSlot {
@@ -152,10 +156,12 @@ impl LaneSlot {
             underlay,
             path: None,
             packet_budget,
+            largest_packet: packet_budget,
             opened,
             exhausted: false,
             validation: None,
             touched: false,
+            path_packet: None,
         }
     }
 
@@ -205,6 +211,29 @@ impl LaneSlot {
             LaneState::Up | LaneState::Draining { .. } => {}
         }
         true
+    }
+
+    /// Searches for the MTU of a path that has been validated: from the budget on, or from what the path before it carried.
+    pub fn search_mtu(&mut self) {
+        let start = self.path_packet.unwrap_or(self.packet_budget);
+        self.core.start_mtu_search(self.largest_packet, start);
+    }
+
+    /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. If it fell, it holds at once.
+    #[inline]
+    pub fn take_path_packet(&mut self) -> Option<usize> {
+        let bytes = self.core.max_packet();
+        if !self.is_up() || self.path_packet == Some(bytes) {
+            return None;
+        }
+        self.path_packet = Some(bytes);
+        self.packet_budget = self.packet_budget.min(bytes);
+        Some(bytes)
+    }
+
+    /// The largest packet on any lane of the peer has changed: it holds here, too, unless this path carries less.
+    pub fn set_budget(&mut self, bytes: usize) {
+        self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
     }
 
     /// The challenge that is to be sent now, where to, and how large its packet may be.

@@ -38,6 +38,8 @@ struct Placed {
     epoch: u64,
     since: Instant,
     up: bool,
+    /// The largest packet that its path carries, once its keeper has said so.
+    largest: Option<usize>,
 }
 
 /// Which lanes of one session there are, and which were asked for.
@@ -121,7 +123,7 @@ impl Openings {
     /// A keeper was told to keep this lane; one that had its index drains.
     pub fn placed(&mut self, index: u8, epoch: u64, now: Instant) {
         if let Some(place) = self.placed.get_mut(usize::from(index))
-            && place.replace(Placed { epoch, since: now, up: false }).is_some()
+            && place.replace(Placed { epoch, since: now, up: false, largest: None }).is_some()
         {
             self.draining.push(now + DRAIN_TIME);
         }
@@ -141,6 +143,21 @@ impl Openings {
         {
             placed.up = true;
         }
+    }
+
+    /// The path of a lane carries packets of so many bytes.
+    pub fn carries(&mut self, index: u8, epoch: u64, bytes: usize) {
+        if let Some(Some(placed)) = self.placed.get_mut(usize::from(index))
+            && placed.epoch == epoch
+        {
+            placed.largest = Some(bytes);
+        }
+    }
+
+    /// The largest packet that the paths of all lanes that are up carry; `None` while none is known.
+    #[must_use]
+    pub fn largest_packet(&self) -> Option<usize> {
+        self.placed.iter().flatten().filter(|placed| placed.up).filter_map(|placed| placed.largest).min()
     }
 
     /// A lane is no longer there; false if it was not.
@@ -181,6 +198,25 @@ mod tests {
         assert!(!openings.admit(0, 4));
         assert!(!openings.admit(MAX_LANES, 9));
         assert!(!openings.admit(2, 0));
+    }
+
+    #[test]
+    fn the_largest_packet_is_the_least_of_the_lanes_that_are_up() {
+        let clock = ManualClock::default();
+        let mut openings = Openings::new(3);
+        for index in 0..3 {
+            openings.placed(index, 5, clock.now());
+        }
+        openings.up(0, 5);
+        assert_eq!(openings.largest_packet(), None, "nothing is known of it");
+        openings.carries(0, 5, 1452);
+        openings.carries(1, 5, 1200);
+        assert_eq!(openings.largest_packet(), Some(1452), "lane 1 is not up");
+        openings.up(1, 5);
+        openings.carries(1, 4, 1100);
+        assert_eq!(openings.largest_packet(), Some(1200), "an opening before this one said the other");
+        openings.lost(1, 5, clock.now());
+        assert_eq!(openings.largest_packet(), Some(1452), "a lane that is lost is forgotten");
     }
 
     #[test]

@@ -117,6 +117,9 @@ metrics! {
         lane_packets_acked: counter "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.";
         lane_packets_lost: counter "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.";
         lane_packets_spuriously_lost: counter "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.";
+        lane_mtu_probes: counter "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.";
+        lane_mtu_probes_lost: counter "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.";
+        lane_black_holes: counter "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.";
         lane_packet_bytes: gauge "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.";
         peer_oversized: counter "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).";
         peer_spoofed: counter "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).";

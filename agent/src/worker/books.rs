@@ -375,6 +375,9 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.acked_packets += lane.acked_packets;
     sum.lost_packets += lane.lost_packets;
     sum.spuriously_lost_packets += lane.spuriously_lost_packets;
+    sum.mtu_probes_sent += lane.mtu_probes_sent;
+    sum.mtu_probes_lost += lane.mtu_probes_lost;
+    sum.black_holes += lane.black_holes;
     sum.window_overflows += lane.window_overflows;
     sum.duplicates += lane.duplicates;
     sum.too_old += lane.too_old;

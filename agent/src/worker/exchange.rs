@@ -48,7 +48,7 @@ pub(super) enum Order {
     DrainLane { lane: LaneName },
     /// The lanes that are up, one bit each, and how many are wanted.
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
-    /// The largest packet has changed, in bytes of UDP payload.
+    /// The largest packet to a peer has changed, in bytes of UDP payload.
     Budget { peer: PeerId, session: SessionId, bytes: usize },
     /// Nothing is heard of a peer, or it is heard again.
     Suspect { peer: PeerId, session: SessionId, suspect: bool },
@@ -56,6 +56,8 @@ pub(super) enum Order {
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: a lane carries payloads.
     LaneUp { lane: LaneName },
+    /// To the owner: the path of a lane carries packets of so many bytes of UDP payload.
+    LaneBudget { lane: LaneName, bytes: usize },
     /// To the owner: a lane could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
@@ -105,8 +107,10 @@ pub(super) struct LaneOrder {
     /// To send with and to receive with; as long as the suite's hash.
     pub(super) secrets: [Zeroizing<[u8; 48]>; 2],
     pub(super) initial_rtt: Duration,
-    /// The largest packet, in bytes of UDP payload.
+    /// The largest packet at first, in bytes of UDP payload.
     pub(super) budget: usize,
+    /// The largest that both ends agree to, if the path carries it.
+    pub(super) largest: usize,
     pub(super) port: LanePort,
 }
 

@@ -41,6 +41,7 @@ impl Worker {
         };
         let (place, path) = ((index, order.name.epoch), (underlay, order.budget));
         let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
+        slot.largest_packet = order.largest;
         if let Some(destination) = remote {
             slot.validate(Path { destination, source: None, tos: 0 }, self.doors.random_bytes(), now);
         }
@@ -91,12 +92,29 @@ impl Worker {
 
     /// A lane carries payloads from now on, or its path has moved.
     pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path.map(|path| path.destination));
+        self.lanes.touch(id);
         tracing::debug!(peer = self.peer_name(lane.peer), lane = lane.index, remote = ?destination, "lane up");
         self.tell_owner(lane, Order::LaneUp { lane }, now);
+        self.note_path_packet(id, now);
         self.settle_flows(lane.peer);
         self.drain_queue(lane.peer, now);
+    }
+
+    /// The owner is told if a lane has found that its path carries other packets than it last said.
+    pub(super) fn note_path_packet(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let Some(bytes) = slot.take_path_packet() else { return };
+        let lane = name_of_lane(slot);
+        tracing::debug!(
+            peer = self.peer_name(lane.peer),
+            lane = lane.index,
+            bytes,
+            "what the lane's path carries"
+        );
+        self.tell_owner(lane, Order::LaneBudget { lane, bytes }, now);
     }
 
     /// A lane cannot go on.
@@ -195,15 +213,14 @@ impl Worker {
     /// The largest packet to a peer has changed.
     pub(super) fn set_budget(&mut self, peer: PeerId, session: SessionId, bytes: usize) {
         let Some(link) = self.link_named(peer, session) else { return };
+        let before = std::mem::replace(&mut link.budget, bytes);
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        let mut changed = false;
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {
-                changed |= slot.packet_budget != bytes;
-                slot.packet_budget = bytes;
+                slot.set_budget(bytes);
             }
         }
-        if changed {
+        if before != bytes {
             tracing::debug!(peer = self.peer_name(peer), bytes, "packet size");
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use quic_core::{ConnectionId, Suite};
+use quic_core::{ConnectionId, Suite, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use zeroize::Zeroizing;
 
@@ -134,7 +134,8 @@ impl Worker {
             suite,
             secrets,
             initial_rtt: quinn.rtt(),
-            budget: self.packet_budget(id, quinn.current_mtu()),
+            budget: self.packet_budget(id).unwrap_or(TRANSMIT_CAPACITY),
+            largest: self.largest_to(id).into(),
             port,
         };
         if let Some(session) = self.session_mut(id) {
@@ -176,6 +177,14 @@ impl Worker {
         if let Some(session) = self.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
             self.tell_lanes(lane.peer, now);
+        }
+    }
+
+    /// The path of a lane carries packets of so many bytes.
+    pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize, now: Instant) {
+        if let Some(session) = self.session_named(lane.peer, lane.session) {
+            session.openings.carries(lane.index, lane.epoch, bytes);
+            self.settle_budget(lane.peer, now);
         }
     }
 
@@ -310,6 +319,7 @@ impl Worker {
         let Some(session) = self.session_of(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
         self.tell_all(|| Order::LanesUp { peer: id, session, up, wanted }, now);
+        self.settle_budget(id, now);
     }
 
     fn drain_at_keeper(&mut self, lane: LaneName, now: Instant) {
@@ -317,19 +327,53 @@ impl Worker {
         self.tell(keeper, Order::DrainLane { lane }, now);
     }
 
-    /// The largest packet on a lane of `peer`, in bytes of UDP payload.
-    pub(super) fn packet_budget(&self, peer: PeerId, mtu: u16) -> usize {
+    /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
+    fn largest_to(&self, peer: PeerId) -> u16 {
         let accepted = self.session_of(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
-        usize::from(mtu.min(accepted).min(largest_packet(&self.config)))
+        accepted.min(largest_packet(&self.config))
     }
 
-    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle, mtu: u16, now: Instant) {
-        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        let bytes = self.packet_budget(peer, mtu);
-        let Some(session) = self.session_of(peer).filter(|session| session.handle == handle) else { return };
-        let session = session.id;
-        self.tell_all(|| Order::Budget { peer, session, bytes }, now);
+    /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
+    /// that of the control connection.
+    fn packet_budget(&self, peer: PeerId) -> Option<usize> {
+        let session = self.session_of(peer)?;
+        let of_lanes = session.openings.largest_packet();
+        of_lanes.or_else(|| {
+            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
+            Some(mtu.min(self.largest_to(peer)).into())
+        })
+    }
+
+    /// The largest packet to `peer` may be another.
+    fn settle_budget(&mut self, peer: PeerId, now: Instant) {
+        if self.tell_budget(peer, now) {
+            self.budget_changed(peer, now);
+        }
+    }
+
+    /// Tells every worker the largest packet to `peer`; false if they know.
+    fn tell_budget(&mut self, peer: PeerId, now: Instant) -> bool {
+        let Some(bytes) = self.packet_budget(peer) else { return false };
+        let Some(session) = self.session_of(peer).map(|session| session.id) else { return false };
+        let changed = self.link_named(peer, session).is_some_and(|link| link.budget != bytes);
+        if changed {
+            self.tell_all(|| Order::Budget { peer, session, bytes }, now);
+        }
+        changed
+    }
+
+    /// A session begins: with the largest packet that the control connection has found so far.
+    pub(super) fn begin_budget(&mut self, peer: PeerId, now: Instant) {
+        self.tell_budget(peer, now);
         self.budget_changed(peer, now);
+    }
+
+    /// The control connection has found that its path carries other packets.
+    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle, now: Instant) {
+        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        if self.session_of(peer).is_some_and(|session| session.handle == handle) {
+            self.settle_budget(peer, now);
+        }
     }
 
     fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {

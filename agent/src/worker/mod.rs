@@ -462,6 +462,7 @@ impl Worker {
         self.underlays.finish(&mut self.lanes, now);
         while let Some(id) = self.lanes.next_touched() {
             self.note_heard(id, now);
+            self.note_path_packet(id, now);
             let Some(slot) = self.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path);
             if slot.exhausted {
@@ -474,10 +475,11 @@ impl Worker {
                 });
             }
             if let Some(path) = path {
-                let most = quic_core::TRANSMIT_CAPACITY;
-                while self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
-                    lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
-                }) {}
+                while let Some(most) = self.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
+                    && self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
+                        lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
+                    })
+                {}
             }
             if let Some(at) = self.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
                 self.timers.arm(Timer::Lane(id), at);

@@ -93,6 +93,7 @@ impl Worker {
                 }
             }
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
+            Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {

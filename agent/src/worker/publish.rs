@@ -461,6 +461,9 @@ impl PeerHandles {
         totals.lane_packets_spuriously_lost.publish(lanes.spuriously_lost_packets);
         totals.peer_oversized.publish(relay.uplink.dropped[DropReason::TooLarge as usize]);
         totals.peer_spoofed.publish(relay.downlink.dropped[DropReason::Spoofed as usize]);
+        totals.lane_mtu_probes.publish(lanes.mtu_probes_sent);
+        totals.lane_mtu_probes_lost.publish(lanes.mtu_probes_lost);
+        totals.lane_black_holes.publish(lanes.black_holes);
         totals.queue_packets.set((relay.queue.datagrams() + relay.awaiting.datagrams()) as u64);
         totals.queue_bytes.set((relay.queue.bytes() + relay.awaiting.bytes()) as u64);
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];

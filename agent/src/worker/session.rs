@@ -186,7 +186,7 @@ impl Worker {
             Event::Opened(stream) => self.stream_opened(handle, stream, now),
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
-            Event::Mtu(mtu) => self.mtu_changed(handle, mtu, now),
+            Event::Mtu => self.mtu_changed(handle, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);
@@ -454,6 +454,7 @@ impl Worker {
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
+        self.begin_budget(id, now);
         if dialled {
             for index in 0..wanted {
                 self.ask_for_lane(id, index, now);

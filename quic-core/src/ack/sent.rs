@@ -7,6 +7,7 @@ use super::Rtt;
 use super::rate::DeliveryRate;
 use crate::bits::BitRing;
 use crate::frame::AckFrame;
+use crate::mtu::Fate;
 
 /// Packets that the window remembers: 16 ms at a million packets per second, in 132 KiB.
 pub(super) const CAPACITY: u64 = BitRing::<WORDS>::BITS;
@@ -53,7 +54,8 @@ impl Volume {
 ///              └── window full ──▶ forgotten, counted
 /// ```
 ///
-/// ACK-only packets are recorded for their time, but are never in flight. The memory is allocated with the first packet.
+/// ACK-only packets are recorded for their time, but are never in flight. A lost MTU probe is only that: it counts as no lost
+/// packet, nor as late if it is acknowledged after all. The memory is allocated with the first packet.
 /// An ACK costs one step for each packet that it newly acknowledges; ranges that repeat old news cost a step for each
 /// 64 packets of them above `oldest`.
 #[derive(Debug)]
@@ -65,10 +67,18 @@ pub(crate) struct SentWindow {
     in_flight: Volume,
     /// When the newest ack-eliciting packet was sent.
     last_ack_eliciting: Option<Instant>,
+    /// When a packet was last acknowledged, a probe sent, or the first packet put in flight.
+    waiting_since: Option<Instant>,
     /// When the oldest packet below `largest_acked` is lost by time.
     loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
     probes: u32,
+    /// The MTU probe in flight.
+    mtu_probe: Option<u64>,
+    /// What became of the last one, until it is taken.
+    mtu_fate: Option<Fate>,
+    /// Bytes of the largest packet lost since that was last taken, MTU probes aside.
+    largest_lost: u16,
     rate: DeliveryRate,
 }
 
@@ -113,8 +123,12 @@ impl SentWindow {
             largest_acked: None,
             in_flight: Volume { packets: 0, bytes: 0 },
             last_ack_eliciting: None,
+            waiting_since: None,
             loss_time: None,
             probes: 0,
+            mtu_probe: None,
+            mtu_fate: None,
+            largest_lost: 0,
             rate: DeliveryRate::new(),
         }
     }
@@ -140,6 +154,7 @@ impl SentWindow {
         if ack_eliciting {
             if self.in_flight.packets == 0 {
                 self.rate.begin(number, now);
+                self.waiting_since = Some(now);
             }
             ring.in_flight.insert(number);
             self.in_flight.add(bytes);
@@ -173,6 +188,7 @@ impl SentWindow {
 
         if outcome.acked.packets > 0 {
             self.probes = 0;
+            self.waiting_since = Some(now);
             self.rate.acked(outcome.acked.bytes, ack.largest, self.next, now);
         }
         if self.largest_acked < Some(ack.largest) {
@@ -180,6 +196,11 @@ impl SentWindow {
             if outcome.acked.packets > 0 {
                 rtt.sample(ring.records[place(ack.largest)].age(ring.origin, now), ack.delay);
             }
+        }
+        if let Some(number) = self.mtu_probe
+            && ack.ranges().any(|range| range.contains(&number))
+        {
+            self.settle_mtu_probe(Fate::Acked);
         }
         outcome.lost = self.detect_losses(now, rtt);
         outcome
@@ -192,22 +213,56 @@ impl SentWindow {
     }
 
     /// When to probe (RFC 9002 §6.2.1): the tail is unacknowledged, and no packet is about to be lost by time.
+    ///
+    /// No window makes the sender pause, so that there may be no tail for as long as all is lost that it sends: then after two
+    /// PTOs without an acknowledgement.
     #[inline]
     pub(crate) fn probe_time(&self, rtt: &Rtt) -> Option<Instant> {
         if self.in_flight.packets == 0 || self.loss_time.is_some() {
             return None;
         }
-        Some(self.last_ack_eliciting? + rtt.pto() * (1 << self.probes.min(MAX_BACKOFF)))
+        let pto = rtt.pto() * (1 << self.probes.min(MAX_BACKOFF));
+        Some((self.last_ack_eliciting? + pto).min(self.waiting_since? + 2 * pto))
     }
 
     /// Notes that the packet recorded last is a probe.
-    pub(crate) fn probe_sent(&mut self) {
+    pub(crate) fn probe_sent(&mut self, now: Instant) {
         self.probes = self.probes.saturating_add(1);
+        self.waiting_since = Some(now);
     }
 
     /// Probes sent since an ACK last acknowledged something new.
     pub(crate) fn probes(&self) -> u32 {
         self.probes
+    }
+
+    /// Notes that the packet recorded last is an MTU probe: its loss is no packet's loss, and its fate is to be asked for.
+    pub(crate) fn mtu_probe_sent(&mut self) {
+        self.mtu_probe = self.next.checked_sub(1);
+    }
+
+    /// What became of the MTU probe, once.
+    #[inline]
+    pub(crate) fn take_mtu_fate(&mut self) -> Option<Fate> {
+        self.mtu_fate.take()
+    }
+
+    /// From now on the MTU probe is a packet like any other.
+    pub(crate) fn forget_mtu_probe(&mut self) {
+        self.mtu_probe = None;
+        self.mtu_fate = None;
+    }
+
+    /// Bytes of the largest packet that was lost since this was last asked; 0 for none.
+    #[inline]
+    pub(crate) fn take_largest_lost(&mut self) -> u16 {
+        std::mem::take(&mut self.largest_lost)
+    }
+
+    #[cold]
+    fn settle_mtu_probe(&mut self, fate: Fate) {
+        self.mtu_probe = None;
+        self.mtu_fate = Some(fate);
     }
 
     /// One above the highest number sent.
@@ -240,11 +295,19 @@ impl SentWindow {
             return outcome;
         };
         let Ring { origin, records, in_flight, lost } = ring;
+        let mut mtu_probe_lost = self
+            .mtu_probe
+            .is_some_and(|number| number < unsettled.start && number + PACKET_THRESHOLD <= largest_acked);
         let mut lose = |number: u64| {
             let bytes = records[place(number)].bytes;
             self.in_flight.remove(bytes);
+            if self.mtu_probe == Some(number) {
+                mtu_probe_lost = true;
+                return;
+            }
             lost.insert(number);
             outcome.add(bytes);
+            self.largest_lost = self.largest_lost.max(bytes);
         };
         let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
         in_flight.drain(unsettled.start..by_count, &mut lose);
@@ -265,6 +328,9 @@ impl SentWindow {
             }
         }
         self.oldest = ring.first_unsettled(unsettled);
+        if mtu_probe_lost {
+            self.settle_mtu_probe(Fate::Lost);
+        }
         outcome
     }
 

@@ -116,7 +116,7 @@ fn probes_back_off_until_something_is_acknowledged() {
     let pto = sender.rtt.pto();
     let probe = |sender: &mut Sender| {
         sender.send(1);
-        sender.window.probe_sent();
+        sender.window.probe_sent(sender.now);
         (sender.window.probe_time(&sender.rtt).unwrap() - sender.now).as_nanos() / pto.as_nanos()
     };
     let backoff: Vec<_> = (0..8).map(|_| probe(&mut sender)).collect();
@@ -124,6 +124,30 @@ fn probes_back_off_until_something_is_acknowledged() {
     assert_eq!(sender.window.probes(), 8);
     sender.ack(&[7..=7]);
     assert_eq!(sender.window.probes(), 0);
+}
+
+#[test]
+fn a_sender_that_never_pauses_probes_all_the_same() {
+    let mut sender = Sender::new();
+    let pto = sender.rtt.pto();
+    let mut probes = Vec::new();
+    let begin = sender.now;
+    for _ in 0..3000 {
+        sender.send(1);
+        if sender.window.probe_time(&sender.rtt).unwrap() <= sender.now {
+            sender.window.probe_sent(sender.now);
+            probes.push((sender.now - begin).as_nanos() / pto.as_nanos());
+        }
+        sender.now += ms(1);
+    }
+    assert_eq!(probes, [2, 6], "{pto:?} apart, then twice that");
+    // While acknowledgements come there is no need to.
+    for number in 2000..3000 {
+        sender.send(1);
+        sender.ack(&[0..=number]);
+        assert!(sender.window.probe_time(&sender.rtt).unwrap() > sender.now);
+        sender.now += ms(20);
+    }
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod interop;
 #[cfg(test)]
 mod key_update;
 #[cfg(test)]
+mod mtu;
+#[cfg(test)]
 mod net;
 #[cfg(test)]
 mod support;

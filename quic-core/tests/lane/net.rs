@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::time::{Duration, Instant};
 
-use quic_core::{Lane, OpenError, TRANSMIT_CAPACITY, Timer};
+use quic_core::{Lane, OpenError, Timer};
 
 use crate::support::{packet_with, start};
 
@@ -62,6 +62,8 @@ pub(crate) struct Net {
     /// Every timer that fired, with the end it fired at.
     pub(crate) timers: Vec<(usize, Timer)>,
     pub(crate) refused: Vec<OpenError>,
+    /// Larger packets do not arrive.
+    pub(crate) mtu: usize,
 }
 
 impl Net {
@@ -76,6 +78,7 @@ impl Net {
             delivered: [BTreeSet::new(), BTreeSet::new()],
             timers: Vec::new(),
             refused: Vec::new(),
+            mtu: usize::MAX,
         }
     }
 
@@ -89,7 +92,7 @@ impl Net {
     pub(crate) fn transmit(&mut self, from: usize, packet: Vec<u8>) {
         let copies = 1 + usize::from(self.random.chance(self.path.duplicated_percent));
         for _ in 0..copies {
-            if self.random.chance(self.path.lost_percent) {
+            if self.random.chance(self.path.lost_percent) || packet.len() > self.mtu {
                 continue;
             }
             let late = self.random.next() % (self.path.jitter.as_micros() as u64 + 1);
@@ -146,9 +149,11 @@ impl Net {
 
     pub(crate) fn flush(&mut self) {
         for end in [0, 1] {
-            let mut packet = vec![0; TRANSMIT_CAPACITY];
-            while let Some(len) = self.lanes[end].poll_transmit(&mut packet, self.now).unwrap() {
-                self.transmit(end, packet[..len].to_vec());
+            loop {
+                let mut packet = vec![0; self.lanes[end].transmit_capacity(self.now)];
+                let Some(len) = self.lanes[end].poll_transmit(&mut packet, self.now).unwrap() else { break };
+                packet.truncate(len);
+                self.transmit(end, packet);
             }
         }
     }

@@ -141,6 +141,16 @@ impl MemoryFabric {
         self.state.borrow_mut().no_steering = !steering;
     }
 
+    /// Datagrams from `from` to `to` with a payload of more than `bytes` vanish on their way, before the hook is asked.
+    pub fn set_mtu(&self, from: IpAddr, to: IpAddr, bytes: usize) {
+        self.state.borrow_mut().mtus.insert((from, to), bytes);
+    }
+
+    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, as those of a device with a small MTU do.
+    pub fn set_device_mtu(&self, from: IpAddr, bytes: usize) {
+        self.state.borrow_mut().device_mtus.insert(from, bytes);
+    }
+
     /// Lets a datagram arrive without asking the hook. False when nobody hears it, or the socket's queue is full.
     /// Loopback addresses are private to their host, so such a datagram reaches nobody.
     pub fn inject(&self, datagram: &Datagram<'_>) -> bool {
@@ -155,6 +165,13 @@ impl MemoryFabric {
             return Err(SendFailure::TooLarge);
         }
         let (host, from) = self.state.borrow().source(id, route)?;
+        let within = |mtu: Option<&usize>| mtu.is_none_or(|mtu| payload.len() <= *mtu);
+        if !within(self.state.borrow().device_mtus.get(&from.ip())) {
+            return Err(SendFailure::TooLarge);
+        }
+        if !within(self.state.borrow().mtus.get(&(from.ip(), route.to.ip()))) {
+            return Ok(());
+        }
         let datagram = Datagram { from, to: route.to, ecn: route.ecn, payload };
         let copies = match self.ask_hook(&datagram) {
             Verdict::Deliver => 1,
@@ -379,6 +396,8 @@ struct State {
     ports: BTreeMap<(HostId, u16), Vec<usize>>,
     listeners: BTreeMap<(HostId, SocketAddr), Rc<RefCell<Backlog>>>,
     hook: Option<Hook>,
+    mtus: FxHashMap<(IpAddr, IpAddr), usize>,
+    device_mtus: FxHashMap<IpAddr, usize>,
     no_gro: bool,
     no_steering: bool,
 }

@@ -444,6 +444,17 @@ impl World {
         None
     }
 
+    /// Larger datagrams between these hosts vanish on their way, in both directions.
+    pub(super) fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
+        self.fabric.set_mtu(one, other, bytes);
+        self.fabric.set_mtu(other, one, bytes);
+    }
+
+    /// The device of a host refuses larger datagrams.
+    pub(super) fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
+        self.fabric.set_device_mtu(host, bytes);
+    }
+
     /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
     pub(super) fn set_steering(&self, steering: bool) {
         self.fabric.set_steering(steering);

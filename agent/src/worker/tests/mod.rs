@@ -14,6 +14,7 @@ mod gate;
 mod handshakes;
 mod harness;
 mod hostile;
+mod mtu;
 mod packing;
 mod recorded;
 mod rogue;

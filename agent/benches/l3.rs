@@ -1,0 +1,114 @@
+//! What L3 costs per packet, without the copies: cutting a super-packet of 64 KiB, and joining its packets again.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use culvert::{
+    io::{PacketDelivery, ReceiveBatch, TunOffload, batch::Meta},
+    l3::{
+        checksum,
+        cut::Cut,
+        merge::Merger,
+        view::IpView,
+        vnet::{Gso, VnetHeader},
+    },
+};
+
+const PAYLOAD: usize = 1388;
+const PACKETS: usize = 46;
+
+/// A TCP super-packet of IPv4 with timestamps, and what the kernel says of it.
+fn super_packet() -> (VnetHeader, Vec<u8>) {
+    let mut packet = vec![1; 52 + PAYLOAD * PACKETS];
+    packet[..20].copy_from_slice(&[0x45, 0, 0, 0, 0, 9, 0x40, 0, 64, 6, 0, 0, 10, 9, 0, 1, 10, 9, 1, 1]);
+    let total = packet.len() as u16;
+    packet[2..4].copy_from_slice(&total.to_be_bytes());
+    (packet[32], packet[33]) = (0x80, 0x10);
+    let vnet = VnetHeader {
+        needs_checksum: true,
+        gso: Gso::Tcp4,
+        gso_ecn: false,
+        header_len: 52,
+        gso_size: PAYLOAD as u16,
+        checksum_start: 20,
+        checksum_offset: 16,
+    };
+    (vnet, packet)
+}
+
+fn cut(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("cut");
+    group.throughput(Throughput::Elements(PACKETS as u64));
+    for (name, completes) in [("partial", true), ("complete", false)] {
+        let (vnet, mut packet) = super_packet();
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let view = IpView::super_packet(&packet).expect("a packet");
+                let cut = Cut::new(&vnet, &mut packet, &view, completes).expect("a super-packet");
+                let mut header = [0; 52];
+                for index in 0..cut.count() {
+                    header.copy_from_slice(cut.header());
+                    cut.complete_header(&mut header, index, &cut.payload()[cut.range(index)]);
+                    black_box(&header);
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+fn merge(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("merge");
+    group.throughput(Throughput::Elements(PACKETS as u64));
+    for (name, partial, alike) in
+        [("push_alike", true, true), ("push", true, false), ("push_alike verified", false, true)]
+    {
+        let (vnet, mut packet) = super_packet();
+        let view = IpView::super_packet(&packet).expect("a packet");
+        let cut = Cut::new(&vnet, &mut packet, &view, partial).expect("a super-packet");
+        let (mut buffer, mut ranges) = (vec![0; 1 << 17], Vec::new());
+        let mut at = 0;
+        for index in 0..cut.count() {
+            at += 30;
+            let len = cut.write(index, &mut buffer[at..]);
+            ranges.push(at..at + len);
+            at += len;
+        }
+        let mut batch = ReceiveBatch::new(1, at);
+        assert!(batch.push(Meta::EMPTY, &buffer[..at]));
+        let (mut merger, mut list) = (Merger::default(), PacketDelivery::default());
+        let offload = TunOffload { tcp: true, udp: true };
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                merger.clear();
+                list.clear();
+                for range in &ranges {
+                    let place = (0, range.clone());
+                    if alike && merger.push_alike(&mut list, &batch, place.clone(), partial, 1) {
+                        continue;
+                    }
+                    let view = IpView::parse(&batch.buffer(0)[range.clone()]).expect("a packet");
+                    merger.push(&mut list, &mut batch, place, &view, partial, 1, offload);
+                }
+                // The 46th would make it longer than 65,535 bytes.
+                assert!(list.messages().len() <= 2);
+            });
+        });
+    }
+    group.finish();
+}
+
+fn view(criterion: &mut Criterion) {
+    let (_, packet) = super_packet();
+    criterion.bench_function("view", |bencher| {
+        bencher.iter(|| IpView::super_packet(black_box(&packet)));
+    });
+    let view = IpView::super_packet(&packet).expect("a packet");
+    criterion.bench_function("flow_hash", |bencher| bencher.iter(|| black_box(&view).flow_hash()));
+    criterion.bench_function("sum of 1440 bytes", |bencher| {
+        bencher.iter(|| checksum::sum(black_box(&packet[..1440])));
+    });
+}
+
+criterion_group!(benches, view, cut, merge);
+criterion_main!(benches);
