@@ -15,14 +15,13 @@ use culvert::{
         kernel::KernelNet, ports::Ports, tun::TunPort,
     },
     l3::vnet::{Gso, VnetHeader},
-    tunnel::Tunnel,
 };
 use culvert_tests::random::Random;
 
 use crate::{
-    Space, config,
+    Space, config, open,
     packets::{self, Checksum},
-    tun,
+    tun, until,
 };
 
 /// How long a test waits for the kernel before it fails.
@@ -122,10 +121,12 @@ fn datagrams_go_in_and_out_with_and_without_offload() {
             in_runtime(async {
                 let mut tun = tun("culvert7", ADDRESSES);
                 tun.offload = offload;
-                let (tunnel, ports) = Tunnel::open(&config(""), &tun, 1).unwrap();
+                let (tunnel, ports) = open(&config(""), &tun, 1).unwrap();
                 let mut queue = Queue::new(ports.into_iter().next().unwrap());
                 // Without multi-queue or USO on an old kernel there is less.
                 assert_eq!(queue.queue.offload().tcp, offload);
+                // The kernel takes an IPv6 address into use a moment after it was set.
+                until(&space, "-6 route show table local dev culvert7 to fd09::1", |said| !said.is_empty());
                 for (here, beyond) in PAIRS {
                     let own = UdpSocket::bind(here).unwrap();
                     own.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -162,12 +163,12 @@ fn every_kind_of_super_packet_is_taken_and_arrives_cut() {
     space.place().enter(|| {
         in_runtime(async {
             let config = config("");
-            let (_first, ports) = Tunnel::open(&config, &tun("culvert7", ADDRESSES), 1).unwrap();
+            let (_first, ports) = open(&config, &tun("culvert7", ADDRESSES), 1).unwrap();
             let mut written = Queue::new(ports.into_iter().next().unwrap());
             // What leaves there has been cut by the kernel, and all of its checksums are complete.
             let mut plain = tun("culvert8", "10.8.0.1/24 fd08::1/64");
             plain.offload = false;
-            let (_second, ports) = Tunnel::open(&config, &plain, 1).unwrap();
+            let (_second, ports) = open(&config, &plain, 1).unwrap();
             let mut read = Queue::new(ports.into_iter().next().unwrap());
             for (from, to) in [("10.9.0.2:5", "10.8.0.2:6"), ("[fd09::2]:5", "[fd08::2]:6")] {
                 let (from, to) = (socket(from), socket(to));
@@ -217,9 +218,9 @@ fn what_the_kernel_would_cut_and_sum_up_is_handed_over_whole() {
     space.place().enter(|| {
         in_runtime(async {
             let config = config("");
-            let (_first, ports) = Tunnel::open(&config, &tun("culvert7", "10.9.0.1/24"), 1).unwrap();
+            let (_first, ports) = open(&config, &tun("culvert7", "10.9.0.1/24"), 1).unwrap();
             let mut written = Queue::new(ports.into_iter().next().unwrap());
-            let (_second, ports) = Tunnel::open(&config, &tun("culvert8", "10.8.0.1/24"), 1).unwrap();
+            let (_second, ports) = open(&config, &tun("culvert8", "10.8.0.1/24"), 1).unwrap();
             let mut read = Queue::new(ports.into_iter().next().unwrap());
             let (from, to) = (socket("10.9.0.2:5"), socket("10.8.0.2:6"));
             let (packet, headers) = packets::tcp(from, to, 77, &payload, Checksum::Partial);
@@ -259,7 +260,7 @@ fn each_worker_has_a_queue_and_a_device_that_is_down_refuses() {
     let mut others = Vec::new();
     space.place().enter(|| {
         in_runtime(async {
-            let (tunnel, ports) = Tunnel::open(&config(""), &tun("culvert7", ADDRESSES), 3).unwrap();
+            let (tunnel, ports) = open(&config(""), &tun("culvert7", ADDRESSES), 3).unwrap();
             let mut queues: Vec<Queue> = ports.into_iter().map(Queue::new).collect();
             assert_eq!(queues.len(), 3);
             let offload = queues[0].queue.offload();

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod device;
+mod kernel;
 mod packets;
+mod refusals;
 
 use std::{
     path::Path,
@@ -16,7 +18,13 @@ use std::{
     time::Duration,
 };
 
-use culvert::config::{Config, InnerMtu, Tun};
+use culvert::{
+    config::{Config, InnerMtu, Tun},
+    identity::Identity,
+    io::tun::TunPort,
+    roster::Roster,
+    tunnel::{Tunnel, TunnelError},
+};
 use culvert_tests::{
     needs::{self, Need},
     place::Place,
@@ -85,4 +93,23 @@ fn tun(name: &str, addresses: &str) -> Tun {
 fn config(more: &str) -> Config {
     let text = format!("identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n{more}");
     Config::parse(&text, Path::new("")).unwrap()
+}
+
+/// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
+fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
+    Tunnel::open(config, tun, &Roster::new(config, Identity::generate().unwrap().public_key()), workers)
+}
+
+/// Asks `ip ARGS` until it says what is `wanted`: a thread and the kernel do things in their own time.
+#[track_caller]
+fn until(space: &Space, args: &str, wanted: impl Fn(&str) -> bool) {
+    const ATTEMPTS: usize = 500;
+    const PAUSE: Duration = Duration::from_millis(20);
+    for _ in 0..ATTEMPTS {
+        if wanted(&space.ip(args)) {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    panic!("ip {args}: {}", space.ip(args));
 }

@@ -101,6 +101,7 @@ pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError, TunSetup};
 pub use strangers::Strangers;
 pub use streams::TcpRefusal;
+pub(crate) use tun::most_mtu;
 
 /// How often counts are published while there is something new.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);

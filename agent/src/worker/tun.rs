@@ -140,7 +140,7 @@ impl Worker {
 }
 
 /// The largest inner packet that the configuration allows, in bytes.
-pub(super) fn most_mtu(config: &Config) -> u16 {
+pub(crate) fn most_mtu(config: &Config) -> u16 {
     let fits = usize::from(session::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
     let fits = u16::try_from(fits).unwrap_or(u16::MAX);
     match config.tun.as_ref().map(|tun| tun.mtu) {

@@ -1,0 +1,326 @@
+//! The TUN device as the control plane sees it: what the workers find out about the paths becomes MTUs and kernel routes.
+//!
+//! | question | file |
+//! |---|---|
+//! | the device is made, and looked after on a thread of its own | this one |
+//! | which MTU and which routes there should be | `plan.rs` (pure) |
+//! | how the kernel is brought there, and its rules taken back | `kernel.rs` |
+//! | why there is no tunnel | `checks.rs` |
+//!
+//! ```text
+//!   workers ── set_mtu ──► Board ──┐                       ┌──► device: MTU
+//!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
+//!   Roster ── once a second ───────┘                       └──► rules, with transport.mark
+//! ```
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use self::{
+    kernel::Kernel,
+    plan::{LEAST_MTU, Mtus, Narrow, Plan, Width},
+};
+use crate::{
+    clock::{Clock, SystemClock},
+    config::{self, Config},
+    io::{
+        netlink::{Link, LinkChange, Netlink, Which},
+        tun::{TunDevice, TunPort},
+    },
+    peer::PeerId,
+    roster::Roster,
+    worker,
+};
+
+mod checks;
+mod kernel;
+mod plan;
+
+pub use checks::TunnelError;
+
+/// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
+const QUEUE_PACKETS: u32 = 1_000;
+
+/// How often the peers, the device and its counters are looked at.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long changes of paths are gathered, so that a thousand peers that connect at once are one plan.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Where workers write what fits into a packet to each peer; the tunnel's thread reads it.
+#[derive(Debug, Default)]
+pub struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The largest inner packet of each connected peer, in bytes.
+    mtus: Mtus,
+    changed: bool,
+    stopped: bool,
+}
+
+impl Board {
+    /// The largest inner packet to `peer` is `mtu` bytes from now on; `None` once it is not connected.
+    pub fn set_mtu(&self, peer: PeerId, mtu: Option<u16>) {
+        let mut state = self.lock();
+        let before = match mtu {
+            Some(mtu) => state.mtus.insert(peer, mtu),
+            None => state.mtus.remove(&peer),
+        };
+        if before != mtu {
+            state.changed = true;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Has the thread end.
+    fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for a change, or that `within` is over; then for more changes to come. `None` when it is to end.
+    fn wait(&self, within: Duration) -> Option<Mtus> {
+        let quiet = |state: &mut State| !state.changed && !state.stopped;
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(self.lock(), within, quiet)
+            .unwrap_or_else(PoisonError::into_inner);
+        let more = |state: &mut State| state.changed && !state.stopped;
+        let (mut state, _) =
+            self.changed.wait_timeout_while(state, GATHER, more).unwrap_or_else(PoisonError::into_inner);
+        state.changed = false;
+        (!state.stopped).then(|| state.mtus.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while the lock is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the kernel counts of the device, as of the last second; monotonic, packets.
+#[derive(Debug, Default)]
+pub struct KernelCounters {
+    /// For us, and lost because the device's queue was full.
+    pub tx_dropped: AtomicU64,
+    /// From us, and dropped by the kernel.
+    pub rx_dropped: AtomicU64,
+    /// For us, and could not be handed over.
+    pub tx_errors: AtomicU64,
+    /// From us, and malformed.
+    pub rx_errors: AtomicU64,
+}
+
+impl KernelCounters {
+    fn set(&self, link: &Link) {
+        for (counter, value) in [
+            (&self.tx_dropped, link.tx_dropped),
+            (&self.rx_dropped, link.rx_dropped),
+            (&self.tx_errors, link.tx_errors),
+            (&self.rx_errors, link.rx_errors),
+        ] {
+            counter.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
+/// its routes, last as long as a worker has a queue of it.
+pub struct Tunnel {
+    board: Arc<Board>,
+    counters: Arc<KernelCounters>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tunnel {
+    /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
+    /// share.
+    ///
+    /// # Errors
+    /// See [`TunnelError`]. What was done until then is undone.
+    pub fn open(
+        config: &Config,
+        tun: &config::Tun,
+        roster: &Arc<Roster>,
+        workers: u8,
+    ) -> Result<(Self, Vec<TunPort>), TunnelError> {
+        let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
+        let mut netlink = Netlink::open().map_err(failed("the device"))?;
+        checks::before(&mut netlink, tun)?;
+        let device = TunDevice::open(&tun.name, workers, tun.offload)
+            .map_err(|error| TunnelError::of_device(&tun.name, error))?;
+        set_quiet(&tun.name);
+        let start = worker::most_mtu(config).max(LEAST_MTU);
+        let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
+        netlink.set_link(device.index, change).map_err(failed("the device"))?;
+        for address in &tun.addresses {
+            netlink.add_address(device.index, *address).map_err(failed("an address"))?;
+        }
+        let mark = config.transport.mark;
+        let mut keeper = Keeper {
+            kernel: Kernel::new(netlink, device.index, start, mark)?,
+            tun: tun.clone(),
+            start,
+            own_table: mark != 0,
+            index: device.index,
+            roster: Arc::clone(roster),
+            counters: Arc::default(),
+            narrow: Narrow::default(),
+            up: true,
+        };
+        keeper.plan(&Mtus::new())?;
+        let (board, counters) = (Arc::<Board>::default(), Arc::clone(&keeper.counters));
+        let watched = Arc::clone(&board);
+        let thread = std::thread::Builder::new()
+            .name("culvert-tunnel".to_owned())
+            .spawn(move || keeper.run(&watched, &SystemClock))
+            .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
+        tracing::info!(
+            name = &*tun.name,
+            addresses = ?tun.addresses,
+            mtu = start,
+            tcp_offload = device.offload.tcp,
+            udp_offload = device.offload.udp,
+            "the TUN device is up"
+        );
+        Ok((Self { board, counters, thread: Some(thread) }, device.ports))
+    }
+
+    /// Where workers say what fits.
+    #[must_use]
+    pub fn board(&self) -> Arc<Board> {
+        Arc::clone(&self.board)
+    }
+
+    /// What the kernel counts.
+    #[must_use]
+    pub fn kernel_counters(&self) -> Arc<KernelCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.board.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the tunnel's thread panicked");
+        }
+    }
+}
+
+/// The thread's own.
+struct Keeper {
+    kernel: Kernel,
+    tun: config::Tun,
+    start: u16,
+    own_table: bool,
+    index: u32,
+    roster: Arc<Roster>,
+    counters: Arc<KernelCounters>,
+    narrow: Narrow,
+    up: bool,
+}
+
+impl Keeper {
+    fn run(mut self, board: &Board, clock: &dyn Clock) {
+        let mut next: Instant = clock.now() + TICK;
+        while let Some(mtus) = board.wait(next.saturating_duration_since(clock.now())) {
+            if clock.now() >= next {
+                next = clock.now() + TICK;
+                self.look();
+            }
+            if self.up
+                && let Err(error) = self.plan(&mtus)
+            {
+                tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+            }
+        }
+    }
+
+    /// Looks at the device and its counters.
+    fn look(&mut self) {
+        let link = self.kernel.netlink().link(Which::Index(self.index)).unwrap_or_default();
+        let up = link.as_ref().is_some_and(|link| link.up);
+        if let Some(link) = &link {
+            self.counters.set(link);
+        }
+        if self.up && !up {
+            tracing::warn!(
+                name = &*self.tun.name,
+                gone = link.is_none(),
+                "the TUN device is down: nothing passes (remedy: `ip link set {} up`, or restart the daemon if it is gone)",
+                self.tun.name
+            );
+        }
+        if !self.up && up {
+            tracing::info!(name = &*self.tun.name, "the TUN device is up again");
+        }
+        self.up = up;
+        if up {
+            self.restore();
+        }
+    }
+
+    /// Sets again what the kernel removes when the device goes down, however shortly: IPv6 addresses, and routes.
+    fn restore(&mut self) {
+        for address in self.tun.addresses.iter().filter(|address| address.addr().is_ipv6()) {
+            match self.kernel.netlink().add_address(self.index, *address) {
+                Ok(()) => tracing::info!(%address, "an address of the tunnel was gone, and is set again"),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => tracing::debug!(%error, %address, "an address of the tunnel cannot be set"),
+            }
+        }
+        self.kernel.find_lost_routes();
+    }
+
+    /// Makes the kernel's state follow the peers and their paths.
+    fn plan(&mut self, mtus: &Mtus) -> Result<(), TunnelError> {
+        let peers = self.roster.list();
+        for (place, width) in self.narrow.changes(&peers, mtus) {
+            let name = &*peers[place].peer.name;
+            match width {
+                Width::Narrow(mtu) => tracing::warn!(
+                    peer = name,
+                    mtu,
+                    "the path to this peer carries less than 1280 bytes inside: IPv6 does not pass, IPv4 does (remedy: a \
+                     larger MTU on the path between the hosts, or a larger transport.max_packet)"
+                ),
+                Width::Wide => tracing::info!(peer = name, "the path to this peer carries IPv6 again"),
+            }
+        }
+        let plan = Plan::new(&self.tun, self.start, self.own_table, &peers, mtus);
+        self.kernel.apply(&plan)
+    }
+}
+
+/// Has the kernel say nothing of its own into the device: no redirects, which name a better next hop on a link that has none,
+/// and no link-local address, which looks for routers. What cannot be set is worth a warning only.
+fn set_quiet(name: &str) {
+    for (family, key, value) in [("ipv4", "send_redirects", "0"), ("ipv6", "addr_gen_mode", "1")] {
+        let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{name}/{key}"));
+        match fs::write(&path, value) {
+            Ok(()) => {}
+            // No IPv6 in this kernel.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(
+                path = %path.display(),
+                %error,
+                "a setting of the TUN device stays as it is (remedy: write {value} to it)"
+            ),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! MTU, routes and rules, as `ip` shows them.
+
+use culvert::{
+    config::Config,
+    identity::Identity,
+    io::tun::TunPort,
+    peer::PeerId,
+    roster::{Origin, Roster},
+    tunnel::Tunnel,
+};
+
+use crate::{Space, config, open, tun, until};
+
+const KEYS: [&str; 2] =
+    ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
+
+/// A configuration with peers that have these `allowed_ips`, each list separated by spaces.
+pub(crate) fn with_peers(mark: u32, allowed: &[&str]) -> Config {
+    let mut text = String::new();
+    for (name, key) in ('a'..).zip(KEYS).take(allowed.len()) {
+        text += &format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
+    }
+    let mut config = config(&text);
+    config.transport.mark = mark;
+    for (peer, allowed) in config.peers.iter_mut().zip(allowed) {
+        peer.allowed_ips = allowed.split_whitespace().map(|net| net.parse().unwrap()).collect();
+    }
+    config
+}
+
+fn start(space: &Space, config: &Config, name: &str, addresses: &str) -> (Tunnel, Vec<TunPort>) {
+    space.place().enter(|| open(config, &tun(name, addresses), 2).unwrap())
+}
+
+/// What `ip` says, without its runs of spaces and empty lines.
+fn squeezed(text: &str) -> Vec<String> {
+    let squeeze = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.lines().map(squeeze).filter(|line| !line.is_empty()).collect()
+}
+
+fn lines(space: &Space, args: &str) -> Vec<String> {
+    squeezed(&space.ip(args))
+}
+
+/// The thread applies what is said to it in its own time: until `ip ARGS` says this.
+#[track_caller]
+fn becomes(space: &Space, args: &str, wanted: &[&str]) {
+    until(space, args, |said| squeezed(said) == wanted);
+}
+
+fn mtu(space: &Space) -> String {
+    let link = lines(space, "link show culvert7").join(" ");
+    let at = link.split(' ').position(|word| word == "mtu").unwrap();
+    link.split(' ').nth(at + 1).unwrap().to_owned()
+}
+
+#[test]
+fn routes_and_mtus_follow_the_peers() {
+    let Some(space) = Space::new("routes into a TUN device") else { return };
+    let config = with_peers(0, &["10.9.0.0/24 192.0.2.0/24 fd09::/64 2001:db8:5::/48", "10.9.0.7/32"]);
+    let (tunnel, ports) = start(&space, &config, "culvert7", "10.9.0.1/24 fd09::1/64");
+    let ours = "route show proto 199";
+    assert_eq!(
+        lines(&space, ours),
+        ["10.9.0.7 dev culvert7 scope link", "192.0.2.0/24 dev culvert7 scope link"]
+    );
+    assert_eq!(
+        lines(&space, "-6 route show proto 199"),
+        ["2001:db8:5::/48 dev culvert7 metric 1024 pref medium"]
+    );
+    assert_eq!(mtu(&space), "1421");
+    let link = space.ip("-details addr show culvert7");
+    assert!(link.contains("qlen 1000") && link.contains("multi_queue") && !link.contains("fe80"), "{link}");
+    let redirects = "cat /proc/sys/net/ipv4/conf/culvert7/send_redirects";
+    let redirects = space.place().command("sh").args(["-c", redirects]).output().unwrap();
+    assert_eq!(redirects.stdout, b"0\n");
+
+    let board = tunnel.board();
+    board.set_mtu(PeerId(0), Some(1_200));
+    board.set_mtu(PeerId(1), Some(1_400));
+    let (first, second) =
+        ("10.9.0.0/24 dev culvert7 scope link mtu 1200", "192.0.2.0/24 dev culvert7 scope link mtu 1200");
+    becomes(&space, ours, &[first, "10.9.0.7 dev culvert7 scope link", second]);
+    becomes(
+        &space,
+        "-6 route show proto 199",
+        &[
+            "2001:db8:5::/48 dev culvert7 metric 1024 mtu 1280 pref medium",
+            "fd09::/64 dev culvert7 metric 128 mtu 1280 pref medium",
+        ],
+    );
+    assert_eq!(mtu(&space), "1400");
+    assert!(space.ip("route get 10.9.0.5").contains("src 10.9.0.1"));
+
+    // Wider again: the kernel's own route serves.
+    board.set_mtu(PeerId(0), Some(1_421));
+    board.set_mtu(PeerId(1), Some(1_300));
+    becomes(
+        &space,
+        ours,
+        &["10.9.0.7 dev culvert7 scope link mtu 1300", "192.0.2.0/24 dev culvert7 scope link"],
+    );
+    assert_eq!(mtu(&space), "1421");
+    assert_eq!(lines(&space, "route show proto kernel").len(), 1, "the kernel's own stays");
+
+    // Nobody takes IPv6 away, whatever fits.
+    board.set_mtu(PeerId(0), Some(1_000));
+    board.set_mtu(PeerId(1), Some(1_000));
+    becomes(
+        &space,
+        ours,
+        &[
+            "10.9.0.0/24 dev culvert7 scope link mtu 1000",
+            "10.9.0.7 dev culvert7 scope link mtu 1000",
+            "192.0.2.0/24 dev culvert7 scope link mtu 1000",
+        ],
+    );
+    assert_eq!(mtu(&space), "1280");
+    assert!(space.ip("addr show culvert7").contains("fd09::1/64"));
+
+    drop(ports);
+    drop(tunnel);
+    assert_eq!(lines(&space, "route show"), [""; 0], "all is undone");
+    assert!(!space.ip("link").contains("culvert7"));
+}
+
+#[test]
+fn peers_come_and_go_while_it_runs() {
+    let Some(space) = Space::new("routes of peers that come and go") else { return };
+    let config = with_peers(0, &["192.0.2.0/24", "198.51.100.0/24"]);
+    let roster = Roster::new(&config, Identity::generate().unwrap().public_key());
+    let opened =
+        space.place().enter(|| Tunnel::open(&config, &tun("culvert7", "10.9.0.1/24 fd09::1/64"), &roster, 1));
+    let _open = opened.unwrap();
+    let ours = "route show proto 199";
+    let (first, second) = ("192.0.2.0/24 dev culvert7 scope link", "198.51.100.0/24 dev culvert7 scope link");
+    assert_eq!(lines(&space, ours), [first, second]);
+    roster.remove("a").unwrap();
+    becomes(&space, ours, &[second]);
+    roster.add(config.peers[0].clone(), Origin::State).unwrap();
+    becomes(&space, ours, &[first, second]);
+    // The kernel removes the routes of a device that goes down.
+    space.ip("link set culvert7 down");
+    space.ip("link set culvert7 up");
+    assert!(!space.ip("addr show culvert7").contains("fd09::1"), "the addresses of IPv6, too");
+    until(&space, "addr show culvert7", |said| said.contains("fd09::1/64"));
+    becomes(&space, ours, &[first, second]);
+}
+
+#[test]
+fn with_a_mark_the_underlay_keeps_its_routes() {
+    let Some(space) = Space::new("routing rules of a tunnel") else { return };
+    space.ip("link add veth0 type veth peer name veth1");
+    space.ip("link set veth0 up");
+    space.ip("link set veth1 up");
+    space.ip("addr add 198.51.100.2/24 dev veth0");
+    space.ip("route add default via 198.51.100.1");
+    let before = lines(&space, "rule show");
+    // As an agent leaves them that was killed.
+    space.ip("rule add not fwmark 9 lookup 51900 priority 31901 protocol 199");
+    space.ip("rule add lookup 7 priority 31902 protocol 4");
+    let config = with_peers(77, &["0.0.0.0/0", "192.0.2.0/24 2001:db8::/32"]);
+    let (tunnel, ports) = start(&space, &config, "culvert7", "10.9.0.1/24");
+    let rules = lines(&space, "rule show");
+    let expected = [
+        &before[0],
+        "31900: from all lookup main suppress_prefixlength 0 proto 199",
+        "31901: not from all fwmark 0x4d lookup 51900 proto 199",
+        "31902: from all lookup 7 proto bgp",
+    ];
+    assert!(
+        rules.len() == before.len() + 3 && rules[1] == expected[1] && rules[2] == expected[2],
+        "{rules:?}"
+    );
+    assert!(!space.ip("-6 rule show").contains("suppress"), "only where there is a default route");
+    assert!(space.ip("-6 rule show").contains("lookup 51900"));
+    assert_eq!(
+        lines(&space, "route show table 51900"),
+        [
+            "default dev culvert7 proto 199 scope link",
+            "10.9.0.0/24 dev culvert7 proto 199 scope link",
+            "192.0.2.0/24 dev culvert7 proto 199 scope link",
+        ]
+    );
+    assert!(!space.ip("route show").contains("proto 199"));
+    for (packet, device) in [
+        ("203.0.113.5", "culvert7"),
+        ("203.0.113.5 mark 77", "veth0"),
+        ("198.51.100.9", "veth0"),
+        ("192.0.2.9", "culvert7"),
+        ("192.0.2.9 mark 77", "veth0"),
+    ] {
+        let route = space.ip(&format!("route get {packet}"));
+        assert!(route.contains(device), "{packet}: {route}");
+    }
+    // A second agent of the host has a table of its own, and takes no rules away.
+    let other = start(&space, &with_peers(78, &["203.0.113.0/24"]), "culvert8", "10.8.0.1/24");
+    assert!(
+        space.ip("rule show").contains("31903:\tnot from all fwmark 0x4e lookup 51901"),
+        "{}",
+        space.ip("rule show")
+    );
+    drop(other);
+    drop(ports);
+    drop(tunnel);
+    space.ip("rule del priority 31902");
+    assert_eq!(lines(&space, "rule show"), before, "all is undone");
+    assert!(!space.ip("-6 rule show").contains("51900"));
+}

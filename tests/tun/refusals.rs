@@ -1,0 +1,75 @@
+//! What keeps a tunnel from being made is said with a remedy, and nothing of it stays behind.
+
+use culvert::{config::Tun, tunnel::TunnelError};
+
+use crate::{Space, config, kernel::with_peers, open, tun};
+
+/// Opens in vain; afterwards all is as it was before.
+#[track_caller]
+fn refused(space: &Space, mark: u32, allowed: &[&str], tun: &Tun) -> TunnelError {
+    let state = || ["link", "addr", "route", "-6 route", "rule", "-6 rule"].map(|args| space.ip(args));
+    let before = state();
+    let error =
+        space.place().enter(|| open(&with_peers(mark, allowed), tun, 2)).err().expect("it is refused");
+    let text = error.to_string();
+    assert!(text.contains("(remedy: "), "{text}");
+    assert_eq!(state(), before, "{text}: nothing stays behind");
+    error
+}
+
+#[test]
+fn names_addresses_and_routes_that_are_taken() {
+    let Some(space) = Space::new("what is taken") else { return };
+    space.ip("link add dummy0 type veth peer name dummy1");
+    space.ip("link set dummy0 up");
+    space.ip("link set dummy1 up");
+    space.ip("addr add 192.168.7.1/24 dev dummy0");
+    space.ip("-6 addr add 2001:db8:7::1/64 dev dummy0 nodad");
+    space.ip("route add 192.0.2.0/24 dev dummy0");
+
+    let error = refused(&space, 0, &[], &tun("dummy0", "10.9.0.1/24"));
+    assert!(matches!(&error, TunnelError::NameTaken { name } if &**name == "dummy0"), "{error}");
+
+    let error = refused(&space, 0, &[], &tun("culvert7", "10.9.0.1/24 192.168.7.1/32"));
+    assert!(
+        matches!(&error, TunnelError::AddressTaken { interface, .. } if interface == "dummy0"),
+        "{error}"
+    );
+    for address in ["192.168.0.2/16", "192.168.7.129/25", "2001:db8:7::2/64"] {
+        let error = refused(&space, 0, &[], &tun("culvert7", address));
+        assert!(matches!(&error, TunnelError::Overlap { interface, .. } if interface == "dummy0"), "{error}");
+    }
+
+    // A connected network and a route that somebody has set; the first peer's routes are taken back.
+    for prefix in ["192.168.7.0/24", "192.0.2.0/24"] {
+        let peers = ["198.51.100.0/24", prefix];
+        let error = refused(&space, 0, &peers, &tun("culvert7", "10.9.0.1/24"));
+        let TunnelError::RouteTaken { prefix: named, interface } = &error else { panic!("{error}") };
+        assert_eq!((named.to_string(), interface.as_str()), (prefix.to_owned(), "dummy0"));
+    }
+
+    // In use by another agent: its packets must not come to us.
+    let first = space.place().enter(|| open(&config(""), &tun("culvert7", "10.9.0.1/24"), 1).unwrap());
+    let error = refused(&space, 0, &[], &tun("culvert7", "10.8.0.1/24"));
+    assert!(matches!(&error, TunnelError::NameTaken { name } if &**name == "culvert7"), "{error}");
+    drop(first);
+    drop(space.place().enter(|| open(&config(""), &tun("culvert7", "10.8.0.1/24"), 1).unwrap()));
+}
+
+#[test]
+fn a_start_that_fails_half_way_leaves_no_rules() {
+    let Some(space) = Space::new("a tunnel that fails half-way") else { return };
+    // Somebody has a rule where ours would go, so the routes are set and the rules are not.
+    space.ip("rule add not fwmark 77 lookup 51900 priority 31901 protocol 199");
+    space.ip("route add blackhole 192.0.2.0/24 table 51900");
+    let (tunnel, ports) = space
+        .place()
+        .enter(|| open(&with_peers(77, &["0.0.0.0/0"]), &tun("culvert7", "10.9.0.1/24"), 1).unwrap());
+    assert!(space.ip("rule").contains("lookup 51901"), "the next table is free");
+    drop((tunnel, ports));
+    for number in 0..16 {
+        space.ip(&format!("route replace blackhole 192.0.2.0/24 table {}", 51_900 + number));
+    }
+    let error = refused(&space, 77, &["0.0.0.0/0"], &tun("culvert7", "10.9.0.1/24"));
+    assert!(matches!(error, TunnelError::Tables { .. }), "{error}");
+}
