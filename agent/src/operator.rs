@@ -103,6 +103,7 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         rtt_seconds: seen.and_then(|seen| seen.rtt).as_ref().map(Duration::as_secs_f64),
         lanes_up: seen.map_or(0, |seen| seen.lanes_up),
         flows: seen.map_or(0, |seen| seen.flows),
+        inner_mtu: seen.and_then(|seen| seen.inner_mtu),
         address: address.map(|address| address.to_string()),
         since_seconds: connection.map(|(_, since, _)| age(*since)),
         software: connection.map(|(_, _, software)| software.to_string()),

@@ -49,6 +49,9 @@ pub struct PeerStatus {
     pub lanes_up: usize,
     /// Flows of both openers.
     pub flows: usize,
+    /// The largest IP packet that fits into one packet to the peer, in bytes.
+    #[serde(default)]
+    pub inner_mtu: Option<u16>,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
 }
@@ -119,7 +122,8 @@ impl Status {
         )
         .ok();
         let mut rows = vec![
-            ["PEER", "STATE", "SINCE", "ADDRESS", "RTT", "LANES", "FLOWS", "SOFTWARE"].map(str::to_owned),
+            ["PEER", "STATE", "SINCE", "ADDRESS", "RTT", "LANES", "FLOWS", "MTU", "SOFTWARE"]
+                .map(str::to_owned),
         ];
         rows.extend(self.peers.iter().map(PeerStatus::row));
         text += &table(&rows);
@@ -149,7 +153,7 @@ impl Status {
 }
 
 impl PeerStatus {
-    fn row(&self) -> [String; 8] {
+    fn row(&self) -> [String; 9] {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         [
             self.name.clone(),
@@ -159,6 +163,7 @@ impl PeerStatus {
             or_dash(self.rtt_seconds.map(|rtt| format!("{:.1} ms", rtt * 1000.0))),
             self.lanes_up.to_string(),
             self.flows.to_string(),
+            or_dash(self.inner_mtu.map(|mtu| mtu.to_string())),
             or_dash(self.software.clone()),
         ]
     }

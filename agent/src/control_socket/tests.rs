@@ -365,9 +365,9 @@ fn full_status() -> Status {
 fn the_status_is_readable() {
     let expected = format!(
         "culvert 1.2.3, up 1m 1s, 2 workers\nkey {KEY}\n\n\
-         PEER  STATE      SINCE  ADDRESS         RTT      LANES  FLOWS  SOFTWARE\n\
-         exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  2      1      culvert/0.1.0\n\
-         b     dialling   -      -               -        0      0      -\n\n\
+         PEER  STATE      SINCE  ADDRESS         RTT      LANES  FLOWS  MTU   SOFTWARE\n\
+         exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  2      1      1421  culvert/0.1.0\n\
+         b     dialling   -      -               -        0      0      -     -\n\n\
          b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
          handshakes: established 3, failed 1\n\n\
          REFUSED  PACKETS  SOURCE       REASON\n\

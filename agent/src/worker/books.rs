@@ -258,6 +258,8 @@ pub struct PeerSnapshot {
     pub connected: bool,
     /// Lanes that carry payloads.
     pub lanes_up: usize,
+    /// The largest IP packet that fits into one packet to it, in bytes, once that is known.
+    pub inner_mtu: Option<u16>,
     /// The smoothed round-trip time of its first lane.
     pub rtt: Option<Duration>,
     /// Age of the oldest datagram that waits.
@@ -337,6 +339,7 @@ impl Snapshot {
                     sum.removed |= peer.removed;
                     sum.connected |= peer.connected;
                     sum.lanes_up += peer.lanes_up;
+                    sum.inner_mtu = sum.inner_mtu.or(peer.inner_mtu);
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;

@@ -261,18 +261,18 @@ impl Worker {
                 Some(_) => peer.session.is_some(),
                 None => super::start::dials(peer.id, self.place),
             };
+            let mtu = most_mtu.and_then(|most| peer.inner_mtu(most, now));
             if let Some(handles) = handles {
                 handles.publish(peer, stats);
             }
             if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
-                let mtu = most_mtu.and_then(|most| peer.inner_mtu(most, now));
                 handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
             }
             let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
             let remote = control.map(|connection| connection.path().destination);
-            snapshots.push(snapshot(peer, stats, (*up, rtt, remote), now));
+            snapshots.push(PeerSnapshot { inner_mtu: mtu, ..snapshot(peer, stats, (*up, rtt, remote), now) });
         }
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
@@ -503,6 +503,7 @@ fn snapshot(
         generation: peer.generation,
         connected: peer.session.is_some() && peer.is_reachable(),
         lanes_up,
+        inner_mtu: None,
         rtt,
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),
