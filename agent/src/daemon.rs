@@ -277,6 +277,9 @@ impl WorkerStart {
                 {
                     tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
                 }
+                if let Err(error) = process::wake_soon() {
+                    tracing::debug!(worker, %error, "a worker's time slices stay as they are");
+                }
                 self.run(&started);
                 if let Some(ended) = ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
                     // Nobody listens any more when the daemon is being stopped.
