@@ -1,15 +1,10 @@
 //! MTU, routes and rules, as `ip` shows them.
 
-use culvert::{
-    config::Config,
-    identity::Identity,
-    io::tun::TunPort,
-    peer::PeerId,
-    roster::{Origin, Roster},
-    tunnel::Tunnel,
-};
+use std::{net::UdpSocket, sync::atomic::Ordering};
 
-use crate::{Space, config, open, tun, until};
+use culvert::{config::Config, io::tun::TunPort, peer::PeerId, roster::Origin, tunnel::Tunnel};
+
+use crate::{Space, config, open, roster, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -128,7 +123,7 @@ fn routes_and_mtus_follow_the_peers() {
 fn peers_come_and_go_while_it_runs() {
     let Some(space) = Space::new("routes of peers that come and go") else { return };
     let config = with_peers(0, &["192.0.2.0/24", "198.51.100.0/24"]);
-    let roster = Roster::new(&config, Identity::generate().unwrap().public_key());
+    let roster = roster(&config);
     let opened =
         space.place().enter(|| Tunnel::open(&config, &tun("culvert7", "10.9.0.1/24 fd09::1/64"), &roster, 1));
     let _open = opened.unwrap();
@@ -206,4 +201,19 @@ fn with_a_mark_the_underlay_keeps_its_routes() {
     space.ip("rule del priority 31902");
     assert_eq!(lines(&space, "rule show"), before, "all is undone");
     assert!(!space.ip("-6 rule show").contains("51900"));
+}
+
+#[test]
+fn what_the_kernel_drops_is_counted() {
+    let Some(space) = Space::new("the drops of a TUN device") else { return };
+    let (tunnel, _unread) = start(&space, &config(""), "culvert7", "10.9.0.1/24");
+    let counters = tunnel.kernel_counters();
+    let socket = space.place().enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
+    // Two queues of 1,000 packets each, of which one flow fills one.
+    for _ in 0..1_500 {
+        // It is told of a full queue now and then.
+        drop(socket.send_to(b"unread", "10.9.0.2:9"));
+    }
+    until(&space, "-s link show culvert7", |_| counters.tx_dropped.load(Ordering::Relaxed) >= 500);
+    assert_eq!(counters.rx_dropped.load(Ordering::Relaxed), 0);
 }

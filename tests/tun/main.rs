@@ -7,6 +7,7 @@ mod device;
 mod kernel;
 mod packets;
 mod refusals;
+mod unprivileged;
 
 use std::{
     path::Path,
@@ -97,12 +98,16 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &Roster::new(config, Identity::generate().unwrap().public_key()), workers)
+    Tunnel::open(config, tun, &roster(config), workers)
+}
+
+fn roster(config: &Config) -> Arc<Roster> {
+    Roster::new(config, Identity::generate().unwrap().public_key())
 }
 
 /// Asks `ip ARGS` until it says what is `wanted`: a thread and the kernel do things in their own time.
 #[track_caller]
-fn until(space: &Space, args: &str, wanted: impl Fn(&str) -> bool) {
+fn until(space: &Space, args: &str, mut wanted: impl FnMut(&str) -> bool) {
     const ATTEMPTS: usize = 500;
     const PAUSE: Duration = Duration::from_millis(20);
     for _ in 0..ATTEMPTS {

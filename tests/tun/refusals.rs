@@ -21,8 +21,11 @@ fn refused(space: &Space, mark: u32, allowed: &[&str], tun: &Tun) -> TunnelError
 fn names_addresses_and_routes_that_are_taken() {
     let Some(space) = Space::new("what is taken") else { return };
     space.ip("link add dummy0 type veth peer name dummy1");
-    space.ip("link set dummy0 up");
-    space.ip("link set dummy1 up");
+    for end in ["dummy0", "dummy1"] {
+        // Link-local addresses would be tentative for a while.
+        space.ip(&format!("link set {end} addrgenmode none"));
+        space.ip(&format!("link set {end} up"));
+    }
     space.ip("addr add 192.168.7.1/24 dev dummy0");
     space.ip("-6 addr add 2001:db8:7::1/64 dev dummy0 nodad");
     space.ip("route add 192.0.2.0/24 dev dummy0");

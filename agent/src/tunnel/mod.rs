@@ -259,12 +259,15 @@ impl Keeper {
             self.counters.set(link);
         }
         if self.up && !up {
-            tracing::warn!(
-                name = &*self.tun.name,
-                gone = link.is_none(),
-                "the TUN device is down: nothing passes (remedy: `ip link set {} up`, or restart the daemon if it is gone)",
-                self.tun.name
-            );
+            match link {
+                Some(_) => tracing::warn!(
+                    name = &*self.tun.name,
+                    "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
+                    self.tun.name
+                ),
+                // Removed by somebody, of which the workers warn, or with its queues because the agent stops.
+                None => tracing::debug!(name = &*self.tun.name, "the TUN device is gone"),
+            }
         }
         if !self.up && up {
             tracing::info!(name = &*self.tun.name, "the TUN device is up again");

@@ -72,10 +72,12 @@ impl Plan {
         self.routes.keys().any(|prefix| prefix.addr().is_ipv4() == any.is_ipv4())
     }
 
-    /// Whether one of the routes of the family of `any` is the default route.
+    /// Whether one of the routes of the family of `any` is a default route, or as good as one: a half of all addresses, or all
+    /// of IPv6 that is given out (2000::/3).
     pub(super) fn has_default(&self, any: IpAddr) -> bool {
+        const SHORT: u8 = 3;
         let family = |prefix: &IpNet| prefix.addr().is_ipv4() == any.is_ipv4();
-        self.routes.keys().any(|prefix| prefix.prefix_len() == 0 && family(prefix))
+        self.routes.keys().any(|prefix| prefix.prefix_len() <= SHORT && family(prefix))
     }
 }
 

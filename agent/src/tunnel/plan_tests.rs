@@ -96,6 +96,7 @@ fn families_and_default_routes_are_known() {
     let one = plan(&["192.0.2.0/24 ::/0"]);
     assert!(one.has_family(v4) && one.has_family(v6));
     assert!(!one.has_default(v4) && one.has_default(v6));
+    assert!(plan(&["0.0.0.0/1 128.0.0.0/1"]).has_default(v4) && plan(&["2000::/3"]).has_default(v6));
 }
 
 #[test]
