@@ -11,6 +11,7 @@
 
 use std::{
     fmt::Write,
+    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -361,6 +362,18 @@ impl Sites {
 }
 
 impl Site {
+    /// Puts `new` for `old` in the agent's configuration, which it reads when it starts.
+    ///
+    /// # Panics
+    /// When `old` is not in it.
+    #[track_caller]
+    pub fn edit(&self, old: &str, new: &str) {
+        let file = self.agent.config();
+        let config = fs::read_to_string(&file).expect("the harness has written it");
+        assert!(config.contains(old), "{old} is not in {config}");
+        fs::write(file, config.replace(old, new)).expect("the folder is ours");
+    }
+
     /// The host's address behind the gateway.
     #[must_use]
     pub fn host_address(&self, family: Family) -> IpAddr {

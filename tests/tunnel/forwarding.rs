@@ -125,11 +125,7 @@ fn a_hub_with_the_firewall_needs_one_rule_more() {
 /// Sites of which b sends everything to a.
 fn everything_through_a() -> Sites {
     let sites = Plan::hub().transport("mark = 51\n").prepare();
-    let file = sites.b().agent.config();
-    let config = fs::read_to_string(&file).unwrap();
-    let all = config.replace("\"10.9.0.0/16\", \"fd09::/48\"", "\"0.0.0.0/0\", \"::/0\"");
-    assert_ne!(all, config);
-    fs::write(file, all).unwrap();
+    sites.b().edit("\"10.9.0.0/16\", \"fd09::/48\"", "\"0.0.0.0/0\", \"::/0\"");
     sites
 }
 

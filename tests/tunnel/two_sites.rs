@@ -8,7 +8,7 @@ use culvert_tests::{
     clock::{self, PATIENCE},
     iperf::{self, Server},
     ports, probe,
-    sites::{DEVICE, Family, PORT, Plan, Sites},
+    sites::{DEVICE, Family, PORT, Plan, Site, Sites},
     transfer::Transfer,
     upstream::Echo,
 };
@@ -17,7 +17,7 @@ use super::possible;
 
 /// Datagrams that the kernel says it dropped, at any place that a datagram from one host to another passes.
 fn kernel_drops(sites: &Sites) -> u64 {
-    let sockets = |site: &culvert_tests::sites::Site| {
+    let sockets = |site: &Site| {
         let samples = site.agent.samples();
         let device = ["rx_dropped", "tx_dropped", "tx_errors"].map(|name| {
             let file = format!("/sys/class/net/{DEVICE}/statistics/{name}");
@@ -35,10 +35,11 @@ fn agents_drops(sites: &Sites) -> f64 {
     sites.drops().iter().map(|(_, count)| count).sum()
 }
 
-/// A request and its answer, as DNS has them, from a gateway's neighbour.
-fn request(sites: &Sites, family: Family) {
-    let echo = sites.b().host.enter(|| Echo::on(sites.b().host_address(family)));
-    let mut client = sites.a().host.enter(|| Client::new(1, echo.address));
+/// Requests and their answers, as DNS has them, from one host to another.
+#[track_caller]
+pub(crate) fn request(from: &Site, to: &Site, family: Family) {
+    let echo = to.host.enter(|| Echo::on(to.host_address(family)));
+    let mut client = from.host.enter(|| Client::new(1, echo.address));
     for _ in 0..10 {
         client.send();
         clock::until("the answer", PATIENCE, || {
@@ -78,7 +79,7 @@ fn carry(outer: Family) {
         probe::reaches(&b.gateway, a.tunnel_address(inner), &[]);
         probe::reaches(&a.host, b.host_address(inner), &[]);
         probe::reaches(&b.host, a.host_address(inner), &[]);
-        request(&sites, inner);
+        request(a, b, inner);
         Transfer::new(&a.host, &b.host, b.host_address(inner), 8 << 20).run();
         Transfer::new(&b.host, &a.host, a.host_address(inner), 8 << 20).run();
         iperf3(&sites, inner);
@@ -124,7 +125,7 @@ fn what_leaves_the_tunnel_has_right_checksums_however_it_was_carried() {
         let arriving = Capture::start(&sites.b().host, "lan", &format!("src host {source}"));
         let inside = Capture::start(&sites.b().gateway, DEVICE, &format!("src host {source}"));
         probe::reaches(&sites.a().host, sites.b().host_address(family), &[]);
-        request(&sites, family);
+        request(sites.a(), sites.b(), family);
         Transfer::new(&sites.a().host, &sites.b().host, sites.b().host_address(family), 1 << 20).run();
         let ended = |text: &str| text.contains("Flags [F.]") || text.contains("Flags [FP.]");
         let text = arriving.stop_when("the transfer has arrived", ended).text();
