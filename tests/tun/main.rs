@@ -5,6 +5,7 @@
 
 mod device;
 mod kernel;
+mod lost;
 mod packets;
 mod refusals;
 mod unprivileged;
@@ -23,6 +24,7 @@ use culvert::{
     config::{Config, InnerMtu, Tun},
     identity::Identity,
     io::tun::TunPort,
+    metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},
 };
@@ -98,7 +100,11 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &roster(config), workers)
+    Tunnel::open(config, tun, &roster(config), &metrics(), workers)
+}
+
+fn metrics() -> Metrics {
+    Metrics::new("0").unwrap()
 }
 
 fn roster(config: &Config) -> Arc<Roster> {
