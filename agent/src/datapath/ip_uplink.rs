@@ -16,7 +16,7 @@ use crate::{
         view::IpView,
         vnet::{Gso, VnetHeader},
     },
-    lanes::{Lanes, Payloads, PushError, Underlays},
+    lanes::{Lanes, Payloads, Place, PushError, Underlays},
     peer::{Peer, PeerId},
     relay::{Belongs, Context, DropReason, Header, PacketClass, Stripes},
     worker::Outgoing,
@@ -185,6 +185,35 @@ impl Uplink<'_> {
         lane
     }
 
+    /// Takes over IP packets of one flow that another worker wants to be sent on lane `lane`, which this one keeps; they are in
+    /// the account already. What finds no room waits here.
+    pub(super) fn take_over_packets(
+        &mut self,
+        lane: u8,
+        header: Header,
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
+        let payloads = Payloads::new(header.as_slice(), data, segment, tos);
+        if let Some(Way::Worker(..)) = self.way(lane) {
+            // They have gone round once: the lane went down meanwhile.
+            self.relay.uplink.drop(DropReason::LaneClosed, payloads.count() as u64);
+            return;
+        }
+        let sent =
+            if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
+        if sent < payloads.count() {
+            let rest = data.get(sent * segment..).unwrap_or_default();
+            // They were read by another worker of this agent.
+            let hash = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default());
+            let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let partial =
+                matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos });
+            self.relay.queue.push(belongs, rest, segment, (self.now, self.now), &mut self.relay.uplink);
+        }
+    }
+
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
         let header = context(class);
@@ -234,7 +263,12 @@ impl Uplink<'_> {
         let Some(link) = self.link.as_deref() else { return 0 };
         let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
         let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
-        stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
+        let stand_in = |preferred| match pool.pick(lanes, preferred) {
+            Some(Place::Here(lane)) => lanes.get(lane).map_or(preferred, |slot| slot.index),
+            Some(Place::There(_, index)) => index,
+            None => preferred,
+        };
+        stripes.lane((bucket, pool.wanted), |index| pool.is_up(lanes, index), stand_in, now)
     }
 }
 

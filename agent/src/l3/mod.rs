@@ -35,5 +35,5 @@ pub mod vnet;
 /// (RFC 9221 §4), and the context.
 pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
 
-/// The same in standard mode, where quinn-proto makes the packets: it allows for a length of 8 bytes.
-pub const STANDARD_OVERHEAD: usize = INNER_OVERHEAD + 8;
+/// Bytes that a packet budget of standard mode counts around the content of a DATAGRAM frame.
+pub const STANDARD_FRAME_OVERHEAD: usize = HEADER_LEN + 1 + TAG_LEN;
