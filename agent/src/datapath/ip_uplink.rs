@@ -16,7 +16,7 @@ use crate::{
         view::IpView,
         vnet::{Gso, VnetHeader},
     },
-    lanes::{Lanes, Payloads, Place, PushError, Underlays},
+    lanes::{Lanes, Payloads, PushError, Underlays},
     peer::{Peer, PeerId},
     relay::{Belongs, Context, DropReason, Header, PacketClass, Stripes},
     worker::Outgoing,
@@ -263,12 +263,7 @@ impl Uplink<'_> {
         let Some(link) = self.link.as_deref() else { return 0 };
         let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
         let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
-        let stand_in = |preferred| match pool.pick(lanes, preferred) {
-            Some(Place::Here(lane)) => lanes.get(lane).map_or(preferred, |slot| slot.index),
-            Some(Place::There(_, index)) => index,
-            None => preferred,
-        };
-        stripes.lane((bucket, pool.wanted), |index| pool.is_up(lanes, index), stand_in, now)
+        stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
     }
 }
 

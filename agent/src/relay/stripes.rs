@@ -42,16 +42,9 @@ impl Stripes {
         hash.to_le_bytes()[0]
     }
 
-    /// The lane, of `wanted`, for the packets of a bucket that come now. `stand_in` says which one carries them while the one
-    /// that they prefer, which it gets, is down.
+    /// The lane, of `wanted`, for the packets of a bucket that come now.
     #[inline]
-    pub fn lane(
-        &mut self,
-        (bucket, wanted): (u8, u8),
-        is_up: impl Fn(u8) -> bool,
-        stand_in: impl FnOnce(u8) -> u8,
-        now: Instant,
-    ) -> u8 {
+    pub fn lane(&mut self, bucket: u8, wanted: u8, is_up: impl Fn(u8) -> bool, now: Instant) -> u8 {
         let place = usize::from(bucket);
         let since = now.saturating_duration_since(self.origin).as_millis();
         // After 49 days the difference of two times wraps, and reads as a pause at worst.
@@ -64,7 +57,9 @@ impl Stripes {
         if stays {
             return on;
         }
-        let lane = if is_up(preferred) { preferred } else { stand_in(preferred) };
+        // The one that is really taken is remembered: else what comes would go to another as soon as that is up, and overtake.
+        let stand_in = || (0..wanted).find(|lane| is_up(*lane)).unwrap_or(0);
+        let lane = if is_up(preferred) { preferred } else { stand_in() };
         if lane != on {
             self.moved += u64::from(on != NO_LANE);
             self.on[place] = lane;
@@ -89,24 +84,36 @@ mod tests {
         let clock = ManualClock::default();
         let mut stripes = Stripes::new(clock.now());
         let all = |_| true;
-        assert_eq!(stripes.lane((7, 4), all, |_| 0, clock.now()), 3);
-        assert_eq!(stripes.lane((7, 4), |lane| lane != 3, |_| 0, clock.now()), 0, "lane 0 stands in");
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
+        assert_eq!(stripes.lane(7, 4, |lane| lane != 3, clock.now()), 0, "lane 0 stands in");
         clock.advance(PAUSE / 2);
-        assert_eq!(stripes.lane((7, 4), all, |_| 0, clock.now()), 0, "what is under way there comes first");
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 0, "what is under way there comes first");
         clock.advance(PAUSE / 2);
-        assert_eq!(stripes.lane((7, 4), all, |_| 0, clock.now()), 0);
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 0);
         clock.advance(PAUSE);
-        assert_eq!(stripes.lane((7, 4), all, |_| 0, clock.now()), 3);
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
         assert_eq!(stripes.moved(), 2);
+    }
+
+    #[test]
+    fn a_bucket_stays_where_it_began_while_lanes_come_up() {
+        let clock = ManualClock::default();
+        let mut stripes = Stripes::new(clock.now());
+        assert_eq!(stripes.lane(6, 4, |_| false, clock.now()), 0, "none is up: it waits");
+        assert_eq!(stripes.lane(6, 4, |lane| lane == 3, clock.now()), 3, "the only one stands in");
+        assert_eq!(stripes.lane(6, 4, |lane| lane != 2, clock.now()), 3, "lane 0 would be overtaking");
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 3, "and so would its own");
+        clock.advance(PAUSE);
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 2);
     }
 
     #[test]
     fn more_lanes_move_a_bucket_only_after_a_pause() {
         let clock = ManualClock::default();
         let mut stripes = Stripes::new(clock.now());
-        assert_eq!(stripes.lane((1, 1), |_| true, |_| 0, clock.now()), 0);
-        assert_eq!(stripes.lane((1, 2), |_| true, |_| 0, clock.now()), 0);
+        assert_eq!(stripes.lane(1, 1, |_| true, clock.now()), 0);
+        assert_eq!(stripes.lane(1, 2, |_| true, clock.now()), 0);
         clock.advance(PAUSE);
-        assert_eq!(stripes.lane((1, 2), |_| true, |_| 0, clock.now()), 1);
+        assert_eq!(stripes.lane(1, 2, |_| true, clock.now()), 1);
     }
 }
