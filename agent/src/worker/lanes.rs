@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use quic_core::{ConnectionId, Suite, TRANSMIT_CAPACITY};
+use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use zeroize::Zeroizing;
 
@@ -344,6 +344,16 @@ impl Worker {
         })
     }
 
+    /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
+    /// more around it.
+    fn plain_budget(&mut self, peer: PeerId) -> Option<usize> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let plain = state.link.as_mut()?.plain.as_mut()?;
+        let most = self.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
+        plain.set_most(most);
+        Some(most? + HEADER_LEN + 1 + TAG_LEN)
+    }
+
     /// The largest packet to `peer` may be another.
     fn settle_budget(&mut self, peer: PeerId, now: Instant) {
         if self.tell_budget(peer, now) {
@@ -354,6 +364,7 @@ impl Worker {
     /// Tells every worker the largest packet to `peer`; false if they know.
     fn tell_budget(&mut self, peer: PeerId, now: Instant) -> bool {
         let Some(bytes) = self.packet_budget(peer) else { return false };
+        let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
         let Some(session) = self.session_of(peer).map(|session| session.id) else { return false };
         let changed = self.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
