@@ -91,7 +91,7 @@ impl Daemon {
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
-        let (tunnel, mut queues) = open_tunnel(&config, &roster, workers)?;
+        let (tunnel, mut queues) = open_tunnel(&config, &roster, &metrics, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -235,10 +235,11 @@ struct WorkerStart {
 fn open_tunnel(
     config: &Config,
     roster: &Arc<Roster>,
+    metrics: &Metrics,
     workers: u8,
 ) -> anyhow::Result<(Option<Tunnel>, std::vec::IntoIter<TunPort>)> {
     let Some(tun) = &config.tun else { return Ok((None, Vec::new().into_iter())) };
-    let (tunnel, queues) = Tunnel::open(config, tun, roster, workers)?;
+    let (tunnel, queues) = Tunnel::open(config, tun, roster, metrics, workers)?;
     Ok((Some(tunnel), queues.into_iter()))
 }
 
@@ -276,6 +277,9 @@ impl WorkerStart {
                     && let Err(error) = process::pin_to_cpu(worker)
                 {
                     tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
+                }
+                if let Err(error) = process::wake_soon() {
+                    tracing::debug!(worker, %error, "a worker's time slices stay as they are");
                 }
                 self.run(&started);
                 if let Some(ended) = ended.lock().unwrap_or_else(PoisonError::into_inner).take() {

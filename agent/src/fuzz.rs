@@ -27,6 +27,8 @@ use crate::{
     relay::Context,
 };
 
+pub use crate::l3::properties::{ip_cut, ip_merge, ip_view};
+
 /// Takes `input` as what a peer writes on the control stream. Its first byte says how many bytes follow that are the
 /// lengths of the chunks in which the rest arrives, over and over.
 ///
@@ -367,6 +369,22 @@ mod tests {
     fn the_corpus_of_share_links() {
         replay("share_link", super::share_link);
     }
+
+    #[test]
+    fn the_corpus_of_ip_packets() {
+        replay("ip_view", super::ip_view);
+    }
+
+    #[test]
+    fn the_corpus_of_super_packets() {
+        replay("ip_cut", super::ip_cut);
+    }
+
+    #[test]
+    fn the_corpus_of_packets_from_peers() {
+        replay("ip_merge", super::ip_merge);
+    }
+
     #[test]
     fn the_corpus_of_datagrams() {
         replay("classify", super::classify);

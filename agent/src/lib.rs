@@ -1,4 +1,4 @@
-//! Culvert: a gateway that carries UDP flows and TCP forwards between sites over QUIC.
+//! Culvert: a gateway that carries UDP flows, IP packets and TCP forwards between sites over QUIC.
 //!
 //! `docs/architecture.md` is the map; the way of a datagram starts in [`datapath`].
 

@@ -57,6 +57,7 @@ impl Agent {
             exchange: Exchange::new(workers, config.peers.len(), now),
             metrics: Publisher::new(&metrics, &config, 0, health, Arc::default()),
             config: Arc::clone(&config),
+            tun: None,
         };
         Self { worker: Worker::new(setup, now).unwrap(), script, metrics, clock: clock.clone() }
     }

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::chown,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output, Stdio},
     sync::{Mutex, OnceLock, PoisonError},
@@ -33,6 +34,9 @@ pub struct Agent {
     metrics: SocketAddr,
     fetcher: Mutex<Fetcher>,
     process: Option<Running>,
+    /// Options of `setpriv` for the process.
+    privileges: &'static [&'static str],
+    binary: PathBuf,
 }
 
 impl Agent {
@@ -43,7 +47,63 @@ impl Agent {
         let key = keygen(&folder.path().join("identity.key"));
         let metrics = (Ipv4Addr::LOCALHOST, ports::free()).into();
         let fetcher = Mutex::new(Fetcher::new(place));
-        Self { name, place: place.clone(), folder, key, metrics, fetcher, process: None }
+        let binary = binary().to_owned();
+        Self {
+            name,
+            place: place.clone(),
+            folder,
+            key,
+            metrics,
+            fetcher,
+            process: None,
+            privileges: &[],
+            binary,
+        }
+    }
+
+    /// From its next start on it runs as the user `nobody` with CAP_NET_ADMIN and no other privilege.
+    ///
+    /// # Panics
+    /// When the test is not root.
+    pub fn unprivileged(&mut self) {
+        self.hand_over(&[
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all,+net_admin",
+            "--ambient-caps=-all,+net_admin",
+            "--bounding-set=-all,+net_admin",
+        ]);
+    }
+
+    /// The same without any privilege.
+    ///
+    /// # Panics
+    /// When the test is not root.
+    pub fn powerless(&mut self) {
+        self.hand_over(&[
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]);
+    }
+
+    /// Gives its files to `nobody`, and to its process these options of `setpriv`.
+    fn hand_over(&mut self, privileges: &'static [&'static str]) {
+        assert_ne!(self.place, Place::Host, "its mounts are not the test's business");
+        const NOBODY: Option<u32> = Some(65_534);
+        // Where the program was built may be out of that user's reach.
+        let copy = self.folder().join("culvert");
+        fs::copy(&self.binary, &copy).expect("the disk has room");
+        self.binary = copy;
+        let files = fs::read_dir(self.folder()).expect("the folder is ours");
+        let files = files.map(|file| file.expect("the folder is ours").path());
+        for file in files.chain([self.folder().to_owned()]) {
+            chown(&file, NOBODY, NOBODY).expect("the test runs as root");
+        }
+        self.privileges = privileges;
     }
 
     /// Its public key.
@@ -90,8 +150,7 @@ impl Agent {
     #[track_caller]
     pub fn start(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_file());
-        let mut command = self.place.command(binary());
-        command.args(["run", "--config"]).arg(self.config());
+        let mut command = self.command();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("the folder is ours"));
         self.process = Some(Running::start(self.name, &mut command));
         let what = format!("{} is ready", self.name);
@@ -104,6 +163,30 @@ impl Agent {
                 Err(error) => Err(error),
             }
         });
+    }
+
+    /// Runs it to its end, which must be soon: how it ended, and what it said.
+    ///
+    /// # Panics
+    /// When it still runs after a minute.
+    #[must_use]
+    #[track_caller]
+    pub fn run_to_end(&self) -> (ExitStatus, String) {
+        let output = run(&mut self.command(), Duration::from_secs(60));
+        (output.status, text(&output.stderr))
+    }
+
+    /// Another agent at the same place with the same configuration, except for its key and the ports of its own.
+    ///
+    /// # Panics
+    /// When the disk is full.
+    #[must_use]
+    pub fn twin(&self) -> Self {
+        let twin = Self::new("twin", &self.place);
+        let ours = fs::read_to_string(self.config()).expect("the test has configured it");
+        let ours = ours.replace(&self.metrics.to_string(), &twin.metrics.to_string());
+        fs::write(twin.config(), ours).expect("the folder is ours");
+        twin
     }
 
     /// The running process.
@@ -200,6 +283,20 @@ impl Agent {
         });
     }
 
+    fn command(&self) -> Command {
+        let mut command = if self.privileges.is_empty() {
+            self.place.command(&self.binary)
+        } else {
+            // A namespace has mounts of its own: there every user may open the device, as udev has it on most machines.
+            let mut command = self.place.command("sh");
+            command.args(["-ec", OPEN_TO_ALL, "sh"]).args(self.privileges);
+            command.args(["--pdeathsig", "KILL", "--"]).arg(&self.binary);
+            command
+        };
+        command.args(["run", "--config"]).arg(self.config());
+        command
+    }
+
     fn log_file(&self) -> PathBuf {
         self.folder().join("log")
     }
@@ -230,6 +327,10 @@ impl Drop for Agent {
         }
     }
 }
+
+/// Makes `/dev/net/tun` what every user may open, for this mount namespace, and goes on as `setpriv`.
+const OPEN_TO_ALL: &str =
+    "mount -t tmpfs tun /dev/net; mknod -m 666 /dev/net/tun c 10 200; exec setpriv \"$@\"";
 
 /// How much of a log is shown when a test fails.
 const LOG_LINES: usize = 60;

@@ -8,7 +8,11 @@
 //! | on which host it runs, what it cannot reach | [`place`], [`firewall`] |
 //! | iperf3 and what became of each datagram | [`iperf`] |
 //! | upstreams that answer | [`upstream`] |
-//! | what crosses the cable | [`tap`] |
+//! | gateways, hosts behind them, a tunnel between them | [`sites`], `links.rs` |
+//! | whether a packet arrives, and which size fits | [`probe`] |
+//! | a stream of bytes, compared at its end | [`transfer`] |
+//! | a path that delays, loses and reorders | [`impairment`] |
+//! | what crosses the cable | [`tap`], [`capture`] |
 //! | what an agent sent, and sending it again | [`relay`] |
 //! | a decoy that remembers, and answers so that it can be checked | [`decoy`] |
 //! | clients that send numbered datagrams | [`client`] |
@@ -19,19 +23,25 @@
 //! Every process and every network namespace belongs to a guard that ends it.
 
 pub mod agent;
+pub mod capture;
 pub mod client;
 pub mod clock;
 pub mod decoy;
 pub mod firewall;
 pub mod http;
+pub mod impairment;
 pub mod iperf;
+mod links;
 pub mod needs;
 pub mod pair;
 pub mod place;
 pub mod ports;
+pub mod probe;
 pub mod process;
 pub mod random;
 pub mod relay;
+pub mod sites;
 pub mod tap;
+pub mod transfer;
 pub mod upstream;
 pub mod venv;

@@ -23,6 +23,8 @@ pub enum Need {
     SocketBuffers,
     /// The address `::1`.
     Ipv6,
+    /// The kernel's TUN devices.
+    Tun,
 }
 
 /// What two agents and their metrics need.
@@ -40,6 +42,17 @@ pub const NETNS: &[Need] = &[
     Need::PrometheusParser,
     IPERF3,
     Need::SocketBuffers,
+];
+
+/// What sites with a tunnel between them need, besides what [`NETNS`] says.
+pub const TUNNEL: &[Need] = &[
+    Need::Tun,
+    Need::Tool("ping", "iputils-ping"),
+    Need::Tool("tracepath", "iputils-tracepath"),
+    Need::Tool("tcpdump", "tcpdump"),
+    Need::Tool("tshark", "tshark"),
+    Need::Tool("ethtool", "ethtool"),
+    Need::Tool("nft", "nftables"),
 ];
 
 const IPERF3: Need = Need::Tool("iperf3", "iperf3");
@@ -103,6 +116,7 @@ impl Need {
                     .to_owned(),
             ),
             Self::Ipv6 => (std::net::UdpSocket::bind("[::1]:0").is_ok(), "the address ::1".to_owned()),
+            Self::Tun => (Path::new("/dev/net/tun").exists(), "/dev/net/tun (modprobe tun)".to_owned()),
         };
         (!met).then_some(remedy)
     }

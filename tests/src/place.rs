@@ -41,6 +41,31 @@ impl Place {
         command
     }
 
+    /// Runs a command here to its end, and returns what it printed.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[track_caller]
+    pub fn tell(&self, words: &[&str]) -> String {
+        let [program, args @ ..] = words else { panic!("no program") };
+        let program = needs::tool(program).unwrap_or_else(|| panic!("{program} is missing"));
+        let output = run(self.command(program).args(args), Duration::from_secs(60));
+        assert!(output.status.success(), "{words:?}: {} {}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Sets a kernel parameter here: `net.ipv4.ip_forward`.
+    ///
+    /// # Panics
+    /// When the kernel refuses, and on this host, whose parameters are not the test's business.
+    #[track_caller]
+    pub fn sysctl(&self, name: &str, value: &str) {
+        assert_ne!(*self, Self::Host, "the host's parameters are not the test's business");
+        let file = format!("/proc/sys/{}", name.replace('.', "/"));
+        let written = self.enter(|| fs::write(&file, value));
+        written.unwrap_or_else(|error| panic!("{file}: {error}"));
+    }
+
     /// Runs `make` on a thread that is here: sockets that it opens stay here, whichever thread uses them later.
     ///
     /// # Panics

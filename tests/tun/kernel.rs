@@ -1,15 +1,17 @@
 //! MTU, routes and rules, as `ip` shows them.
 
+use std::{net::UdpSocket, sync::Arc};
+
 use culvert::{
     config::Config,
-    identity::Identity,
+    identity::Endpoint,
     io::tun::TunPort,
     peer::PeerId,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
 
-use crate::{Space, config, open, tun, until};
+use crate::{Space, config, metrics, open, roster, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -30,6 +32,17 @@ pub(crate) fn with_peers(mark: u32, allowed: &[&str]) -> Config {
 
 fn start(space: &Space, config: &Config, name: &str, addresses: &str) -> (Tunnel, Vec<TunPort>) {
     space.place().enter(|| open(config, &tun(name, addresses), 2).unwrap())
+}
+
+/// The same with peers that may change.
+fn start_with(
+    space: &Space,
+    config: &Config,
+    roster: &Arc<Roster>,
+    addresses: &str,
+) -> (Tunnel, Vec<TunPort>) {
+    let tun = tun("culvert7", addresses);
+    space.place().enter(|| Tunnel::open(config, &tun, roster, &metrics(), 1).unwrap())
 }
 
 /// What `ip` says, without its runs of spaces and empty lines.
@@ -128,10 +141,8 @@ fn routes_and_mtus_follow_the_peers() {
 fn peers_come_and_go_while_it_runs() {
     let Some(space) = Space::new("routes of peers that come and go") else { return };
     let config = with_peers(0, &["192.0.2.0/24", "198.51.100.0/24"]);
-    let roster = Roster::new(&config, Identity::generate().unwrap().public_key());
-    let opened =
-        space.place().enter(|| Tunnel::open(&config, &tun("culvert7", "10.9.0.1/24 fd09::1/64"), &roster, 1));
-    let _open = opened.unwrap();
+    let roster = roster(&config);
+    let _open = start_with(&space, &config, &roster, "10.9.0.1/24 fd09::1/64");
     let ours = "route show proto 199";
     let (first, second) = ("192.0.2.0/24 dev culvert7 scope link", "198.51.100.0/24 dev culvert7 scope link");
     assert_eq!(lines(&space, ours), [first, second]);
@@ -147,14 +158,33 @@ fn peers_come_and_go_while_it_runs() {
     becomes(&space, ours, &[first, second]);
 }
 
+/// An uplink, 198.51.100.2 with the default route, and a network beside it, 10.1.0.0/16.
+fn underlay(space: &Space) {
+    for (ends, address) in [("veth0 veth1", "198.51.100.2/24"), ("lan0 lan1", "10.1.0.1/16")] {
+        let (here, there) = ends.split_once(' ').unwrap();
+        space.ip(&format!("link add {here} type veth peer name {there}"));
+        space.ip(&format!("link set {here} up"));
+        space.ip(&format!("link set {there} up"));
+        space.ip(&format!("addr add {address} dev {here}"));
+    }
+    space.ip("route add default via 198.51.100.1");
+}
+
+/// Which device a packet takes: its destination, and its mark if it has one.
+#[track_caller]
+fn takes(space: &Space, packet: &str, device: &str) {
+    let route = space.ip(&format!("route get {packet}"));
+    assert!(route.contains(&format!("dev {device} ")), "{packet}: {route}");
+}
+
+fn endpoint(host: &str) -> Vec<Endpoint> {
+    vec![Endpoint { host: host.to_owned(), port: 4433 }]
+}
+
 #[test]
 fn with_a_mark_the_underlay_keeps_its_routes() {
     let Some(space) = Space::new("routing rules of a tunnel") else { return };
-    space.ip("link add veth0 type veth peer name veth1");
-    space.ip("link set veth0 up");
-    space.ip("link set veth1 up");
-    space.ip("addr add 198.51.100.2/24 dev veth0");
-    space.ip("route add default via 198.51.100.1");
+    underlay(&space);
     let before = lines(&space, "rule show");
     // As an agent leaves them that was killed.
     space.ip("rule add not fwmark 9 lookup 51900 priority 31901 protocol 199");
@@ -172,38 +202,96 @@ fn with_a_mark_the_underlay_keeps_its_routes() {
         rules.len() == before.len() + 3 && rules[1] == expected[1] && rules[2] == expected[2],
         "{rules:?}"
     );
-    assert!(!space.ip("-6 rule show").contains("suppress"), "only where there is a default route");
-    assert!(space.ip("-6 rule show").contains("lookup 51900"));
-    assert_eq!(
-        lines(&space, "route show table 51900"),
-        [
-            "default dev culvert7 proto 199 scope link",
-            "10.9.0.0/24 dev culvert7 proto 199 scope link",
-            "192.0.2.0/24 dev culvert7 proto 199 scope link",
-        ]
-    );
-    assert!(!space.ip("route show").contains("proto 199"));
+    assert!(!space.ip("-6 rule show").contains("proto 199"), "only where there is something apart");
+    assert_eq!(lines(&space, "route show table 51900"), ["default dev culvert7 proto 199 scope link"]);
+    assert_eq!(lines(&space, "route show proto 199"), ["192.0.2.0/24 dev culvert7 scope link"]);
     for (packet, device) in [
         ("203.0.113.5", "culvert7"),
         ("203.0.113.5 mark 77", "veth0"),
         ("198.51.100.9", "veth0"),
+        ("10.1.0.9", "lan0"),
+        ("10.9.0.9", "culvert7"),
         ("192.0.2.9", "culvert7"),
-        ("192.0.2.9 mark 77", "veth0"),
     ] {
-        let route = space.ip(&format!("route get {packet}"));
-        assert!(route.contains(device), "{packet}: {route}");
+        takes(&space, packet, device);
     }
-    // A second agent of the host has a table of its own, and takes no rules away.
-    let other = start(&space, &with_peers(78, &["203.0.113.0/24"]), "culvert8", "10.8.0.1/24");
-    assert!(
-        space.ip("rule show").contains("31903:\tnot from all fwmark 0x4e lookup 51901"),
-        "{}",
-        space.ip("rule show")
-    );
-    drop(other);
+    // A second agent of the host has a table of its own, and takes no rules away; one that needs none has none.
+    let other = start(&space, &with_peers(78, &["192.0.0.0/3"]), "culvert8", "10.8.0.1/24");
+    let third = start(&space, &with_peers(79, &["203.0.113.0/24"]), "culvert9", "10.7.0.1/24");
+    let rules = space.ip("rule show");
+    assert!(rules.contains("31903:\tnot from all fwmark 0x4e lookup 51901"), "{rules}");
+    assert!(!rules.contains("0x4f") && rules.contains("31900:"), "{rules}");
+    drop((other, third));
     drop(ports);
     drop(tunnel);
     space.ip("rule del priority 31902");
     assert_eq!(lines(&space, "rule show"), before, "all is undone");
     assert!(!space.ip("-6 rule show").contains("51900"));
+}
+
+#[test]
+fn a_wide_prefix_leaves_a_network_beside_it_alone() {
+    let Some(space) = Space::new("a tunnel beside a network of the host") else { return };
+    underlay(&space);
+    let before = lines(&space, "rule show");
+    let mut config = with_peers(77, &["10.0.0.0/8", "203.0.113.0/24"]);
+    config.peers[0].endpoints = endpoint("203.0.113.7");
+    let roster = roster(&config);
+    let (tunnel, ports) = start_with(&space, &config, &roster, "10.9.0.1/24");
+    let (in_main, in_own) = ("route show proto 199", "route show table 51900");
+    let (wide, holding) = ("10.0.0.0/8 dev culvert7", "203.0.113.0/24 dev culvert7");
+    assert_eq!(lines(&space, in_main), [format!("{wide} scope link")]);
+    assert_eq!(lines(&space, in_own), [format!("{holding} proto 199 scope link")]);
+    let everywhere = |space: &Space| {
+        for (packet, device) in [
+            ("10.1.0.9", "lan0"),
+            ("10.2.0.9", "culvert7"),
+            ("10.9.0.9", "culvert7"),
+            ("203.0.113.7", "culvert7"),
+            ("203.0.113.7 mark 77", "veth0"),
+            ("192.0.2.9", "veth0"),
+        ] {
+            takes(space, packet, device);
+        }
+    };
+    everywhere(&space);
+
+    // A peer comes whose endpoint lies in the wide one, which moves, and back when the peer goes.
+    let mut guest = config.peers[1].clone();
+    roster.remove("b").unwrap();
+    becomes(&space, in_own, &[]);
+    assert_eq!(lines(&space, "rule show"), before, "without routes there, there are no rules");
+    takes(&space, "203.0.113.7", "veth0");
+    guest.endpoints = endpoint("10.200.0.5");
+    roster.add(guest, Origin::State).unwrap();
+    let [wide_there, holding_there] = [wide, holding].map(|route| format!("{route} proto 199 scope link"));
+    becomes(&space, in_own, &[&wide_there, &holding_there]);
+    becomes(&space, in_main, &[]);
+    everywhere(&space);
+    takes(&space, "10.200.0.5", "culvert7");
+    takes(&space, "10.200.0.5 mark 77", "veth0");
+    roster.remove("b").unwrap();
+    becomes(&space, in_own, &[]);
+    assert_eq!(lines(&space, in_main), [format!("{wide} scope link")]);
+
+    drop(ports);
+    drop(tunnel);
+    assert_eq!(lines(&space, "rule show"), before, "all is undone");
+}
+
+#[test]
+fn what_the_kernel_drops_is_counted() {
+    let Some(space) = Space::new("the drops of a TUN device") else { return };
+    let (config, metrics) = (config(""), metrics());
+    let tun = tun("culvert7", "10.9.0.1/24");
+    let _unread = space.place().enter(|| Tunnel::open(&config, &tun, &roster(&config), &metrics, 2).unwrap());
+    let dropped = |direction| metrics.families().tun_kernel_dropped.with_label_values(&[direction]).get();
+    let socket = space.place().enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
+    // Two queues of 1,000 packets each, of which one flow fills one.
+    for _ in 0..1_500 {
+        // It is told of a full queue now and then.
+        drop(socket.send_to(b"unread", "10.9.0.2:9"));
+    }
+    until(&space, "-s link show culvert7", |_| dropped("uplink") >= 500);
+    assert_eq!(dropped("downlink"), 0);
 }

@@ -5,8 +5,10 @@
 
 mod device;
 mod kernel;
+mod lost;
 mod packets;
 mod refusals;
+mod unprivileged;
 
 use std::{
     path::Path,
@@ -22,6 +24,7 @@ use culvert::{
     config::{Config, InnerMtu, Tun},
     identity::Identity,
     io::tun::TunPort,
+    metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},
 };
@@ -97,12 +100,20 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &Roster::new(config, Identity::generate().unwrap().public_key()), workers)
+    Tunnel::open(config, tun, &roster(config), &metrics(), workers)
+}
+
+fn metrics() -> Metrics {
+    Metrics::new("0").unwrap()
+}
+
+fn roster(config: &Config) -> Arc<Roster> {
+    Roster::new(config, Identity::generate().unwrap().public_key())
 }
 
 /// Asks `ip ARGS` until it says what is `wanted`: a thread and the kernel do things in their own time.
 #[track_caller]
-fn until(space: &Space, args: &str, wanted: impl Fn(&str) -> bool) {
+fn until(space: &Space, args: &str, mut wanted: impl FnMut(&str) -> bool) {
     const ATTEMPTS: usize = 500;
     const PAUSE: Duration = Duration::from_millis(20);
     for _ in 0..ATTEMPTS {

@@ -1,16 +1,32 @@
 //! What keeps a tunnel from being made is said with a remedy, and nothing of it stays behind.
 
-use culvert::{config::Tun, tunnel::TunnelError};
+use culvert::{
+    config::{Config, Tun},
+    identity::Endpoint,
+    tunnel::TunnelError,
+};
 
 use crate::{Space, config, kernel::with_peers, open, tun};
 
 /// Opens in vain; afterwards all is as it was before.
 #[track_caller]
 fn refused(space: &Space, mark: u32, allowed: &[&str], tun: &Tun) -> TunnelError {
+    refused_with(space, &with_peers(mark, allowed), tun)
+}
+
+/// With a mark, and a peer that has the first address of `prefix` as its endpoint.
+fn holding_its_endpoint(prefix: &str) -> Config {
+    let mut config = with_peers(77, &[prefix]);
+    let host = config.peers[0].allowed_ips[0].addr().to_string();
+    config.peers[0].endpoints = vec![Endpoint { host, port: 4433 }];
+    config
+}
+
+#[track_caller]
+fn refused_with(space: &Space, config: &Config, tun: &Tun) -> TunnelError {
     let state = || ["link", "addr", "route", "-6 route", "rule", "-6 rule"].map(|args| space.ip(args));
     let before = state();
-    let error =
-        space.place().enter(|| open(&with_peers(mark, allowed), tun, 2)).err().expect("it is refused");
+    let error = space.place().enter(|| open(config, tun, 2)).err().expect("it is refused");
     let text = error.to_string();
     assert!(text.contains("(remedy: "), "{text}");
     assert_eq!(state(), before, "{text}: nothing stays behind");
@@ -21,8 +37,11 @@ fn refused(space: &Space, mark: u32, allowed: &[&str], tun: &Tun) -> TunnelError
 fn names_addresses_and_routes_that_are_taken() {
     let Some(space) = Space::new("what is taken") else { return };
     space.ip("link add dummy0 type veth peer name dummy1");
-    space.ip("link set dummy0 up");
-    space.ip("link set dummy1 up");
+    for end in ["dummy0", "dummy1"] {
+        // Link-local addresses would be tentative for a while.
+        space.ip(&format!("link set {end} addrgenmode none"));
+        space.ip(&format!("link set {end} up"));
+    }
     space.ip("addr add 192.168.7.1/24 dev dummy0");
     space.ip("-6 addr add 2001:db8:7::1/64 dev dummy0 nodad");
     space.ip("route add 192.0.2.0/24 dev dummy0");
@@ -47,6 +66,11 @@ fn names_addresses_and_routes_that_are_taken() {
         let TunnelError::RouteTaken { prefix: named, interface } = &error else { panic!("{error}") };
         assert_eq!((named.to_string(), interface.as_str()), (prefix.to_owned(), "dummy0"));
     }
+
+    // Where both tables have it, the main one goes first, and ours would lie idle.
+    let error =
+        refused_with(&space, &holding_its_endpoint("192.168.7.0/24"), &tun("culvert7", "10.9.0.1/24"));
+    assert!(matches!(&error, TunnelError::RouteTaken { interface, .. } if interface == "dummy0"), "{error}");
 
     // In use by another agent: its packets must not come to us.
     let first = space.place().enter(|| open(&config(""), &tun("culvert7", "10.9.0.1/24"), 1).unwrap());

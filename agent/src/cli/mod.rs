@@ -21,7 +21,7 @@ mod reach;
 mod run;
 mod status;
 
-/// Carries UDP flows and TCP forwards between sites over QUIC
+/// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]
 #[command(name = "culvert", version, arg_required_else_help = true)]
 pub struct Cli {

@@ -278,7 +278,8 @@ impl Checks {
     }
 
     /// Reports every prefix of the overlay that would take the underlay's packets; `state` is the report of the state file,
-    /// if it is not the one at hand. With a mark, the routes have a table of their own, which marked packets do not use.
+    /// if it is not the one at hand. With a mark, routes for such prefixes have a table of their own, which marked packets do
+    /// not use.
     pub(super) fn collisions(&mut self, tun: &Tun, mark: u32, mut state: Option<&mut Report>) {
         let routed = tun.routes && mark == 0;
         for over in &self.overlay {
@@ -331,8 +332,8 @@ impl Checks {
     }
 }
 
-const ROUTES_REMEDY: &str = "set transport.mark (the tunnel's routes then have a table of their own), or tun.routes = false, or write \
-     narrower prefixes";
+const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
+     write narrower prefixes";
 
 fn report_of<'a>(
     origin: PeerOrigin,

@@ -333,6 +333,7 @@ fn full_status() -> Status {
         rtt_seconds: Some(0.0123),
         lanes_up: 2,
         flows: 1,
+        inner_mtu: Some(1421),
         software: Some("culvert/0.1.0".to_owned()),
         ..PeerStatus::default()
     };

@@ -44,6 +44,11 @@ impl Downlink<'_> {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         };
+        // A checksum that cannot be completed would be delivered wrong.
+        if partial && view.checksum_place().is_none() {
+            state.relay.downlink.drop(DropReason::Malformed, 1);
+            return;
+        }
         if !tun.is_of(view.source, peer) {
             state.relay.downlink.drop(DropReason::Spoofed, 1);
             return;

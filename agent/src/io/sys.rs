@@ -593,6 +593,24 @@ pub(super) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
     if result == 0 { Ok(words[WORDS - 1]) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Asks the scheduler for time slices of `nanos` for the calling thread; says whether its policy is one that has them.
+pub(super) fn set_time_slice(nanos: u64) -> io::Result<bool> {
+    let size = size_of::<libc::sched_attr>() as c_uint;
+    // SAFETY: the structure holds integers only, for which zero is a value.
+    let mut attributes: libc::sched_attr = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes at most `size` bytes, which is the structure's size.
+    if unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        return Ok(false);
+    }
+    attributes.sched_runtime = nanos;
+    // SAFETY: the kernel reads as many bytes as the structure says that it has, which it has said itself above.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
+}
+
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the kernel reads the size of an int from `value`, which lives until the call returns.
     let result = unsafe {

@@ -176,7 +176,12 @@ impl TunQueue for KernelTun {
                         guard.clear_ready();
                         break;
                     }
-                    // It comes again, with nothing before it.
+                    // One packet that the kernel cannot describe in its header, which is lost.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                        self.stats.read_errors += 1;
+                        continue;
+                    }
+                    // The device is gone. It comes again, with nothing before it; then the token is not reported any more.
                     Err(_) if !batch.is_empty() => break,
                     Err(error) => return Err(error),
                 };

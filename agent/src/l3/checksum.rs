@@ -9,21 +9,25 @@ use std::net::IpAddr;
 /// The sum of `bytes`; an odd last byte counts as if a zero followed.
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u16 {
-    // The order of the bytes within the words does not matter until the end (RFC 1071 §2 (B)). Words of 32 bits in sums of
-    // 64 cannot overflow below 16 GiB, and the compiler adds several at once.
-    let (blocks, rest) = bytes.as_chunks::<32>();
+    // The order of the bytes within the words does not matter until the end (RFC 1071 §2 (B)). Both halves of words of 64
+    // bits in sums of 64 cannot overflow below 16 GiB, and the compiler adds several words at once.
+    const HALF: u64 = 0xffff_ffff;
+    let (blocks, rest) = bytes.as_chunks::<64>();
     let mut lanes = [0u64; 8];
     for block in blocks {
-        for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
-            *lane += u64::from(u32::from_ne_bytes(*word));
+        for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<8>().0) {
+            let word = u64::from_ne_bytes(*word);
+            *lane += (word & HALF) + (word >> 32);
         }
     }
-    let (words, tail) = rest.as_chunks::<4>();
-    let mut total: u64 = lanes.iter().sum();
-    total += words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
-    let mut last = [0; 4];
+    let (words, tail) = rest.as_chunks::<8>();
+    let mut last = [0; 8];
     last[..tail.len()].copy_from_slice(tail);
-    total += u64::from(u32::from_ne_bytes(last));
+    let mut total: u64 = lanes.iter().sum();
+    for word in words.iter().chain([&last]) {
+        let word = u64::from_ne_bytes(*word);
+        total += (word & HALF) + (word >> 32);
+    }
     u16::from_be(fold(total))
 }
 

@@ -104,8 +104,12 @@ impl<'a> Cut<'a> {
     ) -> Result<Self, Malformed> {
         let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
         let partial = vnet.needs_checksum && peer_completes && view.checksum_place() == Some((start, offset));
-        if vnet.needs_checksum && !partial && !checksum::complete(packet, start, offset) {
-            return Err(Malformed::Checksum);
+        if vnet.needs_checksum && !partial {
+            // Within the IP headers it would make another packet of it than `view` says.
+            let is_behind = start >= view.transport_at;
+            if !is_behind || !checksum::complete(packet, start, offset) {
+                return Err(Malformed::Checksum);
+            }
         }
         let segment = packet.len();
         Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Whole })

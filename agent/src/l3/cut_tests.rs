@@ -50,6 +50,7 @@ fn one_packet_stays_partial_only_if_the_peer_can_complete_it() {
     // The checksum of a packet inside the packet.
     assert!(matches!(one(Recipe::UDP, 60, 16, true), Ok(Err(_))));
     assert_eq!(one(Recipe::UDP, 20 + 8 + 100, 0, true), Err(Malformed::Checksum));
+    assert_eq!(one(Recipe::UDP, 0, 10, true), Err(Malformed::Checksum), "of the IP header");
 }
 
 #[test]

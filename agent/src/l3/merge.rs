@@ -318,14 +318,18 @@ impl Flow {
     /// Whether all that must not differ from the first packet's headers does not.
     #[inline]
     fn is_alike(&self, bytes: &[u8]) -> bool {
-        let words = |bytes: &[u8]| u32::from_ne_bytes(*bytes.first_chunk().unwrap_or(&[0; 4]));
-        let own = self.template[..self.header].chunks_exact(4);
-        let theirs = bytes[..self.header].chunks_exact(4);
-        let alike = self.alike[..self.header].chunks_exact(4);
-        let differs = own
-            .zip(theirs)
-            .zip(alike)
-            .fold(0, |differs, ((own, theirs), alike)| differs | (words(own) ^ words(theirs)) & words(alike));
+        let (own, own_end) = self.template[..self.header].as_chunks::<8>();
+        let (theirs, their_end) = bytes[..self.header].as_chunks::<8>();
+        let (alike, alike_end) = self.alike[..self.header].as_chunks::<8>();
+        let mut differs = 0;
+        for ((own, theirs), alike) in own.iter().zip(theirs).zip(alike) {
+            let other = u64::from_ne_bytes(*own) ^ u64::from_ne_bytes(*theirs);
+            differs |= other & u64::from_ne_bytes(*alike);
+        }
+        // Headers are whole words of 4 bytes: there is one more, or none.
+        for ((own, theirs), alike) in own_end.iter().zip(their_end).zip(alike_end) {
+            differs |= u64::from((own ^ theirs) & alike);
+        }
         differs == 0
     }
 

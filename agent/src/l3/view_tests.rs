@@ -224,3 +224,16 @@ proptest! {
 fn ends(source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> (IpAddr, IpAddr) {
     (source.into(), destination.into())
 }
+
+#[test]
+fn the_hash_and_the_checksum_on_the_wire_are_those_of_the_document() {
+    // docs/wire-format.md gives these examples.
+    let packet = [
+        0x45, 0, 0, 33, 0, 0, 0x40, 0, 0x40, 17, 0x26, 0xb8, 10, 9, 0, 1, 10, 9, 0, 2, 0x12, 0x34, 0, 53, 0,
+        13, 0x14, 0x33, b'h', b'e', b'l', b'l', b'o',
+    ];
+    assert_eq!(IpView::parse(&packet).unwrap().flow_hash(), 0x1dbb_f07f);
+    let mut whole = packet;
+    assert!(crate::l3::checksum::complete(&mut whole, 20, 6));
+    assert_eq!(whole[26..28], [0x95, 0x84]);
+}

@@ -23,8 +23,8 @@ pub enum TunnelError {
     },
     /// The kernel's TUN driver cannot be opened.
     #[error(
-        "cannot open /dev/net/tun: {error} (remedy: `modprobe tun`, or `--device /dev/net/tun` for a container; this user must \
-         be able to read and write it)"
+        "cannot open /dev/net/tun: {error} (remedy: `modprobe tun`, or `--device /dev/net/tun` for a container; where only \
+         root may open it, `chmod 666 /dev/net/tun`)"
     )]
     Driver {
         /// Why not.

@@ -11,22 +11,21 @@
 //!   workers ── set_mtu ──► Board ──┐                       ┌──► device: MTU
 //!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
 //!   Roster ── once a second ───────┘                       └──► rules, with transport.mark
+//!
+//!   device: what the kernel dropped ── once a second ──► metrics
 //! ```
 
 use std::{
     fs, io,
     path::PathBuf,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use self::{
     kernel::Kernel,
-    plan::{LEAST_MTU, Mtus, Narrow, Plan, Width},
+    plan::{LEAST_MTU, Mtus, Narrow, Plan, Underlay, Width},
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -35,7 +34,9 @@ use crate::{
         netlink::{Link, LinkChange, Netlink, Which},
         tun::{TunDevice, TunPort},
     },
+    metrics::{Counters, Metrics},
     peer::PeerId,
+    relay::Direction,
     roster::Roster,
     worker,
 };
@@ -110,43 +111,16 @@ impl Board {
     }
 }
 
-/// What the kernel counts of the device, as of the last second; monotonic, packets.
-#[derive(Debug, Default)]
-pub struct KernelCounters {
-    /// For us, and lost because the device's queue was full.
-    pub tx_dropped: AtomicU64,
-    /// From us, and dropped by the kernel.
-    pub rx_dropped: AtomicU64,
-    /// For us, and could not be handed over.
-    pub tx_errors: AtomicU64,
-    /// From us, and malformed.
-    pub rx_errors: AtomicU64,
-}
-
-impl KernelCounters {
-    fn set(&self, link: &Link) {
-        for (counter, value) in [
-            (&self.tx_dropped, link.tx_dropped),
-            (&self.rx_dropped, link.rx_dropped),
-            (&self.tx_errors, link.tx_errors),
-            (&self.rx_errors, link.rx_errors),
-        ] {
-            counter.store(value, Ordering::Relaxed);
-        }
-    }
-}
-
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
 /// its routes, last as long as a worker has a queue of it.
 pub struct Tunnel {
     board: Arc<Board>,
-    counters: Arc<KernelCounters>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Tunnel {
     /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
-    /// share.
+    /// share. What the kernel drops there is counted in `metrics` from then on.
     ///
     /// # Errors
     /// See [`TunnelError`]. What was done until then is undone.
@@ -154,6 +128,7 @@ impl Tunnel {
         config: &Config,
         tun: &config::Tun,
         roster: &Arc<Roster>,
+        metrics: &Metrics,
         workers: u8,
     ) -> Result<(Self, Vec<TunPort>), TunnelError> {
         let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
@@ -168,20 +143,21 @@ impl Tunnel {
         for address in &tun.addresses {
             netlink.add_address(device.index, *address).map_err(failed("an address"))?;
         }
-        let mark = config.transport.mark;
+        let directions = Direction::ALL.map(Direction::label);
         let mut keeper = Keeper {
-            kernel: Kernel::new(netlink, device.index, start, mark)?,
+            kernel: Kernel::new(netlink, device.index, start, config.transport.mark)?,
             tun: tun.clone(),
             start,
-            own_table: mark != 0,
+            underlay: Underlay::new(&config.transport),
             index: device.index,
             roster: Arc::clone(roster),
-            counters: Arc::default(),
+            dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
             narrow: Narrow::default(),
             up: true,
+            said: None,
         };
         keeper.plan(&Mtus::new())?;
-        let (board, counters) = (Arc::<Board>::default(), Arc::clone(&keeper.counters));
+        let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
             .name("culvert-tunnel".to_owned())
@@ -195,19 +171,13 @@ impl Tunnel {
             udp_offload = device.offload.udp,
             "the TUN device is up"
         );
-        Ok((Self { board, counters, thread: Some(thread) }, device.ports))
+        Ok((Self { board, thread: Some(thread) }, device.ports))
     }
 
     /// Where workers say what fits.
     #[must_use]
     pub fn board(&self) -> Arc<Board> {
         Arc::clone(&self.board)
-    }
-
-    /// What the kernel counts.
-    #[must_use]
-    pub fn kernel_counters(&self) -> Arc<KernelCounters> {
-        Arc::clone(&self.counters)
     }
 }
 
@@ -227,12 +197,15 @@ struct Keeper {
     kernel: Kernel,
     tun: config::Tun,
     start: u16,
-    own_table: bool,
+    underlay: Underlay,
     index: u32,
     roster: Arc<Roster>,
-    counters: Arc<KernelCounters>,
+    /// By direction.
+    dropped: Counters,
     narrow: Narrow,
     up: bool,
+    /// Why the last plan failed, so that it is said once.
+    said: Option<String>,
 }
 
 impl Keeper {
@@ -242,11 +215,14 @@ impl Keeper {
             if clock.now() >= next {
                 next = clock.now() + TICK;
                 self.look();
+                self.say_widths(&mtus);
             }
-            if self.up
-                && let Err(error) = self.plan(&mtus)
-            {
-                tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+            if self.up {
+                let failed = self.plan(&mtus).err().map(|error| error.to_string());
+                if let Some(error) = failed.as_ref().filter(|_| failed != self.said) {
+                    tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+                }
+                self.said = failed;
             }
         }
     }
@@ -256,15 +232,18 @@ impl Keeper {
         let link = self.kernel.netlink().link(Which::Index(self.index)).unwrap_or_default();
         let up = link.as_ref().is_some_and(|link| link.up);
         if let Some(link) = &link {
-            self.counters.set(link);
+            self.publish(link);
         }
         if self.up && !up {
-            tracing::warn!(
-                name = &*self.tun.name,
-                gone = link.is_none(),
-                "the TUN device is down: nothing passes (remedy: `ip link set {} up`, or restart the daemon if it is gone)",
-                self.tun.name
-            );
+            match link {
+                Some(_) => tracing::warn!(
+                    name = &*self.tun.name,
+                    "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
+                    self.tun.name
+                ),
+                // Removed by somebody, of which the workers warn, or with its queues because the agent stops.
+                None => tracing::debug!(name = &*self.tun.name, "the TUN device is gone"),
+            }
         }
         if !self.up && up {
             tracing::info!(name = &*self.tun.name, "the TUN device is up again");
@@ -287,10 +266,18 @@ impl Keeper {
         self.kernel.find_lost_routes();
     }
 
-    /// Makes the kernel's state follow the peers and their paths.
-    fn plan(&mut self, mtus: &Mtus) -> Result<(), TunnelError> {
+    /// What the kernel sends into the device is what we read from it, the uplink.
+    fn publish(&mut self, link: &Link) {
+        let total = |direction| match direction {
+            Direction::Uplink => link.tx_dropped + link.tx_errors,
+            Direction::Downlink => link.rx_dropped + link.rx_errors,
+        };
+        self.dropped.publish(&Direction::ALL.map(total));
+    }
+
+    fn say_widths(&mut self, mtus: &Mtus) {
         let peers = self.roster.list();
-        for (place, width) in self.narrow.changes(&peers, mtus) {
+        for (place, width) in self.narrow.look(&peers, mtus) {
             let name = &*peers[place].peer.name;
             match width {
                 Width::Narrow(mtu) => tracing::warn!(
@@ -302,7 +289,12 @@ impl Keeper {
                 Width::Wide => tracing::info!(peer = name, "the path to this peer carries IPv6 again"),
             }
         }
-        let plan = Plan::new(&self.tun, self.start, self.own_table, &peers, mtus);
+    }
+
+    /// Makes the kernel's state follow the peers and their paths.
+    fn plan(&mut self, mtus: &Mtus) -> Result<(), TunnelError> {
+        let peers = self.roster.list();
+        let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
         self.kernel.apply(&plan)
     }
 }

@@ -1,0 +1,70 @@
+//! `ping` and `tracepath`: whether a packet arrives, and which size fits.
+
+use std::{net::IpAddr, time::Duration};
+
+use crate::{
+    needs,
+    place::Place,
+    process::{run, text},
+};
+
+/// What `ping` said.
+#[derive(Clone, Debug)]
+pub struct Ping {
+    /// Echo requests sent; those that the local kernel refused are not among them.
+    pub sent: u32,
+    /// Answers received.
+    pub received: u32,
+    /// All that it printed.
+    pub text: String,
+}
+
+/// Pings `destination` from `place`, with more options.
+///
+/// # Panics
+/// When `ping` prints no summary.
+#[must_use]
+#[track_caller]
+pub fn ping(place: &Place, destination: IpAddr, options: &[&str]) -> Ping {
+    let mut command = place.command(needs::tool("ping").expect("asked for"));
+    // A lost packet is waited for 3 s.
+    command.args(["-n", "-i", "0.05", "-W", "3"]).args(options).arg(destination.to_string());
+    let output = run(&mut command, Duration::from_secs(60));
+    let text = text(&output.stdout) + &text(&output.stderr);
+    let summary = text.lines().find(|line| line.contains("packets transmitted"));
+    let summary = summary.unwrap_or_else(|| panic!("{command:?}: {text}"));
+    let number = |word: &str| {
+        let part = summary.split(", ").find(|part| part.contains(word))?;
+        part.split(' ').next()?.parse::<u32>().ok()
+    };
+    let (sent, received) = (number("transmitted").expect("a number"), number("received").expect("a number"));
+    Ping { sent, received, text }
+}
+
+/// Pings five times and wants five answers, none of them twice.
+///
+/// # Panics
+/// When one is missing.
+#[track_caller]
+pub fn reaches(place: &Place, destination: IpAddr, options: &[&str]) -> Ping {
+    let options = [&["-c", "5"], options].concat();
+    let ping = ping(place, destination, &options);
+    assert!(ping.sent == 5 && ping.received == 5, "from {place:?} to {destination}: {}", ping.text);
+    assert!(!ping.text.contains("DUP!"), "{}", ping.text);
+    ping
+}
+
+/// The path MTU to `destination` that `tracepath` finds, and all that it printed.
+///
+/// # Panics
+/// When it does not reach the destination.
+#[must_use]
+#[track_caller]
+pub fn tracepath(place: &Place, destination: IpAddr) -> (u16, String) {
+    let family = if destination.is_ipv4() { "-4" } else { "-6" };
+    let text = place.tell(&["tracepath", family, "-n", "-m", "8", &destination.to_string()]);
+    let mut words = text.lines().find(|line| line.contains("Resume: pmtu")).unwrap_or_default().split(' ');
+    let mtu = words.by_ref().find(|word| *word == "pmtu").and_then(|_| words.next()?.parse().ok());
+    assert!(text.contains("reached"), "{destination} is not reached: {text}");
+    (mtu.unwrap_or_else(|| panic!("no path MTU: {text}")), text)
+}

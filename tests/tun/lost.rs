@@ -1,0 +1,48 @@
+//! A device that somebody takes away while the agent runs: it is said once, and everything else goes on.
+
+use std::net::Ipv4Addr;
+
+use culvert_tests::{client::Client, pair::Plan, ports, upstream::Echo};
+
+use crate::{Space, until};
+
+const TUN: &str = "[tun]\nname = \"culvert7\"\naddress = [\"10.9.0.1/24\"]\n";
+
+/// Lines of the log that warn.
+fn warnings(log: &str) -> Vec<&str> {
+    log.lines().filter(|line| line.contains(" WARN ") && line.contains("TUN device")).collect()
+}
+
+#[test]
+fn services_go_on_without_the_device() {
+    let Some(space) = Space::new("a TUN device that is taken away") else { return };
+    let (place, ingress) = (space.place(), (Ipv4Addr::LOCALHOST, ports::free()).into());
+    let echo = place.enter(Echo::new);
+    let plan = Plan::default()
+        .at([place.clone(), place.clone()])
+        .workers([2; 2])
+        .peer("allowed_ips = [\"192.0.2.0/24\"]\n");
+    // One device for both: the exit's.
+    let plan = plan.service("echo", echo.address, "").forward("echo", ingress).exit(TUN);
+    let mut pair = plan.prepare();
+    pair.exit.start();
+    pair.entry.start();
+    pair.wait_for_connection();
+    let mut client = place.enter(|| Client::new(1, ingress));
+    client.converse(3);
+
+    space.ip("link set culvert7 down");
+    pair.exit.wait_for_log(&["WARN", "the TUN device is down", "(remedy: `ip link set culvert7 up`)"]);
+    client.converse(3);
+    space.ip("link set culvert7 up");
+    pair.exit.wait_for_log(&["the TUN device is up again"]);
+    until(&space, "route show", |said| said.contains("192.0.2.0/24 dev culvert7 proto 199"));
+
+    space.ip("link delete culvert7");
+    pair.exit.wait_for_log(&["WARN", "cannot read the TUN device", "restart the daemon"]);
+    client.converse(3);
+    let log = pair.exit.log();
+    // Of the device that is down, and of each worker.
+    assert_eq!(warnings(&log).len(), 3, "{log}");
+    assert!(pair.exit.terminate().success());
+}

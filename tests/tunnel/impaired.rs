@@ -1,0 +1,173 @@
+//! Paths that delay, lose and reorder, and the order of what a path keeps.
+
+use std::{net::SocketAddr, net::UdpSocket, thread, time::Duration};
+
+use culvert_tests::{
+    clock::{self, PATIENCE},
+    impairment::{Impairment, Path},
+    place::Place,
+    ports,
+    sites::{Family, Plan, Sites},
+    transfer::Transfer,
+};
+use socket2::SockRef;
+
+use super::possible;
+
+/// Sites whose agents speak through a relay in the western router.
+fn sites(workers: u8, path: Path) -> (Sites, Impairment) {
+    // The router's address on its link to a gateway; it is the same in every test.
+    let address = Impairment::reserve("192.0.2.1".parse().unwrap());
+    let mut sites = Plan::two().workers(workers).endpoint(address).prepare();
+    let relay = Impairment::new(&sites.west(), address, sites.listening(), path);
+    sites.start();
+    (sites, relay)
+}
+
+#[test]
+fn a_file_crosses_a_path_that_loses_doubles_and_reorders() {
+    if !possible("an impaired path") {
+        return;
+    }
+    let bad = Path {
+        delay: Duration::from_millis(25),
+        loss: 0.01,
+        doubled: 0.01,
+        detoured: 0.05,
+        detour: Duration::from_millis(4),
+        ..Path::default()
+    };
+    let (sites, relay) = sites(2, bad);
+    let (a, b) = (sites.a(), sites.b());
+    Transfer::new(&a.host, &b.host, b.host_address(Family::V4), 3 << 20).run();
+    Transfer::new(&b.host, &a.host, a.host_address(Family::V6), 3 << 20).run();
+    let fates = relay.fates();
+    assert!(fates.lost > 10 && fates.doubled > 10 && fates.detoured > 50, "{fates:?}, seed {}", relay.seed());
+    // What shows elsewhere that nothing was overtaken does show it.
+    assert!(sites.all().iter().all(|site| out_of_order(&site.host) > 0));
+    sites.accounts();
+}
+
+#[test]
+fn a_transfer_outlives_a_path_that_drops_large_packets_from_now_on_and_says_nothing() {
+    const LENGTH: usize = 16 << 20;
+    if !possible("a silent path") {
+        return;
+    }
+    let short = Path { delay: Duration::from_millis(5), ..Path::default() };
+    let (sites, relay) = sites(2, short);
+    let (a, b) = (sites.a(), sites.b());
+    Transfer::new(&a.host, &b.host, b.host_address(Family::V4), LENGTH).window(256 << 10).run_while(
+        |progress| {
+            clock::until("a part has arrived", PATIENCE, || {
+                if progress.received() > LENGTH / 8 { Ok(()) } else { Err(progress.received()) }
+            });
+            relay.change(Path { largest: 1300, ..short });
+            assert!(!progress.is_over(), "the path was to shrink during the transfer");
+        },
+    );
+    let too_large = relay.fates().too_large;
+    assert!(too_large > 0, "{:?}", relay.fates());
+    for family in Family::BOTH {
+        Transfer::new(&b.host, &a.host, a.host_address(family), 1 << 20).run();
+    }
+    sites.accounts();
+}
+
+/// A path of 40 ms there and back, without any fault.
+fn long() -> Path {
+    Path { delay: Duration::from_millis(20), ..Path::default() }
+}
+
+/// Checks that nothing was lost on the way: what came late then was overtaken.
+fn check_complete(sites: &Sites, relay: &Impairment) {
+    let fates = relay.fates();
+    assert_eq!((fates.lost, fates.too_large, fates.refused), (0, 0, 0), "{fates:?}");
+    let mut places = vec![sites.west(), sites.east()];
+    places.extend(sites.all().iter().flat_map(|site| [site.gateway.clone(), site.host.clone()]));
+    assert_eq!(places.iter().map(Place::udp_receive_drops).sum::<u64>(), 0, "a socket's buffer was full");
+    assert_eq!(sites.drops(), []);
+}
+
+/// Segments that came before one that was sent earlier, at `place`.
+fn out_of_order(place: &Place) -> u64 {
+    let text = place.tell(&["cat", "/proc/net/netstat"]);
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    pairs.find(|(name, _)| *name == "TCPOFOQueue").unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn no_segment_of_a_tcp_stream_overtakes_another() {
+    if !possible("a long path") {
+        return;
+    }
+    let (sites, relay) = sites(4, long());
+    for family in Family::BOTH {
+        for (from, to) in [(sites.a(), sites.b()), (sites.b(), sites.a())] {
+            // A window that a busy machine can carry in one burst.
+            let transfer = Transfer::new(&from.host, &to.host, to.host_address(family), 8 << 20);
+            transfer.window(256 << 10).run();
+        }
+    }
+    check_complete(&sites, &relay);
+    for site in sites.all() {
+        assert_eq!(out_of_order(&site.host), 0);
+    }
+}
+
+/// Datagrams of the one-way stream, in each millisecond that it sends.
+const BURST: u32 = 4;
+
+/// How long it lasts: the other direction is heard at its beginning and twice more.
+const MILLISECONDS: u32 = 11_000;
+
+/// How often the receiver sends: more rarely than the kernel remembers on which queue a flow was, which is 3 s.
+const REPORT: u32 = 5_000;
+
+/// The numbers of the datagrams in the order in which they came; sends a report every 5 s worth of them.
+fn receive(socket: &UdpSocket) -> Vec<u32> {
+    let (mut numbers, mut next) = (Vec::new(), 0);
+    let mut buffer = [0; 2000];
+    while numbers.len() < (BURST * MILLISECONDS) as usize {
+        let (_, sender) = socket.recv_from(&mut buffer).expect("the stream goes on");
+        let number = u32::from_be_bytes(*buffer.first_chunk().unwrap());
+        numbers.push(number);
+        if number >= next {
+            next += BURST * REPORT;
+            socket.send_to(b"report", sender).unwrap();
+        }
+    }
+    numbers
+}
+
+#[test]
+fn no_datagram_of_a_one_way_stream_overtakes_another_when_the_other_way_is_rarely_used() {
+    if !possible("a one-way stream") {
+        return;
+    }
+    let (sites, relay) = sites(4, long());
+    let address = SocketAddr::new(sites.b().host_address(Family::V4), ports::free());
+    let receiver = sites.b().host.enter(|| UdpSocket::bind(address)).unwrap();
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    SockRef::from(&receiver).set_recv_buffer_size(4 << 20).unwrap();
+    let sender = sites.a().host.enter(|| UdpSocket::bind(("0.0.0.0", 0))).unwrap();
+    let numbers = thread::scope(|scope| {
+        let numbers = scope.spawn(|| receive(&receiver));
+        let (start, mut payload) = (clock::now(), [0; 1150]);
+        for millisecond in 0..MILLISECONDS {
+            let due = start + Duration::from_millis(millisecond.into());
+            thread::sleep(due.saturating_duration_since(clock::now()));
+            for number in BURST * millisecond..BURST * (millisecond + 1) {
+                payload[..4].copy_from_slice(&number.to_be_bytes());
+                sender.send_to(&payload, address).unwrap();
+            }
+        }
+        numbers.join().expect("all arrive")
+    });
+    check_complete(&sites, &relay);
+    let overtaken = numbers.windows(2).filter(|pair| pair[0] >= pair[1]).count();
+    assert_eq!(overtaken, 0);
+    sites.accounts();
+}

@@ -1,0 +1,21 @@
+//! Sites with a tunnel between them: real kernels' TUN devices, routers in between, hosts behind.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod ends;
+mod forwarding;
+mod hub;
+mod impaired;
+mod life;
+mod marks;
+mod mtu;
+mod odd;
+mod two_sites;
+
+use culvert_tests::needs;
+
+/// Whether this machine can run a test here.
+#[track_caller]
+fn possible(test: &str) -> bool {
+    needs::met(test, needs::NETNS) && needs::met(test, needs::TUNNEL)
+}
