@@ -17,7 +17,7 @@ use crate::{
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
     io::Token,
-    l3::{INNER_OVERHEAD, STANDARD_OVERHEAD},
+    l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
     relay::DatagramRelay,
@@ -187,8 +187,7 @@ impl Peer {
     #[must_use]
     pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
         let link = self.link.as_ref()?;
-        let overhead = if link.standard { STANDARD_OVERHEAD } else { INNER_OVERHEAD };
-        let fits = u16::try_from(link.budget.saturating_sub(overhead)).unwrap_or(u16::MAX);
+        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
         let settled = fits >= most || now.saturating_duration_since(link.since) >= SETTLE_TIME;
         settled.then(|| fits.min(most))
     }

@@ -32,6 +32,3 @@ pub mod vnet;
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.
 pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
-
-/// The same in standard mode, where quinn-proto makes the packets: it allows for a length of 8 bytes.
-pub const STANDARD_OVERHEAD: usize = INNER_OVERHEAD + 8;
