@@ -1,4 +1,4 @@
-//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], then
+//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::carry`], then
 //! [`Uplink::packets`] and [`Uplink::seal_packets`].
 
 use std::time::Instant;
@@ -8,8 +8,11 @@ use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
     io::ReceiveBatch,
     l3::{
+        checksum,
         cut::Cut,
-        ecn, mss,
+        ecn,
+        fragment::Fragments,
+        mss,
         view::IpView,
         vnet::{Gso, VnetHeader},
     },
@@ -62,16 +65,56 @@ impl IpUplink<'_> {
             self.tun.answer(packet, &view, Answer::Unreachable, self.now);
             return None;
         };
-        let state = self.peers.get_mut(peer.0 as usize)?;
-        let most = state.inner_mtu(self.tun.most_mtu, self.now);
-        if let Some(mtu) = most
-            && mss::clamp(packet, &view, mtu, vnet.needs_checksum)
-        {
-            self.tun.totals.mss_clamped += 1;
+        let most = self.peers.get(peer.0 as usize)?.inner_mtu(self.tun.most_mtu, self.now);
+        if let Some(mtu) = most {
+            if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
+                self.tun.totals.mss_clamped += 1;
+            }
+            if vnet.gso == Gso::None && self.fragments((packet, &view), vnet, (peer, mtu)) {
+                return Some(peer);
+            }
         }
+        self.carry((packet, &view), vnet, (peer, most))
+    }
+
+    /// Cuts an IPv4 packet that is too large, if its sender allows that, and takes the fragments; false if nothing was done.
+    #[inline]
+    fn fragments(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        (peer, mtu): (PeerId, u16),
+    ) -> bool {
+        if view.dont_fragment || packet.len() <= usize::from(mtu) {
+            return false;
+        }
+        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
+        if vnet.needs_checksum && !checksum::complete(packet, start, offset) {
+            return false;
+        }
+        let Some(fragments) = Fragments::new(packet, view, mtu) else { return false };
+        let mut fragment = std::mem::take(&mut self.tun.fragment);
+        for index in 0..fragments.count() {
+            fragments.write(index, &mut fragment);
+            if let Ok(view) = IpView::parse(&fragment) {
+                self.carry((&mut fragment, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            }
+        }
+        self.tun.fragment = fragment;
+        true
+    }
+
+    /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
+    fn carry(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        (peer, most): (PeerId, Option<u16>),
+    ) -> Option<PeerId> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
         // What the cut borrows is needed whole for an answer; so the sizes come first.
-        let Ok(cut) = Cut::new(vnet, packet, &view, completes) else {
+        let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
             self.drop(TunDrop::Malformed);
             return None;
         };
@@ -95,7 +138,7 @@ impl IpUplink<'_> {
                 (DropReason::TooLarge, Some(mtu)) => Answer::TooBig(mtu),
                 _ => Answer::Unreachable,
             };
-            self.tun.answer(packet, &view, answer, self.now);
+            self.tun.answer(packet, view, answer, self.now);
             return None;
         }
         let class = PacketClass {
