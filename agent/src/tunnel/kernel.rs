@@ -9,7 +9,7 @@
 //!   priority  32766         lookup main                                      (the kernel's own)
 //! ```
 //!
-//! `n` counts the agents of one host that have such routes, for which there must be a `transport.mark`. All of it is of protocol
+//! `n` counts the agents of one host that have a `transport.mark`, for without it there are no such routes. All of it is of protocol
 //! 199, and only that is ever removed. Whatever the main table has, but for its default routes, goes before the table of our own.
 
 use std::{
@@ -38,7 +38,7 @@ pub(super) struct Kernel {
     index: u32,
     /// Of the underlay's packets, or 0.
     mark: u32,
-    /// The table of our own, while there is need of one.
+    /// The table of our own, if there is a mark.
     apart: Option<Apart>,
     mtu: u16,
     /// By prefix, and whether it is in the table of our own: a route that moves is in both for a moment.
@@ -52,18 +52,25 @@ impl Kernel {
     /// The kernel of the device `index`, which has this MTU and no routes yet. With a `mark` it also removes the rules that
     /// killed agents have left.
     pub(super) fn new(mut netlink: Netlink, index: u32, mtu: u16, mark: u32) -> Result<Self, TunnelError> {
-        if mark != 0
-            && let Some(other) = table::clear_up(&mut netlink, mark)?
-        {
-            tracing::warn!(
-                mark,
-                other,
-                "another agent of this host has another mark, and takes our packets to the peers into its tunnel (remedy: the \
-                 same transport.mark for all agents of one host)"
-            );
+        let mut apart = None;
+        if mark != 0 {
+            if let Some(other) = table::clear_up(&mut netlink, mark)? {
+                tracing::warn!(
+                    mark,
+                    other,
+                    "another agent of this host has another mark, and takes our packets to the peers into its tunnel (remedy: \
+                     the same transport.mark for all agents of one host)"
+                );
+            }
+            apart = match Apart::take(&mut netlink) {
+                Ok(apart) => Some(apart),
+                // There may never be need of one.
+                Err(TunnelError::Tables { .. }) => None,
+                Err(error) => return Err(error),
+            };
         }
         let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
-        Ok(Self { netlink, index, mark, apart: None, mtu, routes, rules, refused })
+        Ok(Self { netlink, index, mark, apart, mtu, routes, rules, refused })
     }
 
     /// For other questions to the kernel.
@@ -165,13 +172,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// Finds a table of our own if there is need of one; only now, as one that is empty is anybody's.
+    /// Takes a table of our own if there is need of one, and none was free at the start.
     fn take_table(&mut self, plan: &Plan) -> Result<(), TunnelError> {
-        if !self.rules.is_empty() || self.routes.keys().any(|(_, apart)| *apart) {
-            return Ok(());
-        }
-        self.apart = None;
-        if plan.has_apart(None) {
+        if self.apart.is_none() && plan.has_apart(None) {
             self.apart = Some(Apart::take(&mut self.netlink)?);
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Apart {
         let used = used(netlink)?;
         for number in 0..MOST_TABLES {
             if let Some(apart) = Self::claim(number, &used)? {
-                apart.clear(netlink)?;
+                clear(netlink, number)?;
                 return Ok(apart);
             }
         }
@@ -66,59 +66,62 @@ impl Apart {
 
     /// The rules that lead there for packets without `mark`: the first keeps the main table's routes.
     pub(super) fn rules(&self, family_of: IpAddr, mark: u32) -> [Rule; 2] {
-        let [before, into] = self.priorities();
+        let [before, into] = priorities(self.number);
         let unmarked = RuleKind::Unmarked { mark, table: self.table() };
         [
             Rule { family_of, priority: before, what: RuleKind::MainButDefault },
             Rule { family_of, priority: into, what: unmarked },
         ]
     }
-
-    fn priorities(&self) -> [u32; 2] {
-        [0, 1].map(|place| FIRST_PRIORITY + 2 * self.number + place)
-    }
-
-    /// Whether this rule leads there, with any mark, or stands before one that does.
-    fn has(&self, rule: &Rule) -> bool {
-        let [before, into] = self.priorities();
-        match rule.what {
-            RuleKind::MainButDefault => rule.priority == before,
-            RuleKind::Unmarked { table, .. } => rule.priority == into && table == self.table(),
-        }
-    }
-
-    /// Removes rules that lead there, and those before them: its agent, if it ever had one, is gone.
-    fn clear(&self, netlink: &mut Netlink) -> Result<(), TunnelError> {
-        for family_of in FAMILIES {
-            for rule in netlink.rules(family_of).map_err(failed)?.iter().filter(|rule| self.has(rule)) {
-                netlink.remove_rule(rule).map_err(failed)?;
-                tracing::info!(
-                    priority = rule.priority,
-                    "removed a routing rule that a killed agent had left"
-                );
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Removes the rules of all killed agents, and says which mark other than `mark` another agent has.
 pub(super) fn clear_up(netlink: &mut Netlink, mark: u32) -> Result<Option<u32>, TunnelError> {
     let used = used(netlink)?;
+    let there = rules(netlink)?;
     for number in 0..MOST_TABLES {
-        if let Some(apart) = Apart::claim(number, &used)? {
-            apart.clear(netlink)?;
+        if there.iter().any(|rule| belongs(rule, number))
+            && let Some(_claimed) = Apart::claim(number, &used)?
+        {
+            clear(netlink, number)?;
         }
     }
+    let other = |rule: Rule| match rule.what {
+        RuleKind::Unmarked { mark: other, .. } if other != mark => Some(other),
+        RuleKind::Unmarked { .. } | RuleKind::MainButDefault => None,
+    };
+    Ok(rules(netlink)?.into_iter().find_map(other))
+}
+
+/// Removes the rules of a table that we have claimed: its agent, if it ever had one, is gone.
+fn clear(netlink: &mut Netlink, number: u32) -> Result<(), TunnelError> {
+    for rule in rules(netlink)?.iter().filter(|rule| belongs(rule, number)) {
+        netlink.remove_rule(rule).map_err(failed)?;
+        tracing::info!(priority = rule.priority, "removed a routing rule that a killed agent had left");
+    }
+    Ok(())
+}
+
+/// Whether this rule leads into the table of this number, with any mark, or stands before one that does.
+fn belongs(rule: &Rule, number: u32) -> bool {
+    let [before, into] = priorities(number);
+    match rule.what {
+        RuleKind::MainButDefault => rule.priority == before,
+        RuleKind::Unmarked { table, .. } => rule.priority == into && table == FIRST_TABLE + number,
+    }
+}
+
+fn priorities(number: u32) -> [u32; 2] {
+    [0, 1].map(|place| FIRST_PRIORITY + 2 * number + place)
+}
+
+/// The rules of all agents.
+fn rules(netlink: &mut Netlink) -> Result<Vec<Rule>, TunnelError> {
+    let mut rules = Vec::new();
     for family_of in FAMILIES {
-        for rule in netlink.rules(family_of).map_err(failed)? {
-            match rule.what {
-                RuleKind::Unmarked { mark: other, .. } if other != mark => return Ok(Some(other)),
-                RuleKind::Unmarked { .. } | RuleKind::MainButDefault => {}
-            }
-        }
+        rules.extend(netlink.rules(family_of).map_err(failed)?);
     }
-    Ok(None)
+    Ok(rules)
 }
 
 /// Those of our tables that have routes, whoever set them.
