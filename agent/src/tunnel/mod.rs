@@ -33,12 +33,12 @@ use self::{
     said::Said,
 };
 use crate::{
-    admin::{Health, NotReady},
+    admin::Health,
     clock::{Clock, SystemClock},
     config::{self, Config},
     io::{
         netlink::{Link, LinkChange, Netlink, Which},
-        tun::{TunDevice, TunPort},
+        tun::{TunDevice, TunHold, TunPort},
     },
     metrics::{Counters, Metrics},
     peer::PeerId,
@@ -120,16 +120,18 @@ impl Board {
 }
 
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
-/// its routes, last as long as a worker has a queue of it.
+/// its routes, last until the workers have closed their queues, too.
 pub struct Tunnel {
     board: Arc<Board>,
     thread: Option<JoinHandle<()>>,
+    /// While the thread runs, a device that is gone was removed by somebody else.
+    _device: TunHold,
 }
 
 impl Tunnel {
     /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
-    /// share. What the kernel drops there is counted in `metrics` from then on; should the device go away while `health` does
-    /// not drain, it is not ready any more.
+    /// share. What the kernel drops there is counted in `metrics` from then on; should somebody remove the device, `health`
+    /// is not ready any more.
     ///
     /// # Errors
     /// See [`TunnelError`]. What was done until then is undone.
@@ -184,7 +186,7 @@ impl Tunnel {
             udp_offload = device.offload.udp,
             "the TUN device is up"
         );
-        Ok((Self { board, thread: Some(thread) }, device.ports))
+        Ok((Self { board, thread: Some(thread), _device: device.hold }, device.ports))
     }
 
     /// Where workers say what fits.
@@ -227,7 +229,7 @@ struct Keeper {
 enum Device {
     Up,
     Down,
-    /// Somebody has removed it, or the workers have closed it: the agent stops. Another one of its name would not be ours.
+    /// Somebody has removed it, for we hold it; another one of its name would not be ours.
     Gone,
 }
 
@@ -303,16 +305,13 @@ impl Keeper {
         }
     }
 
-    /// The workers are not told by the kernel.
+    /// The workers learn of it or not, as they happen to look.
     fn say_gone(&self) {
-        if self.health.readiness() == Err(NotReady::Draining) {
-            return;
-        }
         self.health.set_ready(false);
         self.ready.set(0);
         tracing::warn!(
             name = &*self.tun.name,
-            "the TUN device is gone: nothing passes, and /readyz fails (remedy: restart the daemon)"
+            "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"
         );
     }
 
