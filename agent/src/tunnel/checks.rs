@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config,
-    io::netlink::{Address, Netlink, Which},
+    io::netlink::{Address, Netlink, TABLE_MAIN, Which},
 };
 
 /// Why there is no tunnel.
@@ -140,6 +140,37 @@ pub(super) fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), Tun
         Some((address, other)) => {
             let interface = netlink.name(other.index);
             Err(TunnelError::Overlap { address, other: other.address.trunc(), interface })
+        }
+    }
+}
+
+/// Looks whether the routes for `prefixes`, of a peer that is to be added while the device `tun` runs, would find another
+/// interface's in the main table, which goes first. Where the kernel cannot be asked, they count as free.
+///
+/// # Errors
+/// [`TunnelError::RouteTaken`].
+pub(crate) fn routes_are_free(tun: &config::Tun, prefixes: &[IpNet]) -> Result<(), TunnelError> {
+    if !tun.routes || prefixes.is_empty() {
+        return Ok(());
+    }
+    let asked = Netlink::open().and_then(|mut netlink| {
+        let there = netlink.addresses()?;
+        let is_ours = |address: &&Address| tun.addresses.contains(&address.address);
+        let own = there.iter().find(is_ours).map_or(0, |address| address.index);
+        // The main table's default routes give way to ours, which have a table of their own.
+        for prefix in prefixes.iter().map(IpNet::trunc).filter(|prefix| prefix.prefix_len() > 0) {
+            if let Some(holder) = netlink.holder(prefix, TABLE_MAIN, own)? {
+                return Ok(Some((prefix, netlink.name(holder))));
+            }
+        }
+        Ok(None)
+    });
+    match asked {
+        Ok(Some((prefix, interface))) => Err(TunnelError::RouteTaken { prefix, interface }),
+        Ok(None) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, "cannot ask for the routes of other interfaces");
+            Ok(())
         }
     }
 }
