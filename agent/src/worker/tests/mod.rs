@@ -20,6 +20,7 @@ mod recorded;
 mod rogue;
 mod roster;
 mod siege;
+mod warned;
 
 use harness::{Host, Udp, World};
 
