@@ -16,7 +16,7 @@
 //!                           limit = what failed − 1     (while searching, too)
 //! ```
 //!
-//! A search tries the maximum first, as most paths carry it, then halves what is left.
+//! A search tries the maximum first, as most paths carry it, then what IPv6 needs, then halves what is left.
 //!
 //! Beside that a loss above the base makes the current size *suspect*: it is probed itself, at most every 200 ms.
 //!
@@ -43,6 +43,9 @@ const BASE: u16 = 1200;
 const MAX_PROBES: u8 = 3;
 /// A search ends when it is so near: finer than the difference between common kinds of links.
 const STEP: u16 = 8;
+/// The packet around an IPv6 packet of the least MTU that IPv6 asks of a link, 1280 bytes (RFC 8200 §5), in the payload format of
+/// docs/wire-format.md: a path that carries just that is told from one that does not.
+const LANDMARK: u16 = 1311;
 /// When a larger size is tried again (RFC 8899 §5.1.1, PMTU_RAISE_TIMER).
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 /// From a lost probe to the next: three of them outlast a burst of losses in a queue that is full (our choice).
@@ -252,7 +255,9 @@ impl MtuSearch {
     /// Nothing above `limit` gets through: searches on between the current size and that.
     fn narrow(&mut self, limit: u16, now: Instant) {
         let left = limit - self.current;
-        self.phase = if left <= STEP {
+        self.phase = if self.current < LANDMARK && LANDMARK <= limit {
+            Phase::Searching { limit, size: LANDMARK, lost: 0 }
+        } else if left <= STEP {
             Phase::Found { raise_at: (self.current < self.max).then(|| now + RAISE_AFTER) }
         } else {
             Phase::Searching { limit, size: self.current + left.div_ceil(2), lost: 0 }

@@ -19,7 +19,7 @@ use culvert::{
 use culvert_tests::random::Random;
 
 use crate::{
-    Space, config, open,
+    Space, config, gone, open,
     packets::{self, Checksum},
     tun, until,
 };
@@ -148,7 +148,7 @@ fn datagrams_go_in_and_out_with_and_without_offload() {
                 drop(tunnel);
             });
         });
-        assert!(!space.ip("link").contains("culvert7"), "the device goes with its queues");
+        gone(&space, "culvert7");
     }
 }
 

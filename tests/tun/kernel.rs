@@ -11,7 +11,7 @@ use culvert::{
     tunnel::Tunnel,
 };
 
-use crate::{Space, config, metrics, open, roster, tun, until};
+use crate::{Space, config, gone, metrics, open, roster, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -61,10 +61,10 @@ fn becomes(space: &Space, args: &str, wanted: &[&str]) {
     until(space, args, |said| squeezed(said) == wanted);
 }
 
-fn mtu(space: &Space) -> String {
-    let link = lines(space, "link show culvert7").join(" ");
-    let at = link.split(' ').position(|word| word == "mtu").unwrap();
-    link.split(' ').nth(at + 1).unwrap().to_owned()
+/// The same for the device's MTU, which may change after the routes.
+#[track_caller]
+fn mtu_becomes(space: &Space, bytes: u16) {
+    until(space, "link show culvert7", |said| said.contains(&format!(" mtu {bytes} ")));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn routes_and_mtus_follow_the_peers() {
         lines(&space, "-6 route show proto 199"),
         ["2001:db8:5::/48 dev culvert7 metric 1024 pref medium"]
     );
-    assert_eq!(mtu(&space), "1421");
+    mtu_becomes(&space, 1_421);
     let link = space.ip("-details addr show culvert7");
     assert!(link.contains("qlen 1000") && link.contains("multi_queue") && !link.contains("fe80"), "{link}");
     let redirects = "cat /proc/sys/net/ipv4/conf/culvert7/send_redirects";
@@ -102,7 +102,7 @@ fn routes_and_mtus_follow_the_peers() {
             "fd09::/64 dev culvert7 metric 128 mtu 1280 pref medium",
         ],
     );
-    assert_eq!(mtu(&space), "1400");
+    mtu_becomes(&space, 1_400);
     assert!(space.ip("route get 10.9.0.5").contains("src 10.9.0.1"));
 
     // Wider again: the kernel's own route serves.
@@ -113,7 +113,7 @@ fn routes_and_mtus_follow_the_peers() {
         ours,
         &["10.9.0.7 dev culvert7 scope link mtu 1300", "192.0.2.0/24 dev culvert7 scope link"],
     );
-    assert_eq!(mtu(&space), "1421");
+    mtu_becomes(&space, 1_421);
     assert_eq!(lines(&space, "route show proto kernel").len(), 1, "the kernel's own stays");
 
     // Nobody takes IPv6 away, whatever fits.
@@ -128,13 +128,13 @@ fn routes_and_mtus_follow_the_peers() {
             "192.0.2.0/24 dev culvert7 scope link mtu 1000",
         ],
     );
-    assert_eq!(mtu(&space), "1280");
+    mtu_becomes(&space, 1_280);
     assert!(space.ip("addr show culvert7").contains("fd09::1/64"));
 
     drop(ports);
     drop(tunnel);
+    gone(&space, "culvert7");
     assert_eq!(lines(&space, "route show"), [""; 0], "all is undone");
-    assert!(!space.ip("link").contains("culvert7"));
 }
 
 #[test]

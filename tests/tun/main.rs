@@ -111,6 +111,13 @@ fn roster(config: &Config) -> Arc<Roster> {
     Roster::new(config, Identity::generate().unwrap().public_key())
 }
 
+/// Waits until a device is gone. It goes with the last of its descriptors, and a process that another test starts has them for a
+/// moment, until it runs its program.
+#[track_caller]
+fn gone(space: &Space, name: &str) {
+    until(space, "link", |said| !said.contains(name));
+}
+
 /// Asks `ip ARGS` until it says what is `wanted`: a thread and the kernel do things in their own time.
 #[track_caller]
 fn until(space: &Space, args: &str, mut wanted: impl FnMut(&str) -> bool) {

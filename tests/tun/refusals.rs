@@ -6,7 +6,7 @@ use culvert::{
     tunnel::TunnelError,
 };
 
-use crate::{Space, config, kernel::with_peers, open, tun};
+use crate::{Space, config, gone, kernel::with_peers, open, tun, until};
 
 /// Opens in vain; afterwards all is as it was before.
 #[track_caller]
@@ -24,12 +24,14 @@ fn holding_its_endpoint(prefix: &str) -> Config {
 
 #[track_caller]
 fn refused_with(space: &Space, config: &Config, tun: &Tun) -> TunnelError {
-    let state = || ["link", "addr", "route", "-6 route", "rule", "-6 rule"].map(|args| space.ip(args));
-    let before = state();
+    let state = ["link", "addr", "route", "-6 route", "rule", "-6 rule"];
+    let before = state.map(|args| space.ip(args));
     let error = space.place().enter(|| open(config, tun, 2)).err().expect("it is refused");
     let text = error.to_string();
     assert!(text.contains("(remedy: "), "{text}");
-    assert_eq!(state(), before, "{text}: nothing stays behind");
+    for (args, before) in state.into_iter().zip(before) {
+        until(space, args, |said| said == before);
+    }
     error
 }
 
@@ -77,6 +79,7 @@ fn names_addresses_and_routes_that_are_taken() {
     let error = refused(&space, 0, &[], &tun("culvert7", "10.8.0.1/24"));
     assert!(matches!(&error, TunnelError::NameTaken { name } if &**name == "culvert7"), "{error}");
     drop(first);
+    gone(&space, "culvert7");
     drop(space.place().enter(|| open(&config(""), &tun("culvert7", "10.8.0.1/24"), 1).unwrap()));
 }
 

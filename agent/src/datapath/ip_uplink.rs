@@ -1,4 +1,4 @@
-//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], then
+//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::carry`], then
 //! [`Uplink::packets`] and [`Uplink::seal_packets`].
 
 use std::time::Instant;
@@ -8,8 +8,11 @@ use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
     io::ReceiveBatch,
     l3::{
+        checksum,
         cut::Cut,
-        ecn, mss,
+        ecn,
+        fragment::Fragments,
+        mss,
         view::IpView,
         vnet::{Gso, VnetHeader},
     },
@@ -62,16 +65,56 @@ impl IpUplink<'_> {
             self.tun.answer(packet, &view, Answer::Unreachable, self.now);
             return None;
         };
-        let state = self.peers.get_mut(peer.0 as usize)?;
-        let most = state.inner_mtu(self.tun.most_mtu, self.now);
-        if let Some(mtu) = most
-            && mss::clamp(packet, &view, mtu, vnet.needs_checksum)
-        {
-            self.tun.totals.mss_clamped += 1;
+        let most = self.peers.get(peer.0 as usize)?.inner_mtu(self.tun.most_mtu, self.now);
+        if let Some(mtu) = most {
+            if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
+                self.tun.totals.mss_clamped += 1;
+            }
+            if vnet.gso == Gso::None && self.fragments((packet, &view), vnet, (peer, mtu)) {
+                return Some(peer);
+            }
         }
+        self.carry((packet, &view), vnet, (peer, most))
+    }
+
+    /// Cuts an IPv4 packet that is too large, if its sender allows that, and takes the fragments; false if nothing was done.
+    #[inline]
+    fn fragments(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        (peer, mtu): (PeerId, u16),
+    ) -> bool {
+        if view.dont_fragment || packet.len() <= usize::from(mtu) {
+            return false;
+        }
+        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
+        if vnet.needs_checksum && !checksum::complete(packet, start, offset) {
+            return false;
+        }
+        let Some(fragments) = Fragments::new(packet, view, mtu) else { return false };
+        let mut fragment = std::mem::take(&mut self.tun.fragment);
+        for index in 0..fragments.count() {
+            fragments.write(index, &mut fragment);
+            if let Ok(view) = IpView::parse(&fragment) {
+                self.carry((&mut fragment, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            }
+        }
+        self.tun.fragment = fragment;
+        true
+    }
+
+    /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
+    fn carry(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        (peer, most): (PeerId, Option<u16>),
+    ) -> Option<PeerId> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
         // What the cut borrows is needed whole for an answer; so the sizes come first.
-        let Ok(cut) = Cut::new(vnet, packet, &view, completes) else {
+        let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
             self.drop(TunDrop::Malformed);
             return None;
         };
@@ -95,7 +138,7 @@ impl IpUplink<'_> {
                 (DropReason::TooLarge, Some(mtu)) => Answer::TooBig(mtu),
                 _ => Answer::Unreachable,
             };
-            self.tun.answer(packet, &view, answer, self.now);
+            self.tun.answer(packet, view, answer, self.now);
             return None;
         }
         let class = PacketClass {
@@ -140,6 +183,35 @@ impl Uplink<'_> {
             self.relay.queue.push(belongs, &rest, segment, (self.now, self.now), &mut self.relay.uplink);
         }
         lane
+    }
+
+    /// Takes over IP packets of one flow that another worker wants to be sent on lane `lane`, which this one keeps; they are in
+    /// the account already. What finds no room waits here.
+    pub(super) fn take_over_packets(
+        &mut self,
+        lane: u8,
+        header: Header,
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
+        let payloads = Payloads::new(header.as_slice(), data, segment, tos);
+        if let Some(Way::Worker(..)) = self.way(lane) {
+            // They have gone round once: the lane went down meanwhile.
+            self.relay.uplink.drop(DropReason::LaneClosed, payloads.count() as u64);
+            return;
+        }
+        let sent =
+            if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
+        if sent < payloads.count() {
+            let rest = data.get(sent * segment..).unwrap_or_default();
+            // They were read by another worker of this agent.
+            let hash = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default());
+            let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let partial =
+                matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos });
+            self.relay.queue.push(belongs, rest, segment, (self.now, self.now), &mut self.relay.uplink);
+        }
     }
 
     /// Sends IP packets that waited; returns how many were dealt with.

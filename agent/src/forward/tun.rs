@@ -97,6 +97,8 @@ pub struct TunSide {
     pub most_mtu: u16,
     /// Counts.
     pub totals: TunTotals,
+    /// Where fragments are made.
+    pub fragment: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
     settlements: Settlements,
@@ -116,6 +118,7 @@ impl TunSide {
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
+            fragment: Vec::new(),
             merger: Merger::default(),
             list: PacketDelivery::default(),
             settlements: Settlements::default(),

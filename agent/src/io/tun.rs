@@ -6,7 +6,8 @@
 //!   without:          packet
 //! ```
 //!
-//! The device lives as long as one of its queues is open: when the process ends, it and its routes are gone.
+//! The device lives as long as one of its queues is open, unless somebody removes it: when the process ends, it and its routes
+//! are gone.
 
 use std::{
     io::{self, IoSliceMut},
@@ -33,7 +34,12 @@ pub struct TunDevice {
     pub offload: TunOffload,
     /// One for each worker, in worker order.
     pub ports: Vec<TunPort>,
+    /// Keeps it when the workers have let go of theirs.
+    pub hold: TunHold,
 }
+
+/// Keeps a device alive.
+pub struct TunHold(#[expect(dead_code, reason = "held, not used")] Arc<SyncDevice>);
 
 /// One worker's share of a device, to be registered with that worker's runtime.
 pub struct TunPort {
@@ -58,6 +64,7 @@ impl TunDevice {
         let offload = TunOffload { tcp: first.tcp_gso(), udp: first.tcp_gso() && first.udp_gso() };
         let index = first.if_index()?;
         let first = Arc::new(first);
+        let hold = TunHold(Arc::clone(&first));
         let mut ports = vec![TunPort { queue: Arc::clone(&first), reads: true, offload }];
         for _ in 1..workers {
             let queue = if several {
@@ -69,7 +76,7 @@ impl TunDevice {
             };
             ports.push(TunPort { queue, reads: several, offload });
         }
-        Ok(Self { index, offload, ports })
+        Ok(Self { index, offload, ports, hold })
     }
 }
 

@@ -7,6 +7,7 @@
 //! | what an IP packet's headers say, and which flow it is of | `view.rs` |
 //! | which packets become of what was read | `cut.rs` |
 //! | which packets are written together | `merge.rs` |
+//! | which fragments become of a packet that is too large and may be cut | `fragment.rs` |
 //! | what a sender is told whose packet cannot be carried | `icmp.rs` |
 //! | what TCP is told to send at most | `mss.rs` |
 //! | how congestion marks cross the tunnel | `ecn.rs` |
@@ -18,6 +19,7 @@ use quic_core::{HEADER_LEN, TAG_LEN};
 pub mod checksum;
 pub mod cut;
 pub mod ecn;
+pub mod fragment;
 pub mod icmp;
 pub mod merge;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -33,5 +35,5 @@ pub mod vnet;
 /// (RFC 9221 §4), and the context.
 pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
 
-/// The same in standard mode, where quinn-proto makes the packets: it allows for a length of 8 bytes.
-pub const STANDARD_OVERHEAD: usize = INNER_OVERHEAD + 8;
+/// Bytes that a packet budget of standard mode counts around the content of a DATAGRAM frame.
+pub const STANDARD_FRAME_OVERHEAD: usize = HEADER_LEN + 1 + TAG_LEN;

@@ -32,7 +32,7 @@ use crate::{
     config::{self, Config},
     io::{
         netlink::{Link, LinkChange, Netlink, Which},
-        tun::{TunDevice, TunPort},
+        tun::{TunDevice, TunHold, TunPort},
     },
     metrics::{Counters, Metrics},
     peer::PeerId,
@@ -113,10 +113,12 @@ impl Board {
 }
 
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
-/// its routes, last as long as a worker has a queue of it.
+/// its routes, last until the workers have closed their queues, too.
 pub struct Tunnel {
     board: Arc<Board>,
     thread: Option<JoinHandle<()>>,
+    /// While the thread runs, a device that is gone was removed by somebody else.
+    _device: TunHold,
 }
 
 impl Tunnel {
@@ -172,7 +174,7 @@ impl Tunnel {
             udp_offload = device.offload.udp,
             "the TUN device is up"
         );
-        Ok((Self { board, thread: Some(thread) }, device.ports))
+        Ok((Self { board, thread: Some(thread), _device: device.hold }, device.ports))
     }
 
     /// Where workers say what fits.
@@ -242,8 +244,11 @@ impl Keeper {
                     "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
                     self.tun.name
                 ),
-                // Removed by somebody, of which the workers warn, or with its queues because the agent stops.
-                None => tracing::debug!(name = &*self.tun.name, "the TUN device is gone"),
+                // The workers learn of it or not, as they happen to look.
+                None => tracing::warn!(
+                    name = &*self.tun.name,
+                    "somebody has removed the TUN device: IP packets are no longer carried (remedy: restart the daemon)"
+                ),
             }
         }
         if !self.up && up {

@@ -17,6 +17,7 @@ use crate::{
         messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
         suite,
     },
+    l3::STANDARD_FRAME_OVERHEAD,
     lanes::{VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
     peer::{PeerId, Session, SessionId},
 };
@@ -335,11 +336,16 @@ impl Worker {
 
     /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
     /// that of the control connection.
-    fn packet_budget(&self, peer: PeerId) -> Option<usize> {
+    fn packet_budget(&mut self, peer: PeerId) -> Option<usize> {
         let session = self.session_of(peer)?;
-        let of_lanes = session.openings.largest_packet();
+        let (handle, of_lanes) = (session.handle, session.openings.largest_packet());
+        if self.peers.get(peer.0 as usize)?.link.as_ref().is_some_and(|link| link.standard) {
+            // How much quinn-proto puts around a frame depends on the peer, and the peer may take less than a packet.
+            let frame = self.control.quinn(handle)?.datagrams().max_size()?;
+            return Some(frame + STANDARD_FRAME_OVERHEAD);
+        }
         of_lanes.or_else(|| {
-            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
+            let mtu = self.control.get(handle)?.quinn().current_mtu();
             Some(mtu.min(self.largest_to(peer)).into())
         })
     }
