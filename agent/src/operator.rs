@@ -19,7 +19,9 @@ use crate::{
     gate::refusals::{self, Refusals},
     identity::PublicKey,
     metrics::Metrics,
+    relay::{Direction, DropReason},
     roster::{Listed, Origin, Roster},
+    tunnel,
     worker::{PeerSnapshot, Snapshots},
 };
 
@@ -49,6 +51,9 @@ impl Peers for Running {
     }
 
     fn add(&self, peer: config::Peer) -> Result<(), Refused> {
+        if let Some(tun) = &self.config.tun {
+            tunnel::routes_are_free(tun, &peer.allowed_ips)?;
+        }
         self.roster.add(peer, Origin::State)?;
         Ok(())
     }
@@ -104,6 +109,7 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         lanes_up: seen.map_or(0, |seen| seen.lanes_up),
         flows: seen.map_or(0, |seen| seen.flows),
         inner_mtu: seen.and_then(|seen| seen.inner_mtu),
+        dropped: seen.map(dropped).unwrap_or_default(),
         address: address.map(|address| address.to_string()),
         since_seconds: connection.map(|(_, since, _)| age(*since)),
         software: connection.map(|(_, _, software)| software.to_string()),
@@ -113,6 +119,21 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
             likely_causes: failure.causes.iter().map(|cause| (*cause).to_owned()).collect(),
         }),
     }
+}
+
+/// The counts that are not 0, by direction and reason.
+fn dropped(seen: &PeerSnapshot) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let directions = Direction::ALL.map(|direction| {
+        let side = match direction {
+            Direction::Uplink => &seen.uplink,
+            Direction::Downlink => &seen.downlink,
+        };
+        let counts = DropReason::ALL.into_iter().zip(side.account.dropped).filter(|(_, count)| *count > 0);
+        let counts: BTreeMap<_, _> =
+            counts.map(|(reason, count)| (reason.label().to_owned(), count)).collect();
+        (direction.label().to_owned(), counts)
+    });
+    directions.into_iter().filter(|(_, counts)| !counts.is_empty()).collect()
 }
 
 fn shown((refusal, count): &(refusals::Refusal, u64), unix_seconds: u64) -> Refusal {

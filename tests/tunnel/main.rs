@@ -11,6 +11,7 @@ mod marks;
 mod mtu;
 mod odd;
 mod two_sites;
+mod warned;
 
 use culvert_tests::needs;
 

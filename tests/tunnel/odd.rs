@@ -159,6 +159,11 @@ fn a_foreign_source_is_dropped_and_counted_and_so_is_what_nobody_has() {
         assert_eq!((ping.sent, ping.received), (5, 0), "{}", ping.text);
     }
     a.agent.wait_for_count("culvert_datagrams_dropped_total", &[("reason", "spoofed")], 10);
+    a.agent.wait_for_log(&[
+        "WARN",
+        "its source is not in the peer's allowed_ips",
+        "peer=\"b\" source=10.9.77.1",
+    ]);
     assert_eq!(b.agent.samples().dropped("spoofed"), 0);
 
     for address in ["10.9.0.99", "fd09::99"] {

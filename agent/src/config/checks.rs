@@ -13,7 +13,7 @@ use super::{
     PeerOrigin,
     field::{Amount, Field, Leaf},
     problem::Report,
-    tun::Claim,
+    tun::{Claim, LookedUp},
     value::{self, Bad},
 };
 use crate::identity::PublicKey;
@@ -31,6 +31,8 @@ pub(super) struct Checks {
     pub(super) overlay: Vec<Claim>,
     /// Addresses of `transport.listen` and `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
+    /// Those of `peer.endpoints` that have a name instead.
+    pub(super) looked_up: Vec<LookedUp>,
     pub(super) udp_listeners: Vec<Listener>,
     pub(super) tcp_listeners: Vec<Listener>,
 }
@@ -64,6 +66,7 @@ impl Checks {
             closed: Vec::new(),
             overlay: Vec::new(),
             underlay: Vec::new(),
+            looked_up: Vec::new(),
             udp_listeners: Vec::new(),
             tcp_listeners: Vec::new(),
         }

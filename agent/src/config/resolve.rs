@@ -95,6 +95,7 @@ impl Draft {
         checks.clashes();
         let tun = tun.map(|(header, tun)| {
             checks.collisions(&tun, transport.mark, state_report.as_mut());
+            checks.lookups(&tun, transport.mark, &peers, state_report.as_mut());
             checks.unused(&peers, header);
             tun
         });

@@ -8,7 +8,8 @@
 //! A prefix of the overlay that holds an address of the underlay would send the tunnel's own packets into the tunnel.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    mem,
+    net::{IpAddr, SocketAddr},
     ops::{Range, RangeInclusive},
     sync::Arc,
 };
@@ -25,7 +26,7 @@ use super::{
     problem::Report,
     value::{self, Bad, bad},
 };
-use crate::identity::Endpoint;
+use crate::{identity::Endpoint, l3::routes::is_default_like};
 
 /// Who claims a prefix of the overlay or an address of the underlay, and where.
 pub(super) struct Claim {
@@ -35,6 +36,15 @@ pub(super) struct Claim {
     origin: PeerOrigin,
     /// Key path and position; `None`: it was checked before, and nothing is reported there.
     place: Option<(String, Range<usize>)>,
+}
+
+/// An endpoint with a host name.
+pub(super) struct LookedUp {
+    /// The peer's.
+    name: Arc<str>,
+    origin: PeerOrigin,
+    at: String,
+    span: Range<usize>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -240,8 +250,11 @@ impl Checks {
         at: String,
         span: Range<usize>,
     ) {
-        if let Ok(address) = endpoint.host.parse() {
-            self.carried_by(address, Holder::Peer(Arc::clone(name)), origin, Some((at, span)));
+        match endpoint.host.parse() {
+            Ok(address) => {
+                self.carried_by(address, Holder::Peer(Arc::clone(name)), origin, Some((at, span)));
+            }
+            Err(_) => self.looked_up.push(LookedUp { name: Arc::clone(name), origin, at, span }),
         }
     }
 
@@ -277,6 +290,19 @@ impl Checks {
         }
     }
 
+    /// Notes every endpoint that may be looked up through the tunnel, which must be up for that; `state` as in
+    /// [`collisions`](Self::collisions).
+    pub(super) fn lookups(&mut self, tun: &Tun, mark: u32, peers: &[Peer], mut state: Option<&mut Report>) {
+        if !takes_lookups(tun, mark, peers.iter().flat_map(|peer| peer.allowed_ips.iter().copied())) {
+            return;
+        }
+        for LookedUp { name, origin, at, span } in mem::take(&mut self.looked_up) {
+            let problem =
+                format!("the endpoint of {name:?} is a host name, and may be looked up through the tunnel");
+            report_of(origin, &mut self.report, &mut state).note(&at, Some(span), problem, LOOKUP_REMEDY);
+        }
+    }
+
     /// Reports every prefix of the overlay that would take the underlay's packets; `state` is the report of the state file,
     /// if it is not the one at hand. With a mark, routes for such prefixes have a table of their own, which marked packets do
     /// not use.
@@ -287,7 +313,7 @@ impl Checks {
             if !ours && !routed {
                 continue;
             }
-            if !ours && takes_everything(over.net) {
+            if !ours && is_default_like(&over.net) {
                 if let Some((at, span)) = &over.place {
                     let problem =
                         format!("{} is a default route: the tunnel's own packets would take it", over.net);
@@ -306,8 +332,7 @@ impl Checks {
             } else {
                 "the tunnel's own packets would go into the tunnel"
             };
-            let remedy =
-                if ours { "choose inner addresses that nothing outside uses" } else { ROUTES_REMEDY };
+            let remedy = if ours { INNER_REMEDY } else { ROUTES_REMEDY };
             // What the configuration says stands, as it does for names and keys.
             let (place, origin, problem) = match (&over.place, &under.place) {
                 (Some(place), _)
@@ -332,8 +357,21 @@ impl Checks {
     }
 }
 
-const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
+/// What to do about a prefix of the overlay that would take the underlay's packets.
+pub(crate) const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
      write narrower prefixes";
+
+/// What to do about an address of our own link that is somebody's outside.
+pub(crate) const INNER_REMEDY: &str = "choose inner addresses that nothing outside uses";
+
+/// What to do about a name that is looked up through the tunnel.
+pub(crate) const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which this host has a route of its own, longer than the \
+     default route: what asks for the name has no transport.mark, so that without such a route it goes into the tunnel";
+
+/// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
+pub(crate) fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
+    tun.routes && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
+}
 
 fn report_of<'a>(
     origin: PeerOrigin,
@@ -343,17 +381,6 @@ fn report_of<'a>(
     match (origin, state) {
         (PeerOrigin::State, Some(state)) => state,
         (PeerOrigin::State, None) | (PeerOrigin::Config, _) => config,
-    }
-}
-
-/// Whether a route for `net` takes what no other route does: /0 and its two halves, and all of IPv6's global unicast
-/// (2000::/3, RFC 4291 §2.4).
-fn takes_everything(net: IpNet) -> bool {
-    match net {
-        IpNet::V4(net) => net.prefix_len() <= 1,
-        IpNet::V6(net) => {
-            net.prefix_len() <= 1 || net.prefix_len() <= 3 && net.contains(&Ipv6Addr::from_bits(0x2 << 124))
-        }
     }
 }
 

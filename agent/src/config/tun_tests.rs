@@ -137,7 +137,17 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
     one("192.0.2.0/24", held);
     one("192.0.2.0/24", "(remedy: set transport.mark");
     one("192.0.2.7", "192.0.2.7/32 holds 192.0.2.7");
-    for everything in ["0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1", "::/0", "::/1", "8000::/1", "2000::/3"] {
+    for everything in [
+        "0.0.0.0/0",
+        "0.0.0.0/1",
+        "128.0.0.0/1",
+        "64.0.0.0/2",
+        "32.0.0.0/3",
+        "::/0",
+        "8000::/1",
+        "4000::/2",
+        "2000::/3",
+    ] {
         one(
             everything,
             "is a default route: the tunnel's own packets would take it (remedy: set transport.mark",
@@ -173,7 +183,41 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
     assert!(only_problem(&link).to_string().contains("is loopback"));
     let listen = format!("{BASE}{TUNNEL}").replace("127.0.0.1:4433", "10.9.0.1:4433");
     assert!(only_problem(&listen).to_string().contains("10.9.0.1/24 holds 10.9.0.1 of transport.listen[0]"));
-    accepted("allowed_ips = [\"192.0.2.8/29\", \"4000::/2\", \"fc00::/7\", \"64.0.0.0/3\"]\n");
+    accepted("allowed_ips = [\"192.0.2.8/29\", \"4000::/4\", \"fc00::/7\", \"64.0.0.0/4\"]\n");
+}
+
+#[test]
+fn a_name_that_is_looked_up_through_the_tunnel_is_noted() {
+    let marked = format!("transport.mark = 1\n{BASE}");
+    let named = "[[peer]]\nname = \"c\"\npublic_key = \"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"\n\
+                 endpoints = [\"192.0.2.8:1\", \"c.example:1\"]\n";
+    let text = |marked: &str, allowed: &str| {
+        let tunnel = TUNNEL.replace("[tun]\n", "[tun]\nroutes = true\n");
+        format!("{marked}{tunnel}allowed_ips = [\"{allowed}\"]\n{named}")
+    };
+    let notes = parse(&text(&marked, "0.0.0.0/0")).unwrap().notes;
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    assert_eq!(note.key_path, "peer[2].endpoints[1]");
+    let words = "the endpoint of \"c\" is a host name, and may be looked up through the tunnel (remedy: write an address, or";
+    assert!(note.to_string().contains(words), "{note}");
+    assert_eq!(parse(&text(&marked, "::/2")).unwrap().notes.len(), 1);
+
+    let without = text(&marked, "0.0.0.0/0").replace("routes = true", "routes = false");
+    for fine in [text(BASE, "10.20.0.0/16"), text(&marked, "10.20.0.0/16"), without] {
+        assert_eq!(parse(&fine).unwrap().notes, []);
+    }
+    // A peer of the state file, too.
+    let state = format!(
+        "[[peer]]\nname = \"late\"\npublic_key = \"{OTHER_KEY}\"\nendpoints = [\"late.example:1\"]\n"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    Identity::generate().unwrap().write_new(&folder.path().join("id.key")).unwrap();
+    let path = folder.path().join("culvert.toml");
+    fs::write(&path, format!("{marked}{TUNNEL}allowed_ips = [\"0.0.0.0/0\"]\n")).unwrap();
+    let (config, _) = Config::load_with(&path, |_| Ok(Some(state))).unwrap();
+    let [note] = &config.notes[..] else { panic!("{:?}", config.notes) };
+    assert!(note.file.as_ref().is_some_and(|file| file.ends_with("peers.toml")), "{note:?}");
+    assert_eq!((note.line, &*note.key_path), (Some(4), "peer[0].endpoints[0]"), "{note}");
 }
 
 const OTHER_KEY: &str = "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0";

@@ -52,6 +52,9 @@ pub struct PeerStatus {
     /// The largest IP packet that fits into one packet to the peer, in bytes.
     #[serde(default)]
     pub inner_mtu: Option<u16>,
+    /// What was dropped since the peer is known, by direction ("uplink": towards it) and then by reason; none that is 0.
+    #[serde(default)]
+    pub dropped: BTreeMap<String, BTreeMap<String, u64>>,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
 }
@@ -135,6 +138,7 @@ impl Status {
                 }
             }
         }
+        text += &self.drops();
         for (what, counts) in [("handshakes", &self.handshakes), ("gate", &self.gate)] {
             let counts: Vec<String> =
                 counts.iter().map(|(outcome, count)| format!("{outcome} {count}")).collect();
@@ -147,6 +151,25 @@ impl Status {
             rows.extend(self.refusals.iter().map(Refusal::row));
             text += "\n";
             text += &table(&rows);
+        }
+        text
+    }
+
+    /// A line for each peer of which something was dropped.
+    fn drops(&self) -> String {
+        let mut text = String::new();
+        for peer in &self.peers {
+            let counts = |direction: &str, reasons: &BTreeMap<String, u64>| {
+                let reasons: Vec<String> =
+                    reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+                format!("{direction} {}", reasons.join(", "))
+            };
+            let directions: Vec<String> =
+                peer.dropped.iter().rev().map(|(direction, reasons)| counts(direction, reasons)).collect();
+            if !directions.is_empty() {
+                let before = if text.is_empty() { "\n" } else { "" };
+                writeln!(text, "{before}{} dropped: {}", peer.name, directions.join("; ")).ok();
+            }
         }
         text
     }

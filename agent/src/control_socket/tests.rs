@@ -334,6 +334,10 @@ fn full_status() -> Status {
         lanes_up: 2,
         flows: 1,
         inner_mtu: Some(1421),
+        dropped: BTreeMap::from([
+            ("downlink".to_owned(), BTreeMap::from([("spoofed".to_owned(), 7)])),
+            ("uplink".to_owned(), BTreeMap::from([("expired".to_owned(), 2), ("too_large".to_owned(), 1)])),
+        ]),
         software: Some("culvert/0.1.0".to_owned()),
         ..PeerStatus::default()
     };
@@ -370,6 +374,7 @@ fn the_status_is_readable() {
          exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  2      1      1421  culvert/0.1.0\n\
          b     dialling   -      -               -        0      0      -     -\n\n\
          b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
+         exit dropped: uplink expired 2, too_large 1; downlink spoofed 7\n\n\
          handshakes: established 3, failed 1\n\n\
          REFUSED  PACKETS  SOURCE       REASON\n\
          3s ago   5        192.0.2.7:1  not on the allowlist\n"

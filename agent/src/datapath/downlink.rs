@@ -67,6 +67,8 @@ pub struct Notes {
     pub lanes_up: Vec<LaneId>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
+    /// The first IP packet of a peer from a source that is not its own: the peer, and the source.
+    pub spoofed: Option<(PeerId, IpAddr)>,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.

@@ -51,6 +51,7 @@ impl Downlink<'_> {
         }
         if !tun.is_of(view.source, peer) {
             state.relay.downlink.drop(DropReason::Spoofed, 1);
+            self.notes.spoofed.get_or_insert((peer, view.source));
             return;
         }
         let range = range.start..range.start + view.len;

@@ -22,8 +22,9 @@ use crate::{
     relay::{Settlement, Settlements},
 };
 
-/// Answers per second that a worker gives to packets that it cannot carry, and how many it may give at once: path MTU
-/// discovery needs one for each flow, and a flood must not be answered by a flood (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
+/// Answers of each kind per second that a worker gives to packets that it cannot carry, and how many it may give at once: path
+/// MTU discovery needs one for each flow, however many packets have no way, and a flood must not be answered by a flood
+/// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
 const ANSWERS_PER_SECOND: u32 = 200;
 const MOST_ANSWERS: u32 = 100;
 
@@ -101,7 +102,8 @@ pub struct TunSide {
     merger: Merger,
     list: PacketDelivery,
     settlements: Settlements,
-    allowance: Allowance,
+    /// By kind.
+    allowances: [Allowance; Answer::LABELS.len()],
     answer: Box<[u8; MOST_ANSWER]>,
 }
 
@@ -120,7 +122,7 @@ impl TunSide {
             merger: Merger::default(),
             list: PacketDelivery::default(),
             settlements: Settlements::default(),
-            allowance: Allowance { left: MOST_ANSWERS, since: now },
+            allowances: [Allowance::new(now), Allowance::new(now)],
             answer: Box::new([0; MOST_ANSWER]),
         }
     }
@@ -195,21 +197,26 @@ impl TunSide {
             Answer::Unreachable => icmp::unreachable(packet, view, &mut self.answer),
         };
         let Some(message) = written.and_then(|len| self.answer.get(..len)) else { return };
-        if self.allowance.take(now) && self.queue.send(message) == SendOutcome::Sent {
-            self.totals.answers[answer.label_index()] += 1;
+        let kind = answer.label_index();
+        if self.allowances[kind].take(now) && self.queue.send(message) == SendOutcome::Sent {
+            self.totals.answers[kind] += 1;
         } else {
             self.totals.answers_withheld += 1;
         }
     }
 }
 
-/// How many answers may be given now.
+/// How many answers of one kind may be given now.
 struct Allowance {
     left: u32,
     since: Instant,
 }
 
 impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_ANSWERS, since: now }
+    }
+
     fn take(&mut self, now: Instant) -> bool {
         let elapsed = now.saturating_duration_since(self.since).min(Duration::from_secs(60));
         let earned = u32::try_from(elapsed.as_millis()).unwrap_or(0) * ANSWERS_PER_SECOND / 1_000;
@@ -226,17 +233,41 @@ impl Allowance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use crate::{
+        clock::{Clock, ManualClock},
+        io::{
+            Net, Ready, TunOffload,
+            memory::{MemoryFabric, MemoryTun},
+        },
+    };
 
     #[test]
     fn answers_are_limited_and_come_back() {
         let clock = ManualClock::default();
-        let mut allowance = Allowance { left: MOST_ANSWERS, since: clock.now() };
+        let mut allowance = Allowance::new(clock.now());
         let mut granted = |count: u32| (0..count).filter(|_| allowance.take(clock.now())).count();
         assert_eq!(granted(1_000), MOST_ANSWERS as usize);
         clock.advance(Duration::from_millis(50));
         assert_eq!(granted(1_000), 10);
         clock.advance(Duration::from_secs(3600));
         assert_eq!(granted(1_000), MOST_ANSWERS as usize);
+    }
+
+    #[test]
+    fn what_has_no_way_leaves_the_answers_of_path_mtu_discovery() {
+        let clock = ManualClock::default();
+        let mut host = MemoryFabric::new().host(&[], Ready::new());
+        host.set_tun(&MemoryTun::new(1, TunOffload::default()));
+        let queue = host.tun(Token(0)).unwrap().unwrap();
+        let mut tun = TunSide::new(queue, Token(0), 1421, clock.now());
+        let packet =
+            [0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2, 0, 7, 0, 7, 0, 8, 0, 0];
+        let view = IpView::parse(&packet).unwrap();
+        for _ in 0..1_000 {
+            tun.answer(&packet, &view, Answer::Unreachable, clock.now());
+        }
+        tun.answer(&packet, &view, Answer::TooBig(1280), clock.now());
+        assert_eq!(tun.totals.answers, [1, u64::from(MOST_ANSWERS)]);
+        assert_eq!(tun.totals.answers_withheld, 1_000 - u64::from(MOST_ANSWERS));
     }
 }

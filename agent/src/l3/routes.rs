@@ -15,6 +15,13 @@ use ipnet::IpNet;
 
 use crate::peer::PeerId;
 
+/// Whether a route for `prefix` is as good as a default route: it takes an eighth of its family's addresses or more, as /0, its
+/// halves and its quarters do, and all of IPv6 that is given out (2000::/3, RFC 4291 §2.4).
+#[must_use]
+pub fn is_default_like(prefix: &IpNet) -> bool {
+    prefix.prefix_len() <= 3
+}
+
 /// The inner addresses of all peers. IPv4 and IPv6 are apart: an IPv4-mapped address is an IPv6 address.
 #[derive(Debug)]
 pub struct Routes {

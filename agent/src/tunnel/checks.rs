@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::{
     config,
     io::{
-        netlink::{Address, Netlink, Which},
+        netlink::{Address, Netlink, TABLE_MAIN, Which},
         tun::DRIVER,
     },
 };
@@ -178,6 +178,44 @@ pub(super) fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), Tun
         Some((address, other)) => {
             let interface = netlink.name(other.index);
             Err(TunnelError::Overlap { address, other: other.address.trunc(), interface })
+        }
+    }
+}
+
+/// Looks whether the routes for `prefixes`, of a peer that is to be added while the device `tun` runs, would find another
+/// interface's in the main table, which goes first. Where the kernel cannot be asked, they count as free.
+///
+/// # Errors
+/// [`TunnelError::RouteTaken`].
+pub(crate) fn routes_are_free(tun: &config::Tun, prefixes: &[IpNet]) -> Result<(), TunnelError> {
+    if !tun.routes || prefixes.is_empty() {
+        return Ok(());
+    }
+    let asked = Netlink::open().and_then(|mut netlink| {
+        let there = netlink.addresses()?;
+        let is_ours = |address: &&Address| tun.addresses.contains(&address.address);
+        let own = there.iter().find(is_ours).map_or(0, |address| address.index);
+        // The main table's default routes give way to ours, which have a table of their own.
+        for prefix in prefixes.iter().map(IpNet::trunc).filter(|prefix| prefix.prefix_len() > 0) {
+            let mut holder = None;
+            netlink.routes(prefix.addr(), None, &mut |route| {
+                if route.unicast && route.table == TABLE_MAIN && route.index != own && route.prefix == prefix
+                {
+                    holder = Some(route.index);
+                }
+            })?;
+            if let Some(holder) = holder {
+                return Ok(Some((prefix, netlink.name(holder))));
+            }
+        }
+        Ok(None)
+    });
+    match asked {
+        Ok(Some((prefix, interface))) => Err(TunnelError::RouteTaken { prefix, interface }),
+        Ok(None) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, "cannot ask for the routes of other interfaces");
+            Ok(())
         }
     }
 }

@@ -54,6 +54,7 @@ mod said;
 mod table;
 
 pub use checks::TunnelError;
+pub(crate) use checks::routes_are_free;
 
 /// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
 const QUEUE_PACKETS: u32 = 1_000;

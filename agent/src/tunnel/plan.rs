@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, Transport},
+    l3::routes::is_default_like,
     peer::PeerId,
     roster::Listed,
 };
@@ -116,11 +117,10 @@ impl Plan {
 }
 
 /// Whether a route for `prefix` takes packets of one of `addresses`, which are in order; or of most there are, because it is as
-/// good as a default route: a half of them, or all of IPv6 that is given out (2000::/3, RFC 4291 §2.4).
+/// good as a default route.
 fn takes_any(prefix: IpNet, addresses: &[IpAddr]) -> bool {
-    const SHORT: u8 = 3;
     let first = addresses.partition_point(|address| *address < prefix.network());
-    prefix.prefix_len() <= SHORT || addresses.get(first).is_some_and(|address| prefix.contains(address))
+    is_default_like(&prefix) || addresses.get(first).is_some_and(|address| prefix.contains(address))
 }
 
 /// Looks in a row that find a path too narrow before it is said: the search for its MTU and a path that has just changed go

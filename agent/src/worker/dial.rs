@@ -62,6 +62,7 @@ impl Worker {
     fn dial_resolved(&mut self, id: PeerId, answer: io::Result<Vec<SocketAddr>>, now: Instant) {
         // Meanwhile the peer may have come to us, or another attempt may have succeeded.
         let needed = !self.stopping && self.needs_dialling(id, now);
+        let failure = if answer.is_err() { self.failed_lookup() } else { "" };
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if !needed {
             peer.dialler.failed();
@@ -77,7 +78,7 @@ impl Worker {
                         endpoint = peer.dialler.endpoint().map(tracing::field::display),
                         %error,
                         suppressed,
-                        "cannot resolve the peer's endpoint (remedy: is the name right, does this host's resolver answer?)"
+                        "cannot resolve the peer's endpoint (remedy: {failure})"
                     );
                 }
                 peer.dialler.failed();
@@ -124,13 +125,17 @@ impl Worker {
                 } else {
                     tracing::debug!(peer = &*name, %remote, "dialling again");
                 }
-                if !peer.dialler.is_first() {
+                let again = !peer.dialler.is_first();
+                if again {
                     let (reason, causes) =
                         ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
                     peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
                 }
                 let surplus = peer.dialler.started(handle);
                 self.totals.handshakes.dialled += 1;
+                if again {
+                    self.warn_of_loop(Some(id), remote, now);
+                }
                 if let Some(oldest) = surplus {
                     self.control.close(oldest, CloseReason::Replaced, now);
                     self.totals.handshakes.failed += 1;

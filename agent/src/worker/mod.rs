@@ -218,6 +218,8 @@ pub struct Worker {
     service_log: RateLimit,
     journal_log: RateLimit,
     tun_log: RateLimit,
+    source_log: RateLimit,
+    loop_log: RateLimit,
     /// Peers that packets of the device were for, in this batch.
     served: Vec<PeerId>,
     violation_log: RateLimit,
@@ -407,6 +409,9 @@ impl Worker {
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
+        }
+        if let Some((peer, source)) = self.notes.spoofed.take() {
+            self.warn_of_source(peer, source, now);
         }
     }
 

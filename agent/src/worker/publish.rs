@@ -261,7 +261,9 @@ impl Worker {
                 Some(_) => peer.session.is_some(),
                 None => super::start::dials(peer.id, self.place),
             };
-            let mtu = most_mtu.and_then(|most| peer.inner_mtu(most, now));
+            let takes_packets = peer.link.as_ref().is_some_and(|link| link.takes_packets);
+            let most = most_mtu.filter(|_| takes_packets);
+            let mtu = most.and_then(|most| peer.inner_mtu(most, now));
             if let Some(handles) = handles {
                 handles.publish(peer, stats);
             }

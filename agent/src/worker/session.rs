@@ -461,6 +461,7 @@ impl Worker {
             }
         }
         self.warn_of_missing_services(id);
+        self.warn_of_missing_tunnel(id);
         // A client without lanes may have sent datagrams that overtook its hello.
         self.plain_datagrams(handle, now);
     }

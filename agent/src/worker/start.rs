@@ -222,6 +222,8 @@ impl Worker {
             service_log: RateLimit::new(LOG_INTERVAL),
             journal_log: RateLimit::new(LOG_INTERVAL),
             tun_log: RateLimit::new(LOG_INTERVAL),
+            source_log: RateLimit::new(LOG_INTERVAL),
+            loop_log: RateLimit::new(LOG_INTERVAL),
             served: Vec::new(),
             violation_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],

@@ -1,15 +1,22 @@
 //! The TUN side of a worker: packets from the device, who has which address, what fits into a packet to each peer.
 
-use std::{io, time::Instant};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use quinn_proto::Side;
 
 use super::{Worker, number, session};
 use crate::{
-    config::{Config, InnerMtu},
+    config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups},
+    control::{driver::ControlConnection, messages::Features},
     datapath::ip_uplink::IpUplink,
     forward::tun::{Answer, TunDrop},
     l3::INNER_OVERHEAD,
     metrics::{Counters, Metrics, TunDirectionMetrics},
-    peer::PeerId,
+    peer::{Peer, PeerId},
     relay::Direction,
 };
 
@@ -73,9 +80,10 @@ impl Worker {
         }
     }
 
-    /// Once a second: paths that have settled meanwhile.
+    /// Once a second: paths that have settled meanwhile, handshakes whose answers may go into the tunnel.
     pub(super) fn see_to_tun(&mut self, now: Instant) {
         if self.tun.is_some() {
+            self.look_for_loops(now);
             for place in 0..self.peers.len() {
                 self.budget_changed(PeerId(number(place)), now);
             }
@@ -94,6 +102,88 @@ impl Worker {
         if let Some((tun, board)) = &mut self.tun {
             tun.routes.remove(peer);
             board.set_mtu(peer, None);
+        }
+    }
+}
+
+impl Worker {
+    /// Says of a new session that the peer takes no IP packets, although some are for it.
+    pub(super) fn warn_of_missing_tunnel(&self, id: PeerId) {
+        let Some(peer) = self.peers.get(id.0 as usize).filter(|_| self.tun.is_some()) else { return };
+        let takes = |features: Features| features.contains(Features::PACKETS);
+        if !peer.config.allowed_ips.is_empty()
+            && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
+        {
+            tracing::warn!(
+                peer = &*peer.name,
+                software = &*session.software,
+                "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
+            );
+        }
+    }
+
+    /// An IP packet was dropped because its source is not `id`'s.
+    pub(super) fn warn_of_source(&mut self, id: PeerId, source: IpAddr, now: Instant) {
+        let Some((tun, _)) = &self.tun else { return };
+        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
+        if let Some(suppressed) = self.source_log.allow(now) {
+            tracing::warn!(
+                peer = named(id),
+                %source,
+                belongs_to = tun.routes.lookup(source).and_then(named),
+                suppressed,
+                "an IP packet of this peer was dropped: its source is not in the peer's allowed_ips, or in a longer prefix of another \
+                 peer (remedy: add it to the peer's allowed_ips here, or have the peer send from its own addresses only)"
+            );
+        }
+    }
+
+    /// Handshakes that others started last for a round trip: those that are there now may be some whose answers do not arrive.
+    fn look_for_loops(&mut self, now: Instant) {
+        let unfinished =
+            |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
+        let remotes = self.control.iter().filter(unfinished).map(|connection| connection.path().destination);
+        let remotes: Vec<SocketAddr> = remotes.collect();
+        for remote in remotes {
+            self.warn_of_loop(None, remote, now);
+        }
+    }
+
+    /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
+    /// the tunnel. The configuration's checks know only addresses that are written in it.
+    pub(super) fn warn_of_loop(&mut self, id: Option<PeerId>, remote: SocketAddr, now: Instant) {
+        let (Some((tun, _)), Some(config)) = (&self.tun, &self.config.tun) else { return };
+        let address = remote.ip().to_canonical();
+        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
+        let routed = config.routes && self.config.transport.mark == 0;
+        let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
+            (Some("tun.address"), INNER_REMEDY)
+        } else {
+            (tun.routes.lookup(address).filter(|_| routed).and_then(named), ROUTES_REMEDY)
+        };
+        if let Some(held_by) = held_by
+            && let Some(suppressed) = self.loop_log.allow(now)
+        {
+            tracing::warn!(
+                peer = id.and_then(named),
+                %remote,
+                held_by,
+                suppressed,
+                "a handshake is not complete yet, and the other end's address lies in a prefix of the tunnel: unless this host \
+                 has a longer route to it, the tunnel's own packets go into the tunnel (remedy: {remedy})"
+            );
+        }
+    }
+
+    /// What to look at when an endpoint cannot be looked up.
+    pub(super) fn failed_lookup(&self) -> &'static str {
+        let peers = || self.peers.iter().filter(|peer| peer.is_live());
+        let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
+        match &self.config.tun {
+            Some(tun) if takes_lookups(tun, self.config.transport.mark, peers().flat_map(allowed)) => {
+                LOOKUP_REMEDY
+            }
+            Some(_) | None => "is the name right, does this host's resolver answer?",
         }
     }
 }

@@ -26,6 +26,7 @@ mod tun_lanes;
 mod tun_marks;
 mod tun_refused;
 mod tunnel;
+mod warned;
 
 use harness::{Host, Udp, World};
 
