@@ -73,8 +73,8 @@ pub struct Link {
     pub takes_packets: bool,
     /// Whether the peer completes partial L4 checksums of IP packets.
     pub completes_checksums: bool,
-    /// Since when it is up.
-    pub since: Instant,
+    /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
+    pub settles_at: Instant,
     /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
     pub suspect: bool,
 }
@@ -142,9 +142,12 @@ pub struct Peer {
     pub connections_log: RateLimit,
 }
 
-/// How long after a peer connected the largest packet of its path is not relied on: where the path carries less than the most,
-/// the search of a lane ends within 2 s at a round trip of 40 ms (worker/tests/mtu.rs).
-const SETTLE_TIME: Duration = Duration::from_secs(3);
+/// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of
+/// a lane ends within 2 s at a round trip of 40 ms (worker/tests/mtu.rs).
+pub const SETTLE_TIME: Duration = Duration::from_secs(3);
+
+/// The same after a path has shrunk: the search goes on from the least, which nobody is to be told.
+pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
 
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,7 +191,7 @@ impl Peer {
     pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
         let link = self.link.as_ref()?;
         let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
-        let settled = fits >= most || now.saturating_duration_since(link.since) >= SETTLE_TIME;
+        let settled = fits >= most || now >= link.settles_at;
         settled.then(|| fits.min(most))
     }
 

@@ -47,9 +47,12 @@ pub fn ping(place: &Place, destination: IpAddr, options: &[&str]) -> Ping {
 /// When one is missing.
 #[track_caller]
 pub fn reaches(place: &Place, destination: IpAddr, options: &[&str]) -> Ping {
-    let options = [&["-c", "5"], options].concat();
+    // With `-W` alone it would wait for the last answer no longer than the ones before took. With `-w` it goes on until five
+    // have come, and so may send a sixth.
+    let options = [&["-c", "5", "-w", "10"], options].concat();
     let ping = ping(place, destination, &options);
-    assert!(ping.sent == 5 && ping.received == 5, "from {place:?} to {destination}: {}", ping.text);
+    let answered = (1..=5).all(|number| ping.text.contains(&format!("icmp_seq={number} ")));
+    assert!(answered && ping.received == 5, "from {place:?} to {destination}: {}", ping.text);
     assert!(!ping.text.contains("DUP!"), "{}", ping.text);
     ping
 }

@@ -123,7 +123,7 @@ fn a_hub_with_the_firewall_needs_one_rule_more() {
 }
 
 /// Sites of which b sends everything to a.
-fn everything_through_a() -> Sites {
+pub(crate) fn everything_through_a() -> Sites {
     let sites = Plan::hub().transport("mark = 51\n").prepare();
     sites.b().edit("\"10.9.0.0/16\", \"fd09::/48\"", "\"0.0.0.0/0\", \"::/0\"");
     sites

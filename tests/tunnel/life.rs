@@ -9,7 +9,7 @@ use culvert_tests::{
     transfer::Transfer,
 };
 
-use super::possible;
+use super::{forwarding::everything_through_a, possible};
 
 #[test]
 fn a_killed_agent_leaves_nothing_behind_and_goes_on_when_it_is_started_again() {
@@ -55,16 +55,16 @@ fn rules_of_a_killed_agent_are_replaced_and_those_of_an_ended_one_are_gone() {
     if !possible("routing rules") {
         return;
     }
-    let mut sites = Plan::two().transport("mark = 51\n").prepare();
+    let mut sites = everything_through_a();
     let before: Vec<String> = sites.all().iter().map(Site::routing).collect();
     sites.start();
-    probe::reaches(&sites.a().host, sites.b().host_address(Family::V6), &[]);
-    let running = sites.a().routing();
+    probe::reaches(&sites.b().host, sites.a().host_address(Family::V6), &[]);
+    let running = sites.b().routing();
     assert!(running.contains("fwmark 0x33"), "{running}");
-    sites.all_mut()[0].agent.kill();
-    sites.all_mut()[0].agent.start();
+    sites.all_mut()[1].agent.kill();
+    sites.all_mut()[1].agent.start();
     clock::until("the rules and routes are as before", PATIENCE, || {
-        let now = sites.a().routing();
+        let now = sites.b().routing();
         if now == running { Ok(()) } else { Err(now) }
     });
     for (site, before) in sites.all_mut().iter_mut().zip(before) {

@@ -257,6 +257,8 @@ impl Downlink<'_> {
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {
             if let [context @ (0 | 1), ..] = batch.buffer(origins.slot)[first.clone()] {
+                // What is moved down after it would land on it: it stays where it is until it is written.
+                self.notes.recent = None;
                 self.ip(batch, origins.slot, first.start + 1..first.end, context == 1, peer);
                 rest = after;
                 continue;

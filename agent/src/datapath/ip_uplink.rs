@@ -186,6 +186,35 @@ impl Uplink<'_> {
         lane
     }
 
+    /// Takes over IP packets of one flow that another worker wants to be sent on lane `lane`, which this one keeps; they are in
+    /// the account already. What finds no room waits here.
+    pub(super) fn take_over_packets(
+        &mut self,
+        lane: u8,
+        header: Header,
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
+        let payloads = Payloads::new(header.as_slice(), data, segment, tos);
+        if let Some(Way::Worker(..)) = self.way(lane) {
+            // They have gone round once: the lane went down meanwhile.
+            self.relay.uplink.drop(DropReason::LaneClosed, payloads.count() as u64);
+            return;
+        }
+        let sent =
+            if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
+        if sent < payloads.count() {
+            let rest = data.get(sent * segment..).unwrap_or_default();
+            // They were read by another worker of this agent.
+            let hash = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default());
+            let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let partial =
+                matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos });
+            self.relay.queue.push(belongs, rest, segment, (self.now, self.now), &mut self.relay.uplink);
+        }
+    }
+
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
         let header = context(class);

@@ -256,6 +256,9 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
             return;
         };
+        if is_packet(&header) {
+            return self.take_over_packets(index, header, (data, segment), tos);
+        }
         if counted == 0 {
             // What finds no room is said again when the peer repeats itself.
             let _said = self.send_message(way, header.as_slice()).is_ok();
@@ -285,9 +288,7 @@ impl Uplink<'_> {
                         return;
                     }
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    if !is_packet(&header) {
-                        *self.too_large = Some(TooLarge { size, most });
-                    }
+                    *self.too_large = Some(TooLarge { size, most });
                     place += 1;
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),

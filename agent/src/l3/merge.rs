@@ -34,6 +34,9 @@ const MOST_PACKET: usize = 65_535;
 const MOST_HEADER: usize = IPV6_HEADER + 60;
 
 const UDP_HEADER: usize = 8;
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
 const ACK: u8 = 0x10;
 const PSH: u8 = 0x08;
 
@@ -228,6 +231,10 @@ impl Flow {
         let transport = bytes.get(ip..)?;
         let header = ip + if tcp { usize::from(transport.get(12)? >> 4) * 4 } else { UDP_HEADER };
         let is_plain = ip == plain && view.fragment == Fragment::No && bytes.len() == view.len;
+        // All that is looked at later lies within the headers: TCP's have no less than 20 bytes (RFC 9293 §3.1).
+        if tcp && header < ip + TCP_HEADER {
+            return None;
+        }
         // The reserved bits of TCP are 0, and every flag but ACK.
         if !is_plain || tcp && (transport[12] & 0x0f != 0 || transport.get(13)? != &ACK) {
             return None;

@@ -275,3 +275,26 @@ proptest! {
         prop_assert_eq!((message.vnet, bytes), (vnet, original));
     }
 }
+
+/// A TCP packet whose header says that it has `offset` words.
+fn tcp_with_offset(offset: u8, sequence: u32) -> Vec<u8> {
+    let mut packet = Recipe { tcp_options: 0, payload: 10, sequence, ..Recipe::TCP }.partial();
+    packet[32] = offset << 4;
+    packet
+}
+
+#[test]
+fn a_tcp_header_that_says_less_than_its_least_length_is_joined_by_nothing() {
+    for offset in 0..5_u8 {
+        let first = tcp_with_offset(offset, 1_000);
+        let payload = 10 + (5 - u32::from(offset)) * 4;
+        let next = tcp_with_offset(offset, 1_000 + payload);
+        let mut fixture = Fixture::new(&[first.clone(), next]);
+        assert_eq!(fixture.push_all(true, ALL, true), [1, 1], "offset {offset}");
+        let mut fixture = Fixture::new(&[first.clone(), first[..21].to_vec()]);
+        let Fixture { batch, list, merger, .. } = &mut fixture;
+        let view = IpView::parse(batch.buffer(0)).unwrap();
+        merger.push(list, batch, (0, 0..first.len()), &view, true, 1, ALL);
+        assert!(!merger.push_alike(list, batch, (1, 0..21), true, 1), "offset {offset}");
+    }
+}

@@ -57,7 +57,9 @@ impl Stripes {
         if stays {
             return on;
         }
-        let lane = if is_up(preferred) { preferred } else { 0 };
+        // The one that is really taken is remembered: else what comes would go to another as soon as that is up, and overtake.
+        let stand_in = || (0..wanted).find(|lane| is_up(*lane)).unwrap_or(0);
+        let lane = if is_up(preferred) { preferred } else { stand_in() };
         if lane != on {
             self.moved += u64::from(on != NO_LANE);
             self.on[place] = lane;
@@ -91,6 +93,18 @@ mod tests {
         clock.advance(PAUSE);
         assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
         assert_eq!(stripes.moved(), 2);
+    }
+
+    #[test]
+    fn a_bucket_stays_where_it_began_while_lanes_come_up() {
+        let clock = ManualClock::default();
+        let mut stripes = Stripes::new(clock.now());
+        assert_eq!(stripes.lane(6, 4, |_| false, clock.now()), 0, "none is up: it waits");
+        assert_eq!(stripes.lane(6, 4, |lane| lane == 3, clock.now()), 3, "the only one stands in");
+        assert_eq!(stripes.lane(6, 4, |lane| lane != 2, clock.now()), 3, "lane 0 would be overtaking");
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 3, "and so would its own");
+        clock.advance(PAUSE);
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 2);
     }
 
     #[test]

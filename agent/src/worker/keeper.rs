@@ -14,7 +14,7 @@ use crate::{
     config::Profile,
     io::{Path, UdpRole},
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
-    peer::{PeerId, SessionId},
+    peer::{PeerId, RESETTLE_TIME, SessionId},
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
@@ -211,9 +211,12 @@ impl Worker {
     }
 
     /// The largest packet to a peer has changed.
-    pub(super) fn set_budget(&mut self, peer: PeerId, session: SessionId, bytes: usize) {
+    pub(super) fn set_budget(&mut self, (peer, session): (PeerId, SessionId), bytes: usize, now: Instant) {
         let Some(link) = self.link_named(peer, session) else { return };
         let before = std::mem::replace(&mut link.budget, bytes);
+        if bytes < before {
+            link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
+        }
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {

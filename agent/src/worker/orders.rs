@@ -18,7 +18,7 @@ use crate::{
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Link, PeerId, SessionId},
+    peer::{Link, PeerId, SETTLE_TIME, SessionId},
     relay::{DropReason, NO_LANE, Origin},
 };
 
@@ -83,7 +83,7 @@ impl Worker {
             Order::OpenLane(order) => self.open_lane(&order, now),
             Order::DrainLane { lane } => self.drain_named(lane, now),
             Order::LanesUp { peer, session, up, wanted } => self.set_lanes(peer, session, (up, wanted), now),
-            Order::Budget { peer, session, bytes } => self.set_budget(peer, session, bytes),
+            Order::Budget { peer, session, bytes } => self.set_budget((peer, session), bytes, now),
             Order::Suspect { peer, session, suspect } => self.set_suspect(peer, session, suspect, now),
             Order::Services { peer, session, services } => {
                 if self.link_named(peer, session).is_some()
@@ -155,7 +155,7 @@ impl Worker {
             standard,
             takes_packets,
             completes_checksums,
-            since: now,
+            settles_at: now + SETTLE_TIME,
             suspect: false,
         });
         if !same_process {
@@ -352,6 +352,7 @@ impl Worker {
                         }
                     }
                     self.report_too_large(peer, now);
+                    self.watch_queue(peer, now);
                 }
             }
         }

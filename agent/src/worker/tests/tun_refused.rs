@@ -408,9 +408,18 @@ fn what_is_larger_than_the_path_carries_is_answered_with_what_it_carries() {
             assert_eq!(tunnel.dropped(entry, "uplink", "too_large"), 1 + 11 * (number + 1));
             read += 12;
         }
+        // Whoever lets routers fragment is not told: the packet arrives in fragments, its checksum complete.
+        let may_fragment = Recipe { dont_fragment: false, ..sized(false, UDP, most + 1) };
+        let given = Given::new(&may_fragment, How::Partial);
+        tunnel.push(entry, 0, &given);
+        tunnel.run(20);
+        assert_eq!(tunnel.written(entry).len(), 0);
+        let fragments = tunnel.written(exit);
+        let data: Vec<u8> = fragments.iter().flat_map(|fragment| fragment[20..].to_vec()).collect();
+        assert_eq!((fragments.len(), &data[..]), (2, &may_fragment.complete()[20..]));
         assert_eq!(tunnel.metric(entry, &format!("{ANSWERED}{{kind=\"too_big\"}}")), 8);
         assert_eq!(tunnel.metric(entry, WITHHELD), 0);
-        tunnel.assert_balanced([read, 0]);
+        tunnel.assert_balanced([read + 2, 0]);
     }
 }
 
