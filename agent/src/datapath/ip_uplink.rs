@@ -85,9 +85,10 @@ impl IpUplink<'_> {
         vnet: &VnetHeader,
         (peer, mtu): (PeerId, u16),
     ) -> bool {
-        if view.dont_fragment || packet.len() <= usize::from(mtu) {
+        if view.dont_fragment || view.len <= usize::from(mtu) {
             return false;
         }
+        let Some(packet) = packet.get_mut(..view.len) else { return false };
         let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
         if vnet.needs_checksum && !checksum::complete(packet, start, offset) {
             return false;

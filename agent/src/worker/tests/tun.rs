@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::tunnel::{Given, How, Tunnel, by_flow, cut};
+use super::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragments};
 use crate::{
     io::{SendFailure, TunOffload},
     l3::{
-        model::{self, Recipe},
-        view::{IpView, TCP, UDP},
+        model::Recipe,
+        view::{TCP, UDP},
         vnet::{Gso, VnetHeader},
     },
     lanes::pool,
@@ -193,6 +193,45 @@ fn a_device_without_offload_at_either_end_gets_and_gives_complete_checksums() {
 }
 
 #[test]
+fn ipv4_packets_that_may_be_fragmented_arrive_as_fragments_of_what_fits() {
+    for workers in [1, 2] {
+        let mut tunnel = Tunnel::new(1160, (workers, workers), "").settled(usize::from(workers));
+        let [entry, exit] = tunnel.ends();
+        let most = usize::from(MOST_MTU) - 20;
+        let mut read = 0;
+        for (flow, (payload, how)) in (1..).zip([
+            (most - 8, How::Partial),
+            (most - 7, How::Partial),
+            (5000, How::Partial),
+            (65_000, How::Complete),
+        ]) {
+            let recipe = Recipe { flow, payload, dont_fragment: false, ..Recipe::UDP };
+            let given = Given::new(&recipe, how);
+            let expected = fragments(&given.packets()[0], most / 8 * 8);
+            tunnel.push(entry, flow % workers, &given);
+            tunnel.run(20);
+            let written = tunnel.written(exit);
+            let whole = payload + 8 <= most;
+            assert!(written == if whole { given.packets() } else { expected }, "{payload}");
+            read += written.len() as u64;
+
+            // What is a fragment already is cut again.
+            let mut first = fragments(&given.packets()[0], 4000).remove(0);
+            first[4..6].copy_from_slice(&[0, 99]);
+            let first = altered(first, 0, &[]);
+            tunnel.push(entry, 0, &first);
+            tunnel.run(20);
+            let written = tunnel.written(exit);
+            let whole: Vec<u8> = written.iter().flat_map(|fragment| fragment[20..].to_vec()).collect();
+            assert!(whole == first.bytes[20..], "{payload}");
+            read += written.len() as u64;
+        }
+        assert_eq!(tunnel.written(entry).len(), 0, "nobody is told to send less");
+        tunnel.assert_balanced([read, 0]);
+    }
+}
+
+#[test]
 fn under_loss_what_arrives_is_in_order_and_none_twice() {
     for (seed, workers) in (1140..).zip([(1, 1), (2, 2), (3, 2)]) {
         let lanes = usize::from(workers.0.max(workers.1));
@@ -279,33 +318,4 @@ fn all_fragments_of_a_datagram_take_one_lane_in_order() {
     }
     assert!(tunnel.by_lane(ends[0])[..3].iter().all(|packets| *packets > 0));
     tunnel.assert_balanced([120, 0]);
-}
-
-/// The fragments of an IP packet, with at most `bytes` of its payload each.
-fn fragments(packet: &[u8], bytes: usize) -> Vec<Vec<u8>> {
-    let view = IpView::parse(packet).unwrap();
-    let (header, payload) = packet.split_at(view.transport_at);
-    let chunks = payload.chunks(bytes).zip((0u16..).step_by(bytes / 8));
-    let last = payload.len().div_ceil(bytes) as u16 - 1;
-    let fragment = |(chunk, offset): (&[u8], u16)| {
-        let more = u16::from(usize::from(offset) < usize::from(last) * bytes / 8);
-        let mut header = header.to_vec();
-        if view.is_ipv6() {
-            header[6] = 44;
-            header.extend([view.protocol, 0]);
-            header.extend((offset << 3 | more).to_be_bytes());
-            header.extend([0, 0, 0, 77]);
-            let length = (8 + chunk.len()) as u16;
-            header[4..6].copy_from_slice(&length.to_be_bytes());
-        } else {
-            let length = (header.len() + chunk.len()) as u16;
-            header[2..4].copy_from_slice(&length.to_be_bytes());
-            header[6..8].copy_from_slice(&(offset | more << 13).to_be_bytes());
-            header[10..12].fill(0);
-            let checksum = !model::sum(&header, 0);
-            header[10..12].copy_from_slice(&checksum.to_be_bytes());
-        }
-        [&header, chunk].concat()
-    };
-    chunks.map(fragment).collect()
 }

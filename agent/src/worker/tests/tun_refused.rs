@@ -7,8 +7,8 @@ use super::{
     rogue::Rogue,
     siege::{ROGUE, Siege},
     tunnel::{
-        BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How, MOST_MTU, Tunnel, assert_books, cut,
-        icmp_errors,
+        BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How, MOST_MTU, Tunnel, altered, assert_books,
+        cut, icmp_errors,
     },
 };
 use crate::{
@@ -26,17 +26,6 @@ use crate::{
 const ANSWERED: &str = "culvert_tun_icmp_sent_total";
 const WITHHELD: &str = "culvert_tun_icmp_withheld_total";
 const CLAMPED: &str = "culvert_tun_mss_clamped_total";
-
-/// Writes `bytes` into an IPv4 packet and sets its header's checksum; that of what is in it is not right any more.
-fn altered(mut packet: Vec<u8>, at: usize, bytes: &[u8]) -> Given {
-    packet[at..at + bytes.len()].copy_from_slice(bytes);
-    if packet[0] >> 4 == 4 {
-        packet[10..12].fill(0);
-        let checksum = !model::sum(&packet[..20], 0);
-        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-    }
-    Given { vnet: VnetHeader::default(), bytes: packet }
-}
 
 fn udp(ipv6: bool, flow: u8) -> Recipe {
     Recipe { ipv6, flow, ..Recipe::UDP }

@@ -265,3 +265,43 @@ pub(super) fn icmp_errors(packets: &[Vec<u8>]) -> Vec<IcmpError> {
     };
     packets.iter().filter_map(error).collect()
 }
+
+/// Writes `bytes` into an IPv4 packet and sets its header's checksum; that of what is in it is not right any more.
+pub(super) fn altered(mut packet: Vec<u8>, at: usize, bytes: &[u8]) -> Given {
+    packet[at..at + bytes.len()].copy_from_slice(bytes);
+    if packet[0] >> 4 == 4 {
+        packet[10..12].fill(0);
+        let checksum = !model::sum(&packet[..20], 0);
+        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+    }
+    Given { vnet: VnetHeader::default(), bytes: packet }
+}
+
+/// The fragments of an IP packet, with at most `bytes` of its payload each.
+pub(super) fn fragments(packet: &[u8], bytes: usize) -> Vec<Vec<u8>> {
+    let view = IpView::parse(packet).unwrap();
+    let (header, payload) = packet.split_at(view.transport_at);
+    let chunks = payload.chunks(bytes).zip((0u16..).step_by(bytes / 8));
+    let last = payload.len().div_ceil(bytes) as u16 - 1;
+    let fragment = |(chunk, offset): (&[u8], u16)| {
+        let more = u16::from(usize::from(offset) < usize::from(last) * bytes / 8);
+        let mut header = header.to_vec();
+        if view.is_ipv6() {
+            header[6] = 44;
+            header.extend([view.protocol, 0]);
+            header.extend((offset << 3 | more).to_be_bytes());
+            header.extend([0, 0, 0, 77]);
+            let length = (8 + chunk.len()) as u16;
+            header[4..6].copy_from_slice(&length.to_be_bytes());
+        } else {
+            let length = (header.len() + chunk.len()) as u16;
+            header[2..4].copy_from_slice(&length.to_be_bytes());
+            header[6..8].copy_from_slice(&(offset | more << 13).to_be_bytes());
+            header[10..12].fill(0);
+            let checksum = !model::sum(&header, 0);
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        }
+        [&header, chunk].concat()
+    };
+    chunks.map(fragment).collect()
+}
