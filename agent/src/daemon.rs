@@ -91,7 +91,7 @@ impl Daemon {
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
-        let (tunnel, mut queues) = open_tunnel(&config, &roster, &metrics, workers)?;
+        let (tunnel, mut queues) = open_tunnel(&config, &roster, &metrics, &health, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -236,10 +236,11 @@ fn open_tunnel(
     config: &Config,
     roster: &Arc<Roster>,
     metrics: &Metrics,
+    health: &Arc<Health>,
     workers: u8,
 ) -> anyhow::Result<(Option<Tunnel>, std::vec::IntoIter<TunPort>)> {
     let Some(tun) = &config.tun else { return Ok((None, Vec::new().into_iter())) };
-    let (tunnel, queues) = Tunnel::open(config, tun, roster, metrics, workers)?;
+    let (tunnel, queues) = Tunnel::open(config, tun, roster, metrics, health, workers)?;
     Ok((Some(tunnel), queues.into_iter()))
 }
 

@@ -11,7 +11,7 @@ use culvert::{
     tunnel::Tunnel,
 };
 
-use crate::{Space, config, gone, metrics, open, roster, tun, until};
+use crate::{Space, config, gone, health, metrics, open, roster, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -30,19 +30,19 @@ pub(crate) fn with_peers(mark: u32, allowed: &[&str]) -> Config {
     config
 }
 
-fn start(space: &Space, config: &Config, name: &str, addresses: &str) -> (Tunnel, Vec<TunPort>) {
+pub(crate) fn start(space: &Space, config: &Config, name: &str, addresses: &str) -> (Tunnel, Vec<TunPort>) {
     space.place().enter(|| open(config, &tun(name, addresses), 2).unwrap())
 }
 
 /// The same with peers that may change.
-fn start_with(
+pub(crate) fn start_with(
     space: &Space,
     config: &Config,
     roster: &Arc<Roster>,
     addresses: &str,
 ) -> (Tunnel, Vec<TunPort>) {
     let tun = tun("culvert7", addresses);
-    space.place().enter(|| Tunnel::open(config, &tun, roster, &metrics(), 1).unwrap())
+    space.place().enter(|| Tunnel::open(config, &tun, roster, &metrics(), &health(), 1).unwrap())
 }
 
 /// What `ip` says, without its runs of spaces and empty lines.
@@ -51,19 +51,19 @@ fn squeezed(text: &str) -> Vec<String> {
     text.lines().map(squeeze).filter(|line| !line.is_empty()).collect()
 }
 
-fn lines(space: &Space, args: &str) -> Vec<String> {
+pub(crate) fn lines(space: &Space, args: &str) -> Vec<String> {
     squeezed(&space.ip(args))
 }
 
 /// The thread applies what is said to it in its own time: until `ip ARGS` says this.
 #[track_caller]
-fn becomes(space: &Space, args: &str, wanted: &[&str]) {
+pub(crate) fn becomes(space: &Space, args: &str, wanted: &[&str]) {
     until(space, args, |said| squeezed(said) == wanted);
 }
 
 /// The same for the device's MTU, which may change after the routes.
 #[track_caller]
-fn mtu_becomes(space: &Space, bytes: u16) {
+pub(crate) fn mtu_becomes(space: &Space, bytes: u16) {
     until(space, "link show culvert7", |said| said.contains(&format!(" mtu {bytes} ")));
 }
 
@@ -284,7 +284,9 @@ fn what_the_kernel_drops_is_counted() {
     let Some(space) = Space::new("the drops of a TUN device") else { return };
     let (config, metrics) = (config(""), metrics());
     let tun = tun("culvert7", "10.9.0.1/24");
-    let _unread = space.place().enter(|| Tunnel::open(&config, &tun, &roster(&config), &metrics, 2).unwrap());
+    let _unread = space
+        .place()
+        .enter(|| Tunnel::open(&config, &tun, &roster(&config), &metrics, &health(), 2).unwrap());
     let dropped = |direction| metrics.families().tun_kernel_dropped.with_label_values(&[direction]).get();
     let socket = space.place().enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
     // Two queues of 1,000 packets each, of which one flow fills one.

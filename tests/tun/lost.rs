@@ -37,8 +37,22 @@ fn services_go_on_without_the_device() {
     space.ip("link delete culvert7");
     pair.exit.wait_for_log(&["WARN", "somebody has removed the TUN device", "(remedy: restart the daemon)"]);
     client.converse(3);
+    assert_eq!(pair.exit.get("/readyz").unwrap().status, 503, "it is not ready any more");
     assert!(pair.exit.terminate().success());
     let log = pair.exit.log();
     let said = log.lines().filter(|line| line.contains("WARN culvert::tunnel"));
     assert_eq!(said.count(), 2, "each is said once: {log}");
+}
+
+#[test]
+fn agents_with_different_marks_are_told() {
+    let Some(space) = Space::new("agents of one host with different marks") else { return };
+    let place = space.place();
+    // Of an agent that has packets led there.
+    space.ip("rule add not fwmark 9 lookup 51900 priority 31901 protocol 199");
+    space.ip("route add blackhole 0.0.0.0/0 table 51900");
+    let mut pair = Plan::default().at([place.clone(), place]).transport("mark = 77\n").exit(TUN).prepare();
+    pair.exit.start();
+    pair.exit.wait_for_log(&["WARN", "another agent of this host has another mark", "mark=77", "other=9"]);
+    assert!(pair.exit.terminate().success());
 }

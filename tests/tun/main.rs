@@ -8,6 +8,7 @@ mod kernel;
 mod lost;
 mod packets;
 mod refusals;
+mod restored;
 mod unprivileged;
 
 use std::{
@@ -21,6 +22,7 @@ use std::{
 };
 
 use culvert::{
+    admin::Health,
     config::{Config, InnerMtu, Tun},
     identity::Identity,
     io::tun::TunPort,
@@ -29,6 +31,7 @@ use culvert::{
     tunnel::{Tunnel, TunnelError},
 };
 use culvert_tests::{
+    clock,
     needs::{self, Need},
     place::Place,
     process::{run, text},
@@ -100,7 +103,14 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &roster(config), &metrics(), workers)
+    Tunnel::open(config, tun, &roster(config), &metrics(), &health(), workers)
+}
+
+/// That of an agent that has begun to work.
+fn health() -> Arc<Health> {
+    let health = Arc::new(Health::new(0, clock::now()));
+    health.set_ready(true);
+    health
 }
 
 fn metrics() -> Metrics {

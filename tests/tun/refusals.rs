@@ -1,12 +1,21 @@
 //! What keeps a tunnel from being made is said with a remedy, and nothing of it stays behind.
 
+use std::os::{
+    linux::net::SocketAddrExt as _,
+    unix::net::{SocketAddr, UnixDatagram},
+};
+
 use culvert::{
-    config::{Config, Tun},
+    config::{Config, PeerOrigin, Tun},
     identity::Endpoint,
     tunnel::TunnelError,
 };
 
-use crate::{Space, config, gone, kernel::with_peers, open, tun, until};
+use crate::{
+    Space, config, gone,
+    kernel::{lines, with_peers},
+    open, tun, until,
+};
 
 /// Opens in vain; afterwards all is as it was before.
 #[track_caller]
@@ -56,8 +65,10 @@ fn names_addresses_and_routes_that_are_taken() {
         matches!(&error, TunnelError::AddressTaken { interface, .. } if interface == "dummy0"),
         "{error}"
     );
+    let single = |address: &str| if address.contains(':') { "/128" } else { "/32" };
     for address in ["192.168.0.2/16", "192.168.7.129/25", "2001:db8:7::2/64"] {
         let error = refused(&space, 0, &[], &tun("culvert7", address));
+        assert!(error.to_string().contains(&format!("{}\" with", single(address))), "{error}");
         assert!(matches!(&error, TunnelError::Overlap { interface, .. } if interface == "dummy0"), "{error}");
     }
 
@@ -65,6 +76,14 @@ fn names_addresses_and_routes_that_are_taken() {
     for prefix in ["192.168.7.0/24", "192.0.2.0/24"] {
         let peers = ["198.51.100.0/24", prefix];
         let error = refused(&space, 0, &peers, &tun("culvert7", "10.9.0.1/24"));
+        let TunnelError::RouteTaken { prefix: named, interface } = &error else { panic!("{error}") };
+        assert_eq!((named.to_string(), interface.as_str()), (prefix.to_owned(), "dummy0"));
+    }
+
+    // With whatever metric: one of both would lie idle.
+    space.ip("route add 203.0.113.0/24 dev dummy0 metric 50");
+    for prefix in ["203.0.113.0/24", "2001:db8:7::/64"] {
+        let error = refused(&space, 0, &[prefix], &tun("culvert7", "10.9.0.1/24"));
         let TunnelError::RouteTaken { prefix: named, interface } = &error else { panic!("{error}") };
         assert_eq!((named.to_string(), interface.as_str()), (prefix.to_owned(), "dummy0"));
     }
@@ -99,4 +118,48 @@ fn a_start_that_fails_half_way_leaves_no_rules() {
     }
     let error = refused(&space, 77, &["0.0.0.0/0"], &tun("culvert7", "10.9.0.1/24"));
     assert!(matches!(error, TunnelError::Tables { .. }), "{error}");
+}
+
+#[test]
+fn a_peer_that_was_added_does_without_a_route_that_is_taken() {
+    let Some(space) = Space::new("a route of an added peer that is taken") else { return };
+    space.ip("link add dummy0 type veth peer name dummy1");
+    space.ip("link set dummy0 up");
+    space.ip("route add 192.0.2.0/24 dev dummy0 metric 50");
+    let mut config = with_peers(0, &["198.51.100.0/24", "192.0.2.0/24 203.0.113.0/24"]);
+    let tun = tun("culvert7", "10.9.0.1/24");
+    assert!(matches!(refused_with(&space, &config, &tun), TunnelError::RouteTaken { .. }));
+    config.peers[1].origin = PeerOrigin::State;
+    let _open = space.place().enter(|| open(&config, &tun, 1).unwrap());
+    let ours = |prefix: &str| format!("{prefix} dev culvert7 scope link");
+    let ours = ["198.51.100.0/24", "203.0.113.0/24"].map(ours);
+    assert_eq!(lines(&space, "route show proto 199"), ours);
+    // Until it is free.
+    space.ip("route del 192.0.2.0/24 dev dummy0 metric 50");
+    until(&space, "route show proto 199", |said| said.contains("192.0.2.0/24 dev culvert7"));
+}
+
+#[test]
+fn a_table_that_somebody_has_claimed_is_left_to_him() {
+    let Some(space) = Space::new("routing tables of agents that start together") else { return };
+    let name = SocketAddr::from_abstract_name("culvert-table-51900").unwrap();
+    let claim = space.place().enter(|| UnixDatagram::bind_addr(&name).unwrap());
+    space.ip("rule add not fwmark 77 lookup 51900 priority 31901 protocol 199");
+    let (config, tun) = (with_peers(77, &["0.0.0.0/0"]), tun("culvert7", "10.9.0.1/24"));
+    let first = space.place().enter(|| open(&config, &tun, 1).unwrap());
+    let rules = space.ip("rule");
+    assert!(rules.contains("lookup 51901") && rules.contains("lookup 51900"), "{rules}");
+    drop(first);
+    let rules = space.ip("rule");
+    assert!(!rules.contains("lookup 51901") && rules.contains("lookup 51900"), "{rules}");
+    drop(claim);
+}
+
+#[test]
+fn addresses_of_ipv6_where_it_is_disabled() {
+    let Some(space) = Space::new("a tunnel without IPv6") else { return };
+    space.set("net/ipv6/conf/default/disable_ipv6", "1");
+    let error = refused(&space, 0, &[], &tun("culvert7", "10.9.0.1/24 fd09::1/64"));
+    assert!(matches!(error, TunnelError::Ipv6Disabled { .. }), "{error}");
+    drop(space.place().enter(|| open(&config(""), &tun("culvert7", "10.9.0.1/24"), 1).unwrap()));
 }

@@ -132,5 +132,12 @@ fn what_it_may_not_do_is_said_with_a_remedy() {
     );
     let error = plain.fails(&space, NET_ADMIN, "mount -t tmpfs none /dev/net &&");
     assert!(error.contains("cannot open /dev/net/tun") && error.contains("modprobe tun"), "{error}");
+    // Nor does root make it.
+    let hidden = "mount -t tmpfs none /dev/net && \"$@\" ; ls /dev/net; exit 1";
+    let mut command = space.place().command("unshare");
+    command.args(["--mount", "sh", "-c", hidden, "sh", &plain.path("culvert"), "run", "--config", &config]);
+    let output = run(&mut command, Duration::from_secs(20));
+    assert!(text(&output.stderr).contains("modprobe tun"), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "", "nothing is left behind");
     gone(&space, "culvert7");
 }

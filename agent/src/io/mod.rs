@@ -14,7 +14,7 @@
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
-//! | addresses, routes and rules of the kernel | `netlink.rs` |
+//! | addresses, routes and rules of the kernel | `netlink/` |
 //! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process | `process.rs` |

@@ -611,6 +611,11 @@ pub(super) fn set_time_slice(nanos: u64) -> io::Result<bool> {
     if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has a netlink socket list only what is asked for, and refuse what it does not understand of a question.
+pub(super) fn set_filtered_dumps(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set(socket, libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 1)
+}
+
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the kernel reads the size of an int from `value`, which lives until the call returns.
     let result = unsafe {

@@ -10,6 +10,7 @@
 //! are gone.
 
 use std::{
+    fs,
     io::{self, IoSliceMut},
     iter,
     os::fd::AsFd,
@@ -25,6 +26,9 @@ use super::{
     TunStats, batch::Meta, ready::SourceWaker, sys, udp::Shared,
 };
 use crate::l3::vnet::{Gso, VNET_HEADER_BYTES, VnetHeader};
+
+/// The kernel's TUN driver.
+pub const DRIVER: &str = "/dev/net/tun";
 
 /// A device that was opened: its name, and a share for each worker.
 pub struct TunDevice {
@@ -59,6 +63,8 @@ impl TunDevice {
     /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, `NotFound` or ENODEV without `/dev/net/tun`, EBUSY or EINVAL
     /// when the name is taken.
     pub fn open(name: &str, workers: u8, offload: bool) -> io::Result<Self> {
+        // The library would make it itself, for root and with whatever mode.
+        fs::metadata(DRIVER)?;
         let (first, several) = make(name, offload)?;
         first.set_nonblocking(true)?;
         let offload = TunOffload { tcp: first.tcp_gso(), udp: first.tcp_gso() && first.udp_gso() };

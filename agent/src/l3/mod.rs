@@ -34,6 +34,3 @@ pub mod vnet;
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.
 pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
-
-/// Bytes that a packet budget of standard mode counts around the content of a DATAGRAM frame.
-pub const STANDARD_FRAME_OVERHEAD: usize = HEADER_LEN + 1 + TAG_LEN;

@@ -219,7 +219,7 @@ metrics! {
 
     families {
         build_info: level "culvert_build_info" [version], "Always 1; the label is the program's version.";
-        ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains.";
+        ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.";
         workers: level "culvert_workers" [], "Threads that move packets.";
         datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.";
         flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";

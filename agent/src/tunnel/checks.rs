@@ -6,7 +6,10 @@ use ipnet::IpNet;
 
 use crate::{
     config,
-    io::netlink::{Address, Netlink, TABLE_MAIN, Which},
+    io::{
+        netlink::{Address, Netlink, TABLE_MAIN, Which},
+        tun::DRIVER,
+    },
 };
 
 /// Why there is no tunnel.
@@ -50,7 +53,7 @@ pub enum TunnelError {
     /// Another interface has some of the addresses of our link.
     #[error(
         "tun.address {address}: {interface} leads to {other}, which overlaps it (remedy: inner addresses that nothing outside \
-         uses, or a longer prefix, as in \"{}/32\" with the peers' in allowed_ips)", .address.addr()
+         uses, or a longer prefix, as in \"{}/{}\" with the peers' in allowed_ips)", .address.addr(), .address.max_prefix_len()
     )]
     Overlap {
         /// Ours.
@@ -59,6 +62,15 @@ pub enum TunnelError {
         other: IpNet,
         /// Its name.
         interface: String,
+    },
+    /// An IPv6 address cannot be set.
+    #[error(
+        "tun.address {address}: IPv6 is disabled (remedy: `sysctl net.ipv6.conf.default.disable_ipv6=0`, and no ipv6.disable=1 \
+         among the kernel's parameters; or no IPv6 addresses in tun.address)"
+    )]
+    Ipv6Disabled {
+        /// Ours.
+        address: IpNet,
     },
     /// Somebody else has a route for exactly this prefix.
     #[error(
@@ -105,13 +117,39 @@ impl TunnelError {
     /// Why the device `name` could not be made.
     pub(super) fn of_device(name: &Arc<str>, error: io::Error) -> Self {
         // The same error may come from the driver's file and from the device: the file is asked again.
-        if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
+        if let Err(error) = File::options().read(true).write(true).open(DRIVER) {
             return Self::Driver { error };
         }
         match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::Permission { name: Arc::clone(name) },
             Some(libc::EBUSY | libc::EEXIST) => Self::NameTaken { name: Arc::clone(name) },
             _ => Self::Kernel { what: "the device", error },
+        }
+    }
+
+    /// Why an address of the device `name` could not be set.
+    pub(super) fn of_address(name: &Arc<str>, address: IpNet, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            // By a sysctl, or there is none in this kernel.
+            Some(libc::EACCES | libc::EOPNOTSUPP) if address.addr().is_ipv6() => {
+                Self::Ipv6Disabled { address }
+            }
+            _ => Self::of_setting(name, "an address", error),
+        }
+    }
+
+    /// The prefix that has no route, if that is all that is wrong.
+    pub(super) fn prefix(&self) -> Option<IpNet> {
+        match self {
+            Self::RouteTaken { prefix, .. } | Self::Route { prefix, .. } => Some(*prefix),
+            Self::Permission { .. }
+            | Self::Driver { .. }
+            | Self::NameTaken { .. }
+            | Self::AddressTaken { .. }
+            | Self::Overlap { .. }
+            | Self::Ipv6Disabled { .. }
+            | Self::Tables { .. }
+            | Self::Kernel { .. } => None,
         }
     }
 
@@ -159,7 +197,14 @@ pub(crate) fn routes_are_free(tun: &config::Tun, prefixes: &[IpNet]) -> Result<(
         let own = there.iter().find(is_ours).map_or(0, |address| address.index);
         // The main table's default routes give way to ours, which have a table of their own.
         for prefix in prefixes.iter().map(IpNet::trunc).filter(|prefix| prefix.prefix_len() > 0) {
-            if let Some(holder) = netlink.holder(prefix, TABLE_MAIN, own)? {
+            let mut holder = None;
+            netlink.routes(prefix.addr(), None, &mut |route| {
+                if route.unicast && route.table == TABLE_MAIN && route.index != own && route.prefix == prefix
+                {
+                    holder = Some(route.index);
+                }
+            })?;
+            if let Some(holder) = holder {
                 return Ok(Some((prefix, netlink.name(holder))));
             }
         }

@@ -9,49 +9,28 @@
 //!   priority  32766         lookup main                                      (the kernel's own)
 //! ```
 //!
-//! `n` counts the agents of one host that have such routes, for which there must be a `transport.mark`. All of it is of protocol
+//! `n` counts the agents of one host that have a `transport.mark`, for without it there are no such routes. All of it is of protocol
 //! 199, and only that is ever removed. Whatever the main table has, but for its default routes, goes before the table of our own.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use ipnet::IpNet;
 
 use super::{
     TunnelError,
     plan::{FAMILIES, Plan, Wish},
+    table::{self, Apart},
 };
-use crate::io::netlink::{LinkChange, Netlink, Route, Rule, RuleKind, TABLE_MAIN};
-
-/// The table of the first agent of a host that needs one; the numbers around it are nobody's by default.
-const FIRST_TABLE: u32 = 51_900;
-
-/// The priority of its first rule; the kernel's own for the main table is 32,766.
-const FIRST_PRIORITY: u32 = 31_900;
-
-/// Agents of one host that have a table of their own, at most.
-const MOST_TABLES: u32 = 16;
+use crate::io::netlink::{LinkChange, Netlink, Route, Rule, TABLE_MAIN};
 
 /// A metric that goes before the kernel's own route for an on-link prefix of IPv6, which has 256.
 const BEFORE_ON_LINK: u32 = 128;
 
-/// A place for routes apart from the main table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Apart {
-    /// Which of the tables it is.
-    number: u32,
-    mark: u32,
-}
-
-impl Apart {
-    fn table(self) -> u32 {
-        FIRST_TABLE + self.number
-    }
-
-    /// Of the rule that keeps the main table's routes, then of the one that leads into ours.
-    fn priorities(self) -> [u32; 2] {
-        [0, 1].map(|place| FIRST_PRIORITY + 2 * self.number + place)
-    }
-}
+/// Which other interface has a route, by prefix and table; 0 where it names none.
+type Taken = BTreeMap<(IpNet, u32), u32>;
 
 /// What we have changed in the kernel. Dropping it takes the rules back; the routes go with the device.
 pub(super) struct Kernel {
@@ -59,25 +38,39 @@ pub(super) struct Kernel {
     index: u32,
     /// Of the underlay's packets, or 0.
     mark: u32,
-    /// The table of our own, while there is need of one.
+    /// The table of our own, if there is a mark.
     apart: Option<Apart>,
     mtu: u16,
     /// By prefix, and whether it is in the table of our own: a route that moves is in both for a moment.
     routes: BTreeMap<(IpNet, bool), Wish>,
     rules: Vec<Rule>,
     /// Routes that could not be set, which has been said.
-    refused: Vec<IpNet>,
+    refused: BTreeSet<IpNet>,
 }
 
 impl Kernel {
-    /// The kernel of the device `index`, which has this MTU and no routes yet. With a `mark` it also removes the rules that an
-    /// agent left that was killed.
+    /// The kernel of the device `index`, which has this MTU and no routes yet. With a `mark` it also removes the rules that
+    /// killed agents have left.
     pub(super) fn new(mut netlink: Netlink, index: u32, mtu: u16, mark: u32) -> Result<Self, TunnelError> {
+        let mut apart = None;
         if mark != 0 {
-            find_table(&mut netlink)?;
+            if let Some(other) = table::clear_up(&mut netlink, mark)? {
+                tracing::warn!(
+                    mark,
+                    other,
+                    "another agent of this host has another mark, and takes our packets to the peers into its tunnel (remedy: \
+                     the same transport.mark for all agents of one host)"
+                );
+            }
+            apart = match Apart::take(&mut netlink) {
+                Ok(apart) => Some(apart),
+                // There may never be need of one.
+                Err(TunnelError::Tables { .. }) => None,
+                Err(error) => return Err(error),
+            };
         }
-        let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Ok(Self { netlink, index, mark, apart: None, mtu, routes, rules, refused })
+        let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+        Ok(Self { netlink, index, mark, apart, mtu, routes, rules, refused })
     }
 
     /// For other questions to the kernel.
@@ -85,50 +78,88 @@ impl Kernel {
         &mut self.netlink
     }
 
-    /// Sees whether the kernel has removed our routes, as it does when the device goes down, however shortly: then the next plan
-    /// sets them again. One route of each family tells of all.
-    pub(super) fn find_lost_routes(&mut self) {
-        for family_of in FAMILIES {
-            let of_family = |(prefix, _): &(IpNet, bool)| prefix.addr().is_ipv4() == family_of.is_ipv4();
-            let sample = self.routes.iter().find(|(key, wish)| of_family(key) && !wish.on_link);
-            let Some((key, wish)) = sample.map(|(key, wish)| (*key, *wish)) else { continue };
-            let Some(route) = self.route(key.0, wish) else { continue };
-            // It is refused when it is there.
-            if self.netlink.add_route(&route, false).is_ok() {
-                self.routes.retain(|other, _| !of_family(other) || *other == key);
-                tracing::info!("the routes into the tunnel were gone, and are set again");
-            }
-        }
-    }
-
-    /// Makes it so. What fails is tried again with the next plan.
+    /// Sees which of our routes somebody has removed, as the kernel does when the device goes down, however shortly: the next
+    /// plan sets them again. Says how many there are.
     ///
     /// # Errors
-    /// The first of what failed; everything else was done.
-    pub(super) fn apply(&mut self, plan: &Plan) -> Result<(), TunnelError> {
-        let mut first = Ok(());
-        let mut note = |result: Result<(), TunnelError>| {
-            if first.is_ok() {
-                first = result;
+    /// The kernel's; the routes are taken to be there.
+    pub(super) fn find_lost_routes(&mut self) -> io::Result<usize> {
+        let mut lost = self.missing_routes()?;
+        if !lost.is_empty() {
+            // A list may have gaps if somebody changes the table meanwhile.
+            let still = self.missing_routes()?;
+            lost.retain(|key| still.contains(key));
+        }
+        self.routes.retain(|key, _| !lost.contains(key));
+        Ok(lost.len())
+    }
+
+    fn missing_routes(&mut self) -> io::Result<BTreeSet<(IpNet, bool)>> {
+        let mut there = BTreeSet::new();
+        for family_of in FAMILIES {
+            self.netlink.routes(family_of, Some(self.index), &mut |route| {
+                if route.ours {
+                    there.insert((route.prefix, route.table != TABLE_MAIN));
+                }
+            })?;
+        }
+        Ok(self.routes.keys().filter(|key| !there.contains(key)).copied().collect())
+    }
+
+    /// Sets rules again that somebody has removed, without which all packets take the host's other routes. Says how many there
+    /// were. What fails is left to the next plan.
+    pub(super) fn restore_rules(&mut self) -> usize {
+        let mut restored = 0;
+        let netlink = &mut self.netlink;
+        self.rules.retain(|rule| match netlink.add_rule(rule) {
+            Ok(()) => {
+                restored += 1;
+                true
             }
-        };
+            // It is refused when it is there.
+            Err(error) => error.kind() == io::ErrorKind::AlreadyExists,
+        });
+        restored
+    }
+
+    /// The device has this MTU, in bytes: if it is not ours, ours is set again. What fails is left to the next plan.
+    pub(super) fn restore_mtu(&mut self, there: u32) -> bool {
+        if there == u32::from(self.mtu) {
+            return false;
+        }
+        let change = LinkChange { mtu: Some(self.mtu), ..LinkChange::default() };
+        let restored = self.netlink.set_link(self.index, change).is_ok();
+        if !restored {
+            self.mtu = u16::try_from(there).unwrap_or(u16::MAX);
+        }
+        restored
+    }
+
+    /// Makes it so, and says what failed, which is tried again with the next plan. A route that is refused is said once.
+    pub(super) fn apply(&mut self, plan: &Plan) -> Vec<TunnelError> {
+        let mut failed = Vec::new();
         // A larger device before routes with less, and a smaller one after them: no packet meets too large an MTU.
         if plan.mtu > self.mtu {
-            note(self.set_mtu(plan.mtu));
+            failed.extend(self.set_mtu(plan.mtu).err());
         }
-        note(self.take_table(plan));
-        for (prefix, wish) in &plan.routes {
-            note(self.set_route(*prefix, *wish));
+        failed.extend(self.take_table(plan).err());
+        match self.find_taken(plan) {
+            Ok(taken) => {
+                for (prefix, wish) in &plan.routes {
+                    failed.extend(self.set_route(*prefix, *wish, &taken).err());
+                }
+            }
+            Err(error) => failed.push(TunnelError::Kernel { what: "the routes", error }),
         }
         // Once there is something to find.
-        note(self.set_rules(plan));
+        failed.extend(self.set_rules(plan).err());
         // Once nothing looks for them there, and what moves is in its new place.
-        note(self.remove_routes(plan));
+        failed.extend(self.remove_routes(plan).err());
         if plan.mtu < self.mtu {
-            note(self.set_mtu(plan.mtu));
+            failed.extend(self.set_mtu(plan.mtu).err());
         }
         self.refused.retain(|prefix| plan.routes.contains_key(prefix));
-        first
+        failed
     }
 
     fn set_mtu(&mut self, mtu: u16) -> Result<(), TunnelError> {
@@ -141,23 +172,17 @@ impl Kernel {
         Ok(())
     }
 
-    /// Finds a table of our own if there is need of one; only now, as one that is empty is anybody's.
+    /// Takes a table of our own if there is need of one, and none was free at the start.
     fn take_table(&mut self, plan: &Plan) -> Result<(), TunnelError> {
-        if !self.rules.is_empty() || self.routes.keys().any(|(_, apart)| *apart) {
-            return Ok(());
-        }
-        self.apart = None;
-        if plan.has_apart(None) {
-            let number = find_table(&mut self.netlink)?
-                .ok_or(TunnelError::Tables { first: FIRST_TABLE, count: MOST_TABLES })?;
-            self.apart = Some(Apart { number, mark: self.mark });
+        if self.apart.is_none() && plan.has_apart(None) {
+            self.apart = Some(Apart::take(&mut self.netlink)?);
         }
         Ok(())
     }
 
     /// A route as the kernel is told of it; `None` if it needs a table of our own and there is none.
     fn route(&self, prefix: IpNet, wish: Wish) -> Option<Route> {
-        let table = if wish.apart { self.apart?.table() } else { TABLE_MAIN };
+        let table = if wish.apart { self.apart.as_ref()?.table() } else { TABLE_MAIN };
         let metric = (wish.on_link && prefix.addr().is_ipv6()).then_some(BEFORE_ON_LINK);
         Some(Route { prefix, table, index: self.index, mtu: wish.mtu, metric })
     }
@@ -182,55 +207,68 @@ impl Kernel {
         Ok(())
     }
 
-    fn set_route(&mut self, prefix: IpNet, wish: Wish) -> Result<(), TunnelError> {
+    /// Who else has a route for what is to be set for the first time: with whatever metric, one of both would lie idle. A
+    /// route of our own table that somebody has in the main one would, too, as that goes first, unless it is a default route.
+    fn find_taken(&mut self, plan: &Plan) -> io::Result<Taken> {
+        let new: BTreeSet<IpNet> = plan
+            .routes
+            .iter()
+            .filter(|(prefix, wish)| !wish.on_link && !self.routes.contains_key(&(**prefix, wish.apart)))
+            .map(|(prefix, _)| *prefix)
+            .collect();
+        let (own, index) = (self.apart.as_ref().map(Apart::table), self.index);
+        let mut taken = Taken::new();
+        for family_of in FAMILIES {
+            if !new.iter().any(|prefix| prefix.addr().is_ipv4() == family_of.is_ipv4()) {
+                continue;
+            }
+            self.netlink.routes(family_of, None, &mut |route| {
+                let table = route.table == TABLE_MAIN || Some(route.table) == own;
+                if table && route.unicast && route.index != index && new.contains(&route.prefix) {
+                    taken.insert((route.prefix, route.table), route.index);
+                }
+            })?;
+        }
+        Ok(taken)
+    }
+
+    fn set_route(&mut self, prefix: IpNet, wish: Wish, taken: &Taken) -> Result<(), TunnelError> {
         let Some(route) = self.route(prefix, wish) else { return Ok(()) };
         let key = (prefix, wish.apart);
-        let done = match self.routes.get(&key) {
-            Some(there) if *there == wish => return Ok(()),
-            Some(_) => self.netlink.replace_route(&route),
-            None => self.netlink.add_route(&route, wish.on_link),
-        };
-        let Err(error) = done else {
-            let new = self.routes.insert(key, wish).is_none();
-            self.refused.retain(|refused| *refused != prefix);
-            return if new && wish.apart { self.check_main(prefix) } else { Ok(()) };
-        };
-        if self.refused.contains(&prefix) {
+        let there = self.routes.get(&key);
+        if there == Some(&wish) {
             return Ok(());
         }
-        self.refused.push(prefix);
+        let in_main = (prefix.prefix_len() > 0).then(|| taken.get(&(prefix, TABLE_MAIN))).flatten();
+        let holder = taken.get(&(prefix, route.table)).or(in_main).copied();
+        let done = match (there, holder) {
+            (Some(_), _) => self.netlink.replace_route(&route),
+            (None, None) => self.netlink.add_route(&route, wish.on_link),
+            (None, Some(_)) => Err(io::ErrorKind::AlreadyExists.into()),
+        };
+        let Err(error) = done else {
+            self.routes.insert(key, wish);
+            self.refused.remove(&prefix);
+            return Ok(());
+        };
+        if !self.refused.insert(prefix) {
+            return Ok(());
+        }
         if error.kind() != io::ErrorKind::AlreadyExists {
             return Err(TunnelError::Route { prefix, error });
         }
-        let interface = match self.netlink.holder(prefix, route.table, self.index) {
-            Ok(Some(index)) => self.netlink.name(index),
-            Ok(None) | Err(_) => "somebody else".to_owned(),
+        let interface = match holder {
+            Some(index) if index > 0 => self.netlink.name(index),
+            // Several, or one that drops them.
+            Some(_) | None => "somebody else".to_owned(),
         };
         Err(TunnelError::RouteTaken { prefix, interface })
     }
 
-    /// A route of our own table that somebody has in the main table, too, is there in vain: that one goes first, unless it is a
-    /// default route.
-    fn check_main(&mut self, prefix: IpNet) -> Result<(), TunnelError> {
-        if prefix.prefix_len() == 0 {
-            return Ok(());
-        }
-        match self.netlink.holder(prefix, TABLE_MAIN, self.index) {
-            Ok(Some(index)) => Err(TunnelError::RouteTaken { prefix, interface: self.netlink.name(index) }),
-            Ok(None) | Err(_) => Ok(()),
-        }
-    }
-
     fn set_rules(&mut self, plan: &Plan) -> Result<(), TunnelError> {
-        let Some(apart) = self.apart else { return Ok(()) };
-        let [before, into] = apart.priorities();
-        let (mark, table) = (apart.mark, apart.table());
-        let mut wanted = Vec::new();
-        for family_of in FAMILIES.into_iter().filter(|family| plan.has_apart(Some(*family))) {
-            wanted.push(Rule { family_of, priority: before, what: RuleKind::MainButDefault });
-            let what = RuleKind::Unmarked { mark, table };
-            wanted.push(Rule { family_of, priority: into, what });
-        }
+        let Some(apart) = &self.apart else { return Ok(()) };
+        let families = FAMILIES.into_iter().filter(|family| plan.has_apart(Some(*family)));
+        let wanted: Vec<Rule> = families.flat_map(|family| apart.rules(family, self.mark)).collect();
         let failed = |error| TunnelError::Kernel { what: "a routing rule", error };
         for rule in &wanted {
             if !self.rules.contains(rule) {
@@ -240,8 +278,7 @@ impl Kernel {
         }
         // The last one first: what leads into our table, then what goes before it.
         while let Some(place) = self.rules.iter().rposition(|rule| !wanted.contains(rule)) {
-            let rule = self.rules[place];
-            self.netlink.remove_rules(rule.family_of, rule.priority).map_err(failed)?;
+            self.netlink.remove_rule(&self.rules[place]).map_err(failed)?;
             self.rules.remove(place);
         }
         Ok(())
@@ -250,36 +287,10 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        for rule in &self.rules {
-            if let Err(error) = self.netlink.remove_rules(rule.family_of, rule.priority) {
+        for rule in self.rules.iter().rev() {
+            if let Err(error) = self.netlink.remove_rule(rule) {
                 tracing::warn!(%error, "a routing rule is left (remedy: `ip rule del priority {}`)", rule.priority);
             }
         }
     }
-}
-
-/// The number of the first of our tables that is empty: its agent, if it ever had one, is gone, and its rules are removed.
-/// `None` when all are in use.
-fn find_table(netlink: &mut Netlink) -> Result<Option<u32>, TunnelError> {
-    let failed = |error| TunnelError::Kernel { what: "a routing table", error };
-    for number in 0..MOST_TABLES {
-        let apart = Apart { number, mark: 0 };
-        let mut empty = true;
-        for family_of in FAMILIES {
-            empty &= netlink.is_empty(apart.table(), family_of).map_err(failed)?;
-        }
-        if !empty {
-            continue;
-        }
-        for (family_of, priority) in
-            FAMILIES.into_iter().flat_map(|family| apart.priorities().map(|priority| (family, priority)))
-        {
-            let stale = netlink.remove_rules(family_of, priority).map_err(failed)?;
-            if stale > 0 {
-                tracing::info!(priority, "removed a routing rule that a killed agent had left");
-            }
-        }
-        return Ok(Some(number));
-    }
-    Ok(None)
 }

@@ -5,6 +5,8 @@
 //! | the device is made, and looked after on a thread of its own | this one |
 //! | which MTU and which routes there should be | `plan.rs` (pure) |
 //! | how the kernel is brought there, and its rules taken back | `kernel.rs` |
+//! | which routing table is ours among several agents' | `table.rs` |
+//! | what is said again in the log, and when | `said.rs` |
 //! | why there is no tunnel | `checks.rs` |
 //!
 //! ```text
@@ -23,11 +25,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prometheus::IntGauge;
+
 use self::{
     kernel::Kernel,
     plan::{LEAST_MTU, Mtus, Narrow, Plan, Underlay, Width},
+    said::Said,
 };
 use crate::{
+    admin::Health,
     clock::{Clock, SystemClock},
     config::{self, Config},
     io::{
@@ -37,13 +43,15 @@ use crate::{
     metrics::{Counters, Metrics},
     peer::PeerId,
     relay::Direction,
-    roster::Roster,
+    roster::{Origin, Roster},
     worker,
 };
 
 mod checks;
 mod kernel;
 mod plan;
+mod said;
+mod table;
 
 pub use checks::TunnelError;
 pub(crate) use checks::routes_are_free;
@@ -123,7 +131,8 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
-    /// share. What the kernel drops there is counted in `metrics` from then on.
+    /// share. What the kernel drops there is counted in `metrics` from then on; should somebody remove the device, `health`
+    /// is not ready any more.
     ///
     /// # Errors
     /// See [`TunnelError`]. What was done until then is undone.
@@ -132,6 +141,7 @@ impl Tunnel {
         tun: &config::Tun,
         roster: &Arc<Roster>,
         metrics: &Metrics,
+        health: &Arc<Health>,
         workers: u8,
     ) -> Result<(Self, Vec<TunPort>), TunnelError> {
         let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
@@ -144,7 +154,8 @@ impl Tunnel {
         let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
         netlink.set_link(device.index, change).map_err(failed("the device"))?;
         for address in &tun.addresses {
-            netlink.add_address(device.index, *address).map_err(failed("an address"))?;
+            let added = netlink.add_address(device.index, *address);
+            added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
         }
         let directions = Direction::ALL.map(Direction::label);
         let mut keeper = Keeper {
@@ -155,11 +166,13 @@ impl Tunnel {
             index: device.index,
             roster: Arc::clone(roster),
             dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
+            health: Arc::clone(health),
+            ready: metrics.families().ready.with_label_values(&[] as &[&str]),
             narrow: Narrow::default(),
-            up: true,
-            said: None,
+            device: Device::Up,
+            said: Said::default(),
         };
-        keeper.plan(&Mtus::new())?;
+        keeper.begin()?;
         let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
@@ -205,71 +218,133 @@ struct Keeper {
     roster: Arc<Roster>,
     /// By direction.
     dropped: Counters,
+    health: Arc<Health>,
+    ready: IntGauge,
     narrow: Narrow,
-    up: bool,
-    /// Why the last plan failed, so that it is said once.
-    said: Option<String>,
+    device: Device,
+    said: Said,
+}
+
+/// How the device was when it was last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    Up,
+    Down,
+    /// Somebody has removed it, for we hold it; another one of its name would not be ours.
+    Gone,
 }
 
 impl Keeper {
+    /// The first plan. A route of a peer that was added while an agent ran may be refused: the host has changed since, and that
+    /// peer does without.
+    fn begin(&mut self) -> Result<(), TunnelError> {
+        let peers = self.roster.list();
+        for error in self.plan(&Mtus::new()) {
+            let of = |prefix| {
+                peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
+            };
+            match error.prefix().and_then(of) {
+                Some(peer) if peer.origin == Origin::State => {
+                    tracing::warn!(%error, peer = &*peer.peer.name, "a peer of the state file does without a route");
+                }
+                Some(_) | None => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     fn run(mut self, board: &Board, clock: &dyn Clock) {
         let mut next: Instant = clock.now() + TICK;
         while let Some(mtus) = board.wait(next.saturating_duration_since(clock.now())) {
             if clock.now() >= next {
                 next = clock.now() + TICK;
-                self.look();
+                self.look(clock.now());
                 self.say_widths(&mtus);
             }
-            if self.up {
-                let failed = self.plan(&mtus).err().map(|error| error.to_string());
-                if let Some(error) = failed.as_ref().filter(|_| failed != self.said) {
-                    tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+            if self.device == Device::Up {
+                for error in self.plan(&mtus) {
+                    if self.said.is_due(&error.to_string(), clock.now()) {
+                        tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+                    }
                 }
-                self.said = failed;
             }
         }
     }
 
     /// Looks at the device and its counters.
-    fn look(&mut self) {
-        let link = self.kernel.netlink().link(Which::Index(self.index)).unwrap_or_default();
-        let up = link.as_ref().is_some_and(|link| link.up);
+    fn look(&mut self, now: Instant) {
+        let link = match self.kernel.netlink().link(Which::Index(self.index)) {
+            Ok(link) => link,
+            Err(error) => return tracing::debug!(%error, "the TUN device cannot be looked at"),
+        };
         if let Some(link) = &link {
             self.publish(link);
         }
-        if self.up && !up {
-            match link {
-                Some(_) => tracing::warn!(
-                    name = &*self.tun.name,
-                    "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
-                    self.tun.name
-                ),
-                // The workers learn of it or not, as they happen to look.
-                None => tracing::warn!(
-                    name = &*self.tun.name,
-                    "somebody has removed the TUN device: IP packets are no longer carried (remedy: restart the daemon)"
-                ),
+        let device = match &link {
+            Some(link) if link.up => Device::Up,
+            Some(_) => Device::Down,
+            None => Device::Gone,
+        };
+        let before = std::mem::replace(&mut self.device, device);
+        match (before, device) {
+            (Device::Up, Device::Down) => tracing::warn!(
+                name = &*self.tun.name,
+                "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
+                self.tun.name
+            ),
+            (Device::Up | Device::Down, Device::Gone) => self.say_gone(),
+            (Device::Down | Device::Gone, Device::Up) => {
+                tracing::info!(name = &*self.tun.name, "the TUN device is up again");
+                set_quiet(&self.tun.name);
             }
+            (Device::Up, Device::Up)
+            | (Device::Down | Device::Gone, Device::Down)
+            | (Device::Gone, Device::Gone) => {}
         }
-        if !self.up && up {
-            tracing::info!(name = &*self.tun.name, "the TUN device is up again");
-        }
-        self.up = up;
-        if up {
-            self.restore();
+        if let Some(link) = link.filter(|link| link.up) {
+            self.restore(&link, now);
         }
     }
 
-    /// Sets again what the kernel removes when the device goes down, however shortly: IPv6 addresses, and routes.
-    fn restore(&mut self) {
-        for address in self.tun.addresses.iter().filter(|address| address.addr().is_ipv6()) {
+    /// The workers learn of it or not, as they happen to look.
+    fn say_gone(&self) {
+        self.health.set_ready(false);
+        self.ready.set(0);
+        tracing::warn!(
+            name = &*self.tun.name,
+            "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"
+        );
+    }
+
+    /// Sets again what somebody has removed or changed, and what the kernel removes when the device goes down, however shortly:
+    /// IPv6 addresses, and routes.
+    fn restore(&mut self, link: &Link, now: Instant) {
+        let mut say = |text: &str| {
+            if self.said.is_due(text, now) {
+                tracing::warn!("{text}");
+            }
+        };
+        // First, as below 1280 there are no IPv6 addresses.
+        if self.kernel.restore_mtu(link.mtu) {
+            say(&format!("the TUN device's MTU was {}, and is set again", link.mtu));
+            set_quiet(&self.tun.name);
+        }
+        for address in &self.tun.addresses {
             match self.kernel.netlink().add_address(self.index, *address) {
                 Ok(()) => tracing::info!(%address, "an address of the tunnel was gone, and is set again"),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => tracing::debug!(%error, %address, "an address of the tunnel cannot be set"),
+                Err(error) => say(&TunnelError::of_address(&self.tun.name, *address, error).to_string()),
             }
         }
-        self.kernel.find_lost_routes();
+        match self.kernel.restore_rules() {
+            0 => {}
+            rules => say(&format!("{rules} routing rules of the tunnel were gone, and are set again")),
+        }
+        match self.kernel.find_lost_routes() {
+            Ok(0) => {}
+            Ok(routes) => tracing::info!(routes, "routes into the tunnel were gone, and are set again"),
+            Err(error) => say(&format!("cannot list the routes of the tunnel: {error}")),
+        }
     }
 
     /// What the kernel sends into the device is what we read from it, the uplink.
@@ -297,8 +372,8 @@ impl Keeper {
         }
     }
 
-    /// Makes the kernel's state follow the peers and their paths.
-    fn plan(&mut self, mtus: &Mtus) -> Result<(), TunnelError> {
+    /// Makes the kernel's state follow the peers and their paths; says what failed.
+    fn plan(&mut self, mtus: &Mtus) -> Vec<TunnelError> {
         let peers = self.roster.list();
         let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
         self.kernel.apply(&plan)

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use quic_core::{ConnectionId, Suite, TRANSMIT_CAPACITY};
+use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use zeroize::Zeroizing;
 
@@ -17,7 +17,6 @@ use crate::{
         messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
         suite,
     },
-    l3::STANDARD_FRAME_OVERHEAD,
     lanes::{VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
     peer::{PeerId, Session, SessionId},
 };
@@ -336,18 +335,23 @@ impl Worker {
 
     /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
     /// that of the control connection.
-    fn packet_budget(&mut self, peer: PeerId) -> Option<usize> {
+    fn packet_budget(&self, peer: PeerId) -> Option<usize> {
         let session = self.session_of(peer)?;
-        let (handle, of_lanes) = (session.handle, session.openings.largest_packet());
-        if self.peers.get(peer.0 as usize)?.link.as_ref().is_some_and(|link| link.standard) {
-            // How much quinn-proto puts around a frame depends on the peer, and the peer may take less than a packet.
-            let frame = self.control.quinn(handle)?.datagrams().max_size()?;
-            return Some(frame + STANDARD_FRAME_OVERHEAD);
-        }
+        let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
-            let mtu = self.control.get(handle)?.quinn().current_mtu();
+            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
             Some(mtu.min(self.largest_to(peer)).into())
         })
+    }
+
+    /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
+    /// more around it.
+    fn plain_budget(&mut self, peer: PeerId) -> Option<usize> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let plain = state.link.as_mut()?.plain.as_mut()?;
+        let most = self.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
+        plain.set_most(most);
+        Some(most? + HEADER_LEN + 1 + TAG_LEN)
     }
 
     /// The largest packet to `peer` may be another.
@@ -360,6 +364,7 @@ impl Worker {
     /// Tells every worker the largest packet to `peer`; false if they know.
     fn tell_budget(&mut self, peer: PeerId, now: Instant) -> bool {
         let Some(bytes) = self.packet_budget(peer) else { return false };
+        let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
         let Some(session) = self.session_of(peer).map(|session| session.id) else { return false };
         let changed = self.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {

@@ -47,8 +47,8 @@ pub struct Datagram<'a> {
     pub from: SocketAddr,
     /// Where to.
     pub to: SocketAddr,
-    /// The ECN bits, 0 to 3.
-    pub ecn: u8,
+    /// The TOS or traffic class byte: DSCP and, in the low two bits, ECN.
+    pub tos: u8,
     /// What it carries.
     pub payload: &'a [u8],
 }
@@ -172,7 +172,7 @@ impl MemoryFabric {
         if !within(self.state.borrow().mtus.get(&(from.ip(), route.to.ip()))) {
             return Ok(());
         }
-        let datagram = Datagram { from, to: route.to, ecn: route.ecn, payload };
+        let datagram = Datagram { from, to: route.to, tos: route.tos, payload };
         let copies = match self.ask_hook(&datagram) {
             Verdict::Deliver => 1,
             Verdict::Drop => 0,
@@ -377,7 +377,7 @@ impl Host {
 struct Route {
     to: SocketAddr,
     source: Option<IpAddr>,
-    ecn: u8,
+    tos: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub(super) struct Endpoint {
 struct Queued {
     from: SocketAddr,
     to: IpAddr,
-    ecn: u8,
+    tos: u8,
     payload: Vec<u8>,
 }
 
@@ -99,7 +99,7 @@ impl Endpoint {
         self.queue.push_back(Queued {
             from: datagram.from,
             to: datagram.to.ip(),
-            ecn: datagram.ecn,
+            tos: datagram.tos,
             payload: datagram.payload.to_vec(),
         });
         self.wake();
@@ -139,7 +139,7 @@ impl Endpoint {
                     && segment > 0
                     && (1..=segment).contains(&next.payload.len())
                     && joined.len() + next.payload.len() <= limit_bytes
-                    && (next.from, next.to, next.ecn) == (first.from, first.to, first.ecn)
+                    && (next.from, next.to, next.tos) == (first.from, first.to, first.tos)
             });
             if !joins {
                 break;
@@ -226,7 +226,7 @@ impl UdpSocket for MemoryUdp {
                 segment: first.payload.len().max(1),
                 source: first.from,
                 local: endpoint.tells_local.then_some(first.to),
-                ecn: if endpoint.tells_ecn { first.ecn } else { 0 },
+                ecn: if endpoint.tells_ecn { first.tos & 0b11 } else { 0 },
                 age: Duration::ZERO,
             };
             if !batch.push(meta, &self.joined) {
@@ -245,7 +245,7 @@ impl UdpSocket for MemoryUdp {
         self.stats.send_calls += u64::from(!batch.is_empty());
         for message in batch.messages() {
             let path = message.path;
-            let route = Route { to: path.destination, source: path.source, ecn: path.tos & 0b11 };
+            let route = Route { to: path.destination, source: path.source, tos: path.tos };
             let result = self.send_each(Some(&route), batch.segments(message));
             outcome(message, result);
         }
@@ -261,7 +261,7 @@ impl UdpSocket for MemoryUdp {
         self.stats.send_calls += u64::from(!delivery.is_empty());
         for message in delivery.messages() {
             let to = message.destination.or(self.connected);
-            let route = to.map(|to| Route { to, source: message.source, ecn: 0 });
+            let route = to.map(|to| Route { to, source: message.source, tos: 0 });
             let result = self.send_each(route.as_ref(), delivery.payloads(message, received));
             outcome(message, result);
         }

@@ -131,7 +131,7 @@ async fn the_hook_drops_doubles_and_delays() {
     let mut received = ReceiveBatch::default();
     assert_eq!(to.receive(&mut received).unwrap_err().kind(), ErrorKind::WouldBlock);
     for (from, to, payload) in held.borrow_mut().drain(..) {
-        assert!(fabric.inject(&Datagram { from, to, ecn: 0, payload: &payload }));
+        assert!(fabric.inject(&Datagram { from, to, tos: 0, payload: &payload }));
     }
     wait(&ready, B).await;
     assert_eq!(receive(&mut *to, &ready, B, 1).await[0].bytes, [2; 4]);

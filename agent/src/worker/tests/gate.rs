@@ -55,7 +55,7 @@ pub(super) fn assert_silence(pair: &mut Pair, from: SocketAddr, payload: &[u8], 
 #[track_caller]
 fn assert_silence_of(pair: &mut Pair, (from, to): (SocketAddr, SocketAddr), payload: &[u8], what: &str) {
     pair.world.tapped();
-    pair.world.send_as(&Tapped { from, to, ecn: 0, payload: payload.to_vec() });
+    pair.world.send_as(&Tapped { from, to, tos: 0, payload: payload.to_vec() });
     // Long enough for every probe time-out of a handshake that had begun.
     for _ in 0..40 {
         pair.world.run(Duration::from_millis(100));
@@ -192,7 +192,7 @@ fn random_bytes_of_every_length_draw_no_byte() {
             payload[1..5].copy_from_slice(&1u32.to_be_bytes());
             payload[5] = 8;
         }
-        pair.world.send_as(&Tapped { from: stranger(1), to: LISTEN, ecn: 0, payload });
+        pair.world.send_as(&Tapped { from: stranger(1), to: LISTEN, tos: 0, payload });
         pair.world.run(Duration::from_millis(1));
     }
     pair.world.run(Duration::from_secs(5));

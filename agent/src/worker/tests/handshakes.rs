@@ -31,7 +31,7 @@ fn is_retry(datagram: &Tapped) -> bool {
 
 /// A client's first Initial, in the name of `from`.
 fn first_of(from: SocketAddr, to: SocketAddr, seed: u8) -> Tapped {
-    Tapped { from, to, ecn: 0, payload: foreign_initial(seed) }
+    Tapped { from, to, tos: 0, payload: foreign_initial(seed) }
 }
 
 /// So many strangers begin a handshake each and leave it there; what the exit sent them.
@@ -151,7 +151,7 @@ fn without_knocks_and_under_load_nothing_but_initials_is_answered() {
         let from = SocketAddr::new(IpAddr::from([203, 0, 113, 77]), 1);
         let mut silent = |payload: &[u8], what: &str| {
             pair.world.tapped();
-            pair.world.send_as(&Tapped { from, to: LISTEN, ecn: 0, payload: payload.to_vec() });
+            pair.world.send_as(&Tapped { from, to: LISTEN, tos: 0, payload: payload.to_vec() });
             pair.world.run(Duration::from_millis(50));
             let tapped = pair.world.tapped();
             let answers = tapped.iter().filter(|sent| sent.to == from).count();

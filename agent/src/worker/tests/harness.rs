@@ -13,6 +13,7 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
+pub(super) use super::host::{Host, Udp};
 use crate::{
     admin::Health,
     clock::{Clock, ManualClock},
@@ -21,14 +22,13 @@ use crate::{
     gate::{Own, table::SingleUse},
     identity::Identity,
     io::{
-        Net, Path as UdpPath, Ready, ReceiveBatch, SendBatch, TcpStream, Token, UdpOptions, UdpRole,
-        UdpSocket,
+        Ready, TunOffload,
         journal::MemoryJournal,
-        memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
+        memory::{Datagram, MemoryFabric, MemoryTun, Verdict},
     },
     metrics::Metrics,
     roster::Roster,
-    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, Worker},
+    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
 
 /// What the network between hosts does to datagrams.
@@ -39,6 +39,8 @@ pub(super) struct Weather {
     pub(super) loss_percent: u32,
     /// Datagrams for which this is true are lost.
     pub(super) block: Box<dyn Fn(SocketAddr, SocketAddr) -> bool>,
+    /// The ECN bits that datagrams between agents get on their way; `None` leaves them as they are.
+    pub(super) mark: Option<u8>,
 }
 
 /// A datagram under way.
@@ -48,7 +50,7 @@ struct InTransit {
     order: u64,
     from: SocketAddr,
     to: SocketAddr,
-    ecn: u8,
+    tos: u8,
     payload: Vec<u8>,
 }
 
@@ -57,7 +59,8 @@ struct InTransit {
 pub(super) struct Tapped {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
-    pub(super) ecn: u8,
+    /// Its traffic class.
+    pub(super) tos: u8,
     pub(super) payload: Vec<u8>,
 }
 
@@ -96,6 +99,8 @@ pub(super) struct World {
     nat: Rc<RefCell<Vec<(SocketAddr, SocketAddr)>>>,
     /// What is done to the configuration of the next agents.
     tune: fn(&mut Config),
+    /// What the TUN devices of the next agents can do.
+    offload: TunOffload,
 }
 
 /// One agent of a world.
@@ -103,6 +108,7 @@ pub(super) struct Agent {
     pub(super) workers: Vec<Worker>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) roster: Arc<Roster>,
+    tun: Option<MemoryTun>,
     snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
@@ -119,6 +125,11 @@ impl Agent {
         self.workers.iter().map(|worker| worker.locals.iter().count()).sum()
     }
 
+    /// Its TUN device, which its configuration asks for.
+    pub(super) fn tun(&self) -> &MemoryTun {
+        self.tun.as_ref().expect("a [tun]")
+    }
+
     fn has_ended(&self) -> bool {
         self.deadlines.iter().all(Option::is_none)
     }
@@ -133,6 +144,7 @@ impl World {
             delay: Duration::from_millis(5),
             loss_percent: 0,
             block: Box::new(|_, _| false),
+            mark: None,
         }));
         let transit = Rc::<RefCell<BinaryHeap<Reverse<InTransit>>>>::default();
         let mut rng = StdRng::seed_from_u64(seed);
@@ -156,8 +168,8 @@ impl World {
             };
             let (from, to) = (outside(datagram.from), inside(datagram.to));
             if let Some(tapped) = tapped.borrow_mut().as_mut() {
-                let (ecn, payload) = (datagram.ecn, datagram.payload.to_vec());
-                tapped.push(Tapped { from, to, ecn, payload });
+                let (tos, payload) = (datagram.tos, datagram.payload.to_vec());
+                tapped.push(Tapped { from, to, tos, payload });
             }
             let rules = rules.borrow();
             let between_agents = [from, to].iter().all(|end| known.borrow().contains(&end.ip()));
@@ -165,13 +177,14 @@ impl World {
             if lost || (rules.block)(from, to) {
                 return Verdict::Drop;
             }
+            let mark = rules.mark.filter(|_| between_agents);
             order += 1;
             heap.borrow_mut().push(Reverse(InTransit {
                 arrives: now.now() + rules.delay,
                 order,
                 from,
                 to,
-                ecn: datagram.ecn,
+                tos: mark.map_or(datagram.tos, |ecn| datagram.tos & !0b11 | ecn),
                 payload: datagram.payload.to_vec(),
             }));
             Verdict::Drop
@@ -190,6 +203,7 @@ impl World {
             tap,
             nat,
             tune: |_| (),
+            offload: TunOffload { tcp: true, udp: true },
         }
     }
 
@@ -216,7 +230,7 @@ impl World {
         self.fabric.inject(&Datagram {
             from: datagram.from,
             to: datagram.to,
-            ecn: datagram.ecn,
+            tos: datagram.tos,
             payload: &datagram.payload,
         });
     }
@@ -239,6 +253,11 @@ impl World {
     /// What is done to the configuration of agents that are started from now on.
     pub(super) fn set_tune(&mut self, tune: fn(&mut Config)) {
         self.tune = tune;
+    }
+
+    /// What the TUN devices can do of agents that are started from now on.
+    pub(super) fn set_offload(&mut self, offload: TunOffload) {
+        self.offload = offload;
     }
 
     /// Starts an agent on a host of its own with these addresses; returns its place.
@@ -273,7 +292,11 @@ impl World {
         let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
         roster.attach(&exchange);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
-        let nets = self.fabric.worker_hosts(addresses, &readies);
+        let mut nets = self.fabric.worker_hosts(addresses, &readies);
+        let tun = config.tun.as_ref().map(|_| MemoryTun::new(self.workers, self.offload));
+        for (net, tun) in nets.iter_mut().zip(tun.iter().cycle()) {
+            net.set_tun(tun);
+        }
         let started = (0..self.workers).zip(nets).zip(readies).zip(knocks);
         let workers = started.map(|(((worker, net), ready), knocks)| {
             let place = usize::from(worker);
@@ -298,13 +321,13 @@ impl World {
                     Arc::clone(&snapshots),
                 ),
                 config: Arc::clone(&config),
-                tun: None,
+                tun: tun.as_ref().map(|_| TunSetup { board: Arc::default() }),
             };
             Worker::new(setup, now).unwrap()
         });
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
-        self.agents[place] = Some(Agent { workers, metrics, roster, snapshots, deadlines });
+        self.agents[place] = Some(Agent { workers, metrics, roster, tun, snapshots, deadlines });
     }
 
     /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.
@@ -431,8 +454,8 @@ impl World {
     fn arrive(&self) {
         let now = self.clock.now();
         while let Some(datagram) = self.next_arrival(now) {
-            let InTransit { from, to, ecn, payload, .. } = &datagram;
-            self.fabric.inject(&Datagram { from: *from, to: *to, ecn: *ecn, payload });
+            let InTransit { from, to, tos, payload, .. } = &datagram;
+            self.fabric.inject(&Datagram { from: *from, to: *to, tos: *tos, payload });
         }
     }
 
@@ -462,96 +485,12 @@ impl World {
 
     /// Lets a datagram arrive that says it comes from `from`.
     pub(super) fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
-        assert!(self.fabric.inject(&Datagram { from, to, ecn: 0, payload }), "nobody listens at {to}");
+        assert!(self.fabric.inject(&Datagram { from, to, tos: 0, payload }), "nobody listens at {to}");
     }
 
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub(super) fn host(&self, addresses: &[IpAddr]) -> Host {
         self.other_addresses.borrow_mut().extend_from_slice(addresses);
-        Host { net: self.fabric.host(addresses, Ready::new()), next_token: 0 }
-    }
-}
-
-/// A host with clients or services of a test.
-pub(super) struct Host {
-    net: MemoryNet,
-    next_token: u32,
-}
-
-impl Host {
-    /// A UDP socket, connected if `to` is given.
-    pub(super) fn udp(&mut self, bind: SocketAddr, to: Option<SocketAddr>) -> Udp {
-        let role = if to.is_some() { UdpRole::Upstream } else { UdpRole::Ingress };
-        self.udp_as(role, bind, to)
-    }
-
-    /// A UDP socket that tells the ECN bits, as QUIC's do.
-    pub(super) fn quic(&mut self, bind: SocketAddr) -> Udp {
-        self.udp_as(UdpRole::QuicDial, bind, None)
-    }
-
-    fn udp_as(&mut self, role: UdpRole, bind: SocketAddr, connect: Option<SocketAddr>) -> Udp {
-        let options = UdpOptions { bind, connect, role, buffer_bytes: 4 << 20, mark: 0, gso: true };
-        let token = self.token();
-        Udp { socket: self.net.udp(&options, token).unwrap() }
-    }
-
-    pub(super) fn tcp(&mut self, to: SocketAddr) -> Box<dyn TcpStream> {
-        let token = self.token();
-        self.net.tcp_connect(to, token).unwrap()
-    }
-
-    pub(super) fn tcp_listen(&mut self, at: SocketAddr) -> Box<dyn crate::io::TcpListener> {
-        let token = self.token();
-        self.net.tcp_listen(at, token).unwrap()
-    }
-
-    pub(super) fn token(&mut self) -> Token {
-        self.next_token += 1;
-        Token(self.next_token)
-    }
-}
-
-/// A UDP socket of a test.
-pub(super) struct Udp {
-    socket: Box<dyn UdpSocket>,
-}
-
-impl Udp {
-    pub(super) fn send(&mut self, to: SocketAddr, payload: &[u8]) {
-        self.send_marked(to, payload, 0);
-    }
-
-    /// Sends with these ECN bits.
-    pub(super) fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
-        let mut batch = SendBatch::default();
-        batch.tail(payload.len()).unwrap().copy_from_slice(payload);
-        batch.commit(&UdpPath { destination: to, source: None, tos: ecn }, 0, payload.len(), 1);
-        self.socket.send(&mut batch, &mut |_, _| {});
-    }
-
-    /// Datagrams that found the receive buffer full.
-    pub(super) fn drops(&self) -> u64 {
-        self.socket.kernel_drops()
-    }
-
-    /// Everything that waits: who sent it, and what.
-    pub(super) fn receive(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
-        self.receive_marked().into_iter().map(|(from, _, payload)| (from, payload)).collect()
-    }
-
-    /// Everything that waits: who sent it, its ECN bits, and what.
-    pub(super) fn receive_marked(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
-        let mut received = Vec::new();
-        let mut batch = ReceiveBatch::default();
-        while self.socket.receive(&mut batch).is_ok() {
-            for slot in 0..batch.len() {
-                let meta = *batch.meta(slot);
-                for segment in meta.segments() {
-                    received.push((meta.source, meta.ecn, batch.buffer(slot)[segment].to_vec()));
-                }
-            }
-        }
-        received
+        Host::new(self.fabric.host(addresses, Ready::new()))
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     clock::Clock,
     control::messages::{CloseReason, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
     identity::Identity,
+    l3::model::Recipe,
     relay::{Context, FlowNumber, Refusal, ServiceNumber},
 };
 
@@ -437,4 +438,29 @@ fn a_clock_that_jumps_an_hour_costs_a_reconnect() {
     assert_eq!(client.receive().len(), 20);
     pair.wait_for_lanes(3);
     pair.assert_balanced();
+}
+
+#[test]
+fn a_flows_datagrams_do_not_land_on_ip_packets_of_the_same_buffer() {
+    let tun = "allowed_ips = [\"10.9.0.2/32\"]\n[tun]\naddress = [\"10.9.0.1/24\"]";
+    let mut siege = Siege::with_lane(901, tun);
+    siege.send(&[&siege.open(0, ECHO)[..], b"hello"].concat());
+    siege.run(50);
+    let number = siege.rogue.flow(0);
+    let flow = Context::Flow { number, payload_at: 0 }.encode().as_slice().to_vec();
+    let good = Recipe { flow: 2, payload: 8, tcp_options: 0, ..Recipe::UDP }.complete();
+    let spoofed = Recipe { flow: 77, payload: 8, fill: 9, tcp_options: 0, ..Recipe::UDP }.complete();
+    let frame = |data: &[u8]| [&[0x31, u8::try_from(data.len()).unwrap()][..], data].concat();
+    let frames = [
+        frame(&[&flow[..], b"aaaa"].concat()),
+        frame(&[&[0][..], &good].concat()),
+        frame(&[&flow[..], b"zzz", &spoofed].concat()),
+    ];
+    let now = siege.pair.world.clock.now();
+    siege.rogue.send_frame(&frames.concat(), now);
+    siege.run(20);
+    let written = siege.pair.world.agent(siege.pair.exit).tun().take_written();
+    let written: Vec<_> = written.iter().map(|written| &written.packet).collect();
+    assert_eq!(written, [&good]);
+    siege.assert_innocent_is_unharmed();
 }

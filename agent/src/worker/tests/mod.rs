@@ -13,6 +13,7 @@ mod decoy_load;
 mod gate;
 mod handshakes;
 mod harness;
+mod host;
 mod hostile;
 mod mtu;
 mod packing;
@@ -20,6 +21,11 @@ mod recorded;
 mod rogue;
 mod roster;
 mod siege;
+mod tun;
+mod tun_lanes;
+mod tun_marks;
+mod tun_refused;
+mod tunnel;
 mod warned;
 
 use harness::{Host, Udp, World};
@@ -36,6 +42,8 @@ struct Pair {
     world: World,
     entry: usize,
     exit: usize,
+    entry_toml: String,
+    entry_key: Identity,
     exit_toml: String,
     exit_key: Identity,
     clients: Host,
@@ -107,7 +115,7 @@ impl Pair {
         let clients = world.host(&[CLIENT]);
         let mut services = world.host(&[SERVICE]);
         let echo = services.udp(UPSTREAM, None);
-        Self { world, entry, exit, exit_toml, exit_key, clients, services, echo }
+        Self { world, entry, exit, entry_toml, entry_key, exit_toml, exit_key, clients, services, echo }
     }
 
     fn connected(seed: u64, entry_extra: &str, exit_extra: &str) -> Self {
@@ -199,6 +207,7 @@ fn under_loss_and_delay_nothing_is_unexplained_reordered_or_doubled() {
             delay: Duration::from_millis(40),
             loss_percent: 3,
             block: Box::new(|_, _| false),
+            mark: None,
         };
         let mut clients: Vec<Udp> = (0..6).map(|port| pair.client(2000 + port)).collect();
         for number in 0..200 {

@@ -45,9 +45,15 @@ impl Siege {
 
     /// See [`Rogue::dial`] for `window`.
     pub(super) fn with_window(seed: u64, limits: &str, window: Option<u32>) -> Self {
+        Self::with_workers(seed, 1, limits, window)
+    }
+
+    /// The exit has this many workers.
+    pub(super) fn with_workers(seed: u64, workers: u8, limits: &str, window: Option<u32>) -> Self {
         let identity = Identity::generate().unwrap();
         let exit_extra = format!("{}\n{limits}", peer_table("rogue", &identity));
-        let mut pair = Pair::connected(seed, "", &exit_extra);
+        let mut pair = Pair::with_workers(seed, (1, workers), "", &exit_extra);
+        pair.wait_for_lanes(1);
         let mut host = pair.world.host(&[ROGUE]);
         let rogue = dial(&pair, &mut host, &identity, 0, window);
         let innocent = pair.client(9000);

@@ -3,6 +3,7 @@
 use std::{
     io::{self, Read},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsFd,
 };
 
 use ipnet::IpNet;
@@ -15,9 +16,14 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressFlags, AddressMessage},
     link::{LinkAttribute, LinkFlags, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType},
-    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 use socket2::{Domain, Protocol, Socket, Type};
+
+use super::sys;
+
+mod rules;
+
+pub use rules::{Rule, RuleKind};
 
 /// Bytes of the largest message of an answer: the kernel fills its dumps up to 32 KiB.
 const ANSWER_BYTES: usize = 64 << 10;
@@ -43,6 +49,10 @@ impl Netlink {
     pub fn open() -> io::Result<Self> {
         let (domain, route) = (Domain::from(libc::AF_NETLINK), Protocol::from(libc::NETLINK_ROUTE));
         let socket = Socket::new(domain, Type::RAW, Some(route))?;
+        // A kernel before 4.20 has no such dumps: it lists everything, of which we take what we have asked for.
+        if let Err(error) = sys::set_filtered_dumps(socket.as_fd()) {
+            tracing::debug!(%error, "the kernel lists all routes, whichever are asked for");
+        }
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_BYTES].into() })
     }
 
@@ -189,72 +199,27 @@ impl Netlink {
         self.change(RouteNetlinkMessage::DelRoute(route.message()), 0)
     }
 
-    /// Which interface has a route for exactly `prefix` in `table`, if any but `except` has.
+    /// Lists the routes of the family of `family_of`; only those through interface `only`, if it is given.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn holder(&mut self, prefix: IpNet, table: u32, except: u32) -> io::Result<Option<u32>> {
-        let mut holder = None;
-        self.routes(family(prefix.addr()), &mut |(other, its_table, index)| {
-            if (other, its_table) == (prefix, table) && index != except {
-                holder = Some(index);
-            }
-        })?;
-        Ok(holder)
-    }
-
-    /// Whether `table` has no route of the family of `any`.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn is_empty(&mut self, table: u32, any: IpAddr) -> io::Result<bool> {
-        let mut empty = true;
-        self.routes(family(any), &mut |(_, its_table, _)| empty &= its_table != table)?;
-        Ok(empty)
-    }
-
-    /// Lists prefix, table and interface of the routes of one family, as far as they have one.
-    fn routes(&mut self, family: AddressFamily, each: &mut dyn FnMut((IpNet, u32, u32))) -> io::Result<()> {
+    pub fn routes(
+        &mut self,
+        family_of: IpAddr,
+        only: Option<u32>,
+        each: &mut dyn FnMut(Entry),
+    ) -> io::Result<()> {
         let mut message = RouteMessage::default();
-        message.header.address_family = family;
+        message.header.address_family = family(family_of);
+        message.attributes.extend(only.map(RouteAttribute::Oif));
         self.dump(RouteNetlinkMessage::GetRoute(message), &mut |message| {
             if let RouteNetlinkMessage::NewRoute(message) = message
-                && let Some(route) = read_route(&message)
+                && let Some(route) = Entry::read(&message)
+                && only.is_none_or(|only| route.index == only)
             {
                 each(route);
             }
         })
-    }
-
-    /// Adds a rule of ours.
-    ///
-    /// # Errors
-    /// The kernel's: `AlreadyExists`.
-    pub fn add_rule(&mut self, rule: &Rule) -> io::Result<()> {
-        self.change(RouteNetlinkMessage::NewRule(rule.message()), NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    /// Removes the rules of ours with this family and priority; says how many there were.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn remove_rules(&mut self, family_of: IpAddr, priority: u32) -> io::Result<usize> {
-        let mut message = RuleMessage::default();
-        message.header.family = family(family_of);
-        let mut ours = Vec::new();
-        self.dump(RouteNetlinkMessage::GetRule(message), &mut |message| {
-            if let RouteNetlinkMessage::NewRule(message) = message
-                && message.attributes.contains(&RuleAttribute::Priority(priority))
-                && message.attributes.contains(&RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)))
-            {
-                ours.push(message);
-            }
-        })?;
-        let count = ours.len();
-        for rule in ours {
-            self.change(RouteNetlinkMessage::DelRule(rule), 0)?;
-        }
-        Ok(count)
     }
 }
 
@@ -274,6 +239,8 @@ pub struct Link {
     pub name: String,
     /// Whether it is up.
     pub up: bool,
+    /// Its MTU, in bytes.
+    pub mtu: u32,
     /// Packets for it that were lost because its queue was full.
     pub tx_dropped: u64,
     /// Packets from it that the kernel dropped.
@@ -291,6 +258,8 @@ impl Link {
         for attribute in &message.attributes {
             if let LinkAttribute::IfName(name) = attribute {
                 link.name.clone_from(name);
+            } else if let LinkAttribute::Mtu(mtu) = attribute {
+                link.mtu = *mtu;
             } else if let LinkAttribute::Stats64(stats) = attribute {
                 link.tx_dropped = stats.tx_dropped;
                 link.rx_dropped = stats.rx_dropped;
@@ -339,76 +308,55 @@ impl Route {
     }
 }
 
-fn read_route(message: &RouteMessage) -> Option<(IpNet, u32, u32)> {
-    let header = &message.header;
-    let (mut table, mut index) = (u32::from(header.table), None);
-    // A default route names no destination. Other families are not asked for.
-    let mut address = if header.address_family == AddressFamily::Inet6 {
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-    } else {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-    };
-    for attribute in &message.attributes {
-        if let RouteAttribute::Table(number) = attribute {
-            table = *number;
-        } else if let RouteAttribute::Oif(number) = attribute {
-            index = Some(*number);
-        } else if let RouteAttribute::Destination(destination) = attribute {
-            if let RouteAddress::Inet(v4) = destination {
-                address = (*v4).into();
-            } else if let RouteAddress::Inet6(v6) = destination {
-                address = (*v6).into();
+/// A route of anybody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where to.
+    pub prefix: IpNet,
+    /// In which table.
+    pub table: u32,
+    /// Through which interface; 0 if it names none, or several.
+    pub index: u32,
+    /// Whether packets are sent to somebody: neither dropped nor taken in.
+    pub unicast: bool,
+    /// Whether it is of protocol 199.
+    pub ours: bool,
+}
+
+impl Entry {
+    fn read(message: &RouteMessage) -> Option<Self> {
+        let header = &message.header;
+        if header.source_prefix_length > 0 {
+            // For some senders only: another route than one for all.
+            return None;
+        }
+        let (mut table, mut index) = (u32::from(header.table), 0);
+        // A default route names no destination. Other families are not asked for.
+        let mut address = if header.address_family == AddressFamily::Inet6 {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        };
+        for attribute in &message.attributes {
+            if let RouteAttribute::Table(number) = attribute {
+                table = *number;
+            } else if let RouteAttribute::Oif(number) = attribute {
+                index = *number;
+            } else if let RouteAttribute::Destination(destination) = attribute {
+                if let RouteAddress::Inet(v4) = destination {
+                    address = (*v4).into();
+                } else if let RouteAddress::Inet6(v6) = destination {
+                    address = (*v6).into();
+                }
             }
         }
-    }
-    Some((IpNet::new(address, header.destination_prefix_length).ok()?, table, index.unwrap_or(0)))
-}
-
-/// A rule of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// An address of its family.
-    pub family_of: IpAddr,
-    /// When it is looked at: the lowest first. It tells our rules from one another.
-    pub priority: u32,
-    /// What it does.
-    pub what: RuleKind,
-}
-
-/// What a rule of ours does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleKind {
-    /// Packets without `mark` look into `table`.
-    Unmarked {
-        /// That of the underlay's sockets.
-        mark: u32,
-        /// Ours.
-        table: u32,
-    },
-    /// All packets look into the main table, except at its default route.
-    MainButDefault,
-}
-
-impl Rule {
-    fn message(&self) -> RuleMessage {
-        let mut message = RuleMessage::default();
-        message.header.family = family(self.family_of);
-        message.header.action = RuleAction::ToTable;
-        let attributes = &mut message.attributes;
-        attributes.push(RuleAttribute::Priority(self.priority));
-        attributes.push(RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)));
-        match self.what {
-            RuleKind::Unmarked { mark, table } => {
-                message.header.flags = RuleFlags::Invert;
-                attributes.push(RuleAttribute::FwMark(mark));
-                attributes.push(RuleAttribute::Table(table));
-            }
-            RuleKind::MainButDefault => {
-                attributes.push(RuleAttribute::Table(TABLE_MAIN));
-                attributes.push(RuleAttribute::SuppressPrefixLen(0));
-            }
-        }
-        message
+        Some(Self {
+            prefix: IpNet::new(address, header.destination_prefix_length).ok()?,
+            table,
+            index,
+            unicast: header.kind == RouteType::Unicast,
+            ours: header.protocol == RouteProtocol::Other(PROTOCOL),
+        })
     }
 }
 

@@ -1,0 +1,69 @@
+//! What somebody else takes away or changes while a tunnel runs is set again.
+
+use crate::{
+    Space,
+    kernel::{becomes, lines, mtu_becomes, start, with_peers},
+    until,
+};
+
+#[test]
+fn rules_that_vanish_come_back() {
+    let Some(space) = Space::new("routing rules that are removed") else { return };
+    let before = ["rule show", "-6 rule show"].map(|args| lines(&space, args));
+    let open = start(&space, &with_peers(77, &["0.0.0.0/0 ::/0"]), "culvert7", "10.9.0.1/24 fd09::1/64");
+    let ours = ["rule show", "-6 rule show"].map(|args| lines(&space, args));
+    assert_eq!(ours[0].len(), before[0].len() + 2);
+    for family in ["", "-6 "] {
+        for priority in [31_901, 31_900] {
+            space.ip(&format!("{family}rule del priority {priority}"));
+        }
+        // Somebody else's of the same priority stays where it is.
+        space.ip(&format!("{family}rule add fwmark 5 lookup 51900 priority 31901 protocol 199"));
+    }
+    // As systemd-networkd does it.
+    space.ip("route flush table 51900");
+    let theirs = "31901: from all fwmark 0x5 lookup 51900 proto 199".to_owned();
+    for (args, mut ours) in ["rule show", "-6 rule show"].into_iter().zip(ours) {
+        ours.push(theirs.clone());
+        ours.sort();
+        until(&space, args, |_| {
+            let mut there = lines(&space, args);
+            there.sort();
+            there == ours
+        });
+    }
+    becomes(&space, "route show table 51900", &["default dev culvert7 proto 199 scope link"]);
+    drop(open);
+    for (args, mut before) in ["rule show", "-6 rule show"].into_iter().zip(before) {
+        before.push(theirs.clone());
+        before.sort();
+        let mut there = lines(&space, args);
+        there.sort();
+        assert_eq!(there, before, "only what was ours is taken back");
+    }
+}
+
+#[test]
+fn addresses_and_mtu_and_single_routes_come_back() {
+    let Some(space) = Space::new("a TUN device that is tampered with") else { return };
+    let config = with_peers(0, &["192.0.2.0/24 198.51.100.0/24 2001:db8:5::/48 2001:db8:6::/48"]);
+    let _open = start(&space, &config, "culvert7", "10.9.0.1/24 fd09::1/64");
+    let all = ["route show proto 199", "-6 route show proto 199"].map(|args| (args, lines(&space, args)));
+    space.ip("route del 198.51.100.0/24");
+    space.ip("-6 route del 2001:db8:6::/48");
+    for (args, all) in &all {
+        until(&space, args, |_| lines(&space, args) == *all);
+    }
+    // The routes go with the last address.
+    space.ip("addr del 10.9.0.1/24 dev culvert7");
+    until(&space, "addr show culvert7", |said| said.contains("10.9.0.1/24"));
+    space.ip("link set culvert7 mtu 1300");
+    mtu_becomes(&space, 1_421);
+    // IPv6 goes, and would come back with what speaks by itself.
+    space.ip("link set culvert7 mtu 1000");
+    until(&space, "addr show culvert7", |said| said.contains("fd09::1/64"));
+    mtu_becomes(&space, 1_421);
+    for (args, all) in &all {
+        until(&space, args, |_| lines(&space, args) == *all);
+    }
+}
