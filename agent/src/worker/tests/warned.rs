@@ -1,7 +1,7 @@
 //! What is warned of because packets that carry the tunnel, or lookups that it waits for, may go into the tunnel.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -18,7 +18,7 @@ use crate::{
     peer::PeerId,
 };
 
-/// Where nobody is.
+/// Where nobody answers.
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77));
 
 /// An agent with a tunnel that dials one peer at this endpoint.
@@ -38,6 +38,8 @@ fn an_attempt_that_may_go_into_the_tunnel_is_said_once_in_a_while() {
     {
         let mut world = World::new(1);
         let toml = entry(&format!("{NOBODY}:4433"), transport, "203.0.113.0/25");
+        let mut silent = world.host(&[NOBODY]);
+        let _port = silent.udp(SocketAddr::new(NOBODY, 4433), None);
         let place = world.start(&toml, &Identity::generate().unwrap(), &[ENTRY], 1);
         let mut host = MemoryFabric::new().host(&[], Ready::new());
         host.set_tun(&MemoryTun::new(1, TunOffload::default()));
