@@ -129,21 +129,23 @@ fn payloads_that_make_no_sense_are_counted_and_do_no_harm() {
     let of_the_agent = 1 - session.parity;
     let mut late = Vec::new();
     put_varint(&mut late, 1 << 40);
-    let unknown: [&[u8]; 5] = [&[0, 1, 2], &[1, 1, 2], &[9, 2, 3], &[63], &late];
+    // IP packets, for which the agent has no device.
+    let packets: [&[u8]; 2] = [&[0, 1, 2], &[1, 1, 2]];
+    let unknown: [&[u8]; 3] = [&[9, 2, 3], &[63], &late];
     let trailing = [Payload::Confirmed { flow }.encode(), vec![0]].concat();
     let wrong_half = Payload::Opening { flow: of_the_agent, service: echo, bytes: b"x".to_vec() };
     let malformed: [&[u8]; 6] = [&[], &[2], &[3, 2], &[0x40], &trailing, &wrong_half.encode()];
-    for data in unknown.into_iter().chain(malformed) {
+    for data in packets.into_iter().chain(unknown).chain(malformed) {
         session.send_raw(data.to_vec());
     }
     session.echo(flow, b"second", b"first");
-    let expected = (unknown.len() as f64, malformed.len() as f64);
+    let expected = [packets.len(), unknown.len(), malformed.len()].map(|count| count as f64);
     case.agent.wait_for("every one is counted", |samples| {
         let drops = samples.by_label("culvert_datagrams_dropped_total", "reason");
         let count = |reason| drops.get(reason).copied().unwrap_or_default();
         let account = samples.account("foreign", "downlink");
-        let counted = (count("unknown_context"), count("malformed"));
-        if counted == expected && drops.len() == 2 && account.balances() {
+        let counted = ["no_tun", "unknown_context", "malformed"].map(count);
+        if counted == expected && drops.len() == 3 && account.balances() {
             Ok(())
         } else {
             Err(format!("{drops:?} {account:?}"))
