@@ -130,7 +130,10 @@ fn shrink(middle: u16, family: Family) {
     // What is large is what tells a direction's sender.
     for (from, to) in [(a, b), (b, a)] {
         let fits = wait_for_path(&from.host, to.host_address(Family::V4), middle - OUTSIDE);
-        assert_eq!(ping_whole(&from.host, to.host_address(Family::V4), fits).received, 1);
+        clock::until(&format!("{fits} bytes pass"), PATIENCE, || {
+            let ping = ping_whole(&from.host, to.host_address(Family::V4), fits);
+            if ping.received == 1 { Ok(()) } else { Err(ping.text) }
+        });
         from.wait_for_device_mtu(fits.max(1280).into());
     }
     // New connections begin with segments that fit.

@@ -29,7 +29,11 @@ impl Downlink<'_> {
         state.relay.downlink.receive(1, bytes);
         state.relay.stats.tun_downlink.0 += 1;
         state.relay.stats.tun_downlink.1 += bytes;
-        state.relay.stats.downlink_bytes += bytes;
+        if !state.is_live() {
+            // What was under way when it was removed.
+            state.relay.downlink.drop(DropReason::PeerRemoved, 1);
+            return;
+        }
         let Some(tun) = self.tun.as_deref_mut() else {
             state.relay.downlink.drop(DropReason::NoTun, 1);
             return;
@@ -38,6 +42,7 @@ impl Downlink<'_> {
         // Where the outer packet says what the inner one does, or nothing, there is nothing to change.
         let same_ecn = outer == 0 || inner_class(&batch.buffer(slot)[range.clone()]) & 0b11 == outer;
         if same_ecn && tun.push_alike(batch, (slot, range.clone()), partial, peer) {
+            state.relay.stats.downlink_bytes += bytes;
             return;
         }
         let Ok(view) = IpView::parse(&batch.buffer(slot)[range.clone()]) else {
@@ -73,6 +78,7 @@ impl Downlink<'_> {
         {
             tun.totals.mss_clamped += 1;
         }
+        state.relay.stats.downlink_bytes += view.len as u64;
         tun.push(batch, (slot, range), &view, partial, peer);
     }
 }

@@ -8,7 +8,6 @@ use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
     io::ReceiveBatch,
     l3::{
-        checksum,
         cut::Cut,
         ecn,
         fragment::Fragments,
@@ -70,30 +69,46 @@ impl IpUplink<'_> {
             if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
             }
-            if vnet.gso == Gso::None && self.fragments((packet, &view), vnet, (peer, mtu)) {
+            if self.fragments((packet, &view), vnet, (peer, mtu)) {
                 return Some(peer);
             }
         }
         self.carry((packet, &view), vnet, (peer, most))
     }
 
-    /// Cuts an IPv4 packet that is too large, if its sender allows that, and takes the fragments; false if nothing was done.
+    /// Cuts IPv4 packets that are too large, if their sender allows that, and takes the fragments; false if nothing was done.
     #[inline]
     fn fragments(
         &mut self,
         (packet, view): (&mut [u8], &IpView),
         vnet: &VnetHeader,
-        (peer, mtu): (PeerId, u16),
+        to: (PeerId, u16),
     ) -> bool {
-        if view.dont_fragment || view.len <= usize::from(mtu) {
+        if view.dont_fragment || view.len <= usize::from(to.1) {
             return false;
         }
-        let Some(packet) = packet.get_mut(..view.len) else { return false };
-        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
-        if vnet.needs_checksum && !checksum::complete(packet, start, offset) {
+        // A fragment cannot be completed: its checksum is in another one.
+        let Ok(cut) = Cut::new(vnet, packet, view, false) else { return false };
+        if cut.largest() <= usize::from(to.1) {
             return false;
         }
-        let Some(fragments) = Fragments::new(packet, view, mtu) else { return false };
+        let mut whole = std::mem::take(&mut self.tun.whole);
+        for index in 0..cut.count() {
+            whole.clear();
+            cut.append(index, &mut whole);
+            self.fragment(&mut whole, to);
+        }
+        self.tun.whole = whole;
+        true
+    }
+
+    /// Takes one packet, in fragments if it is too large.
+    fn fragment(&mut self, packet: &mut [u8], (peer, mtu): (PeerId, u16)) {
+        let Ok(view) = IpView::parse(packet) else { return self.drop(TunDrop::Malformed) };
+        let Some(fragments) = Fragments::new(packet, &view, mtu) else {
+            self.carry((packet, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            return;
+        };
         let mut fragment = std::mem::take(&mut self.tun.fragment);
         for index in 0..fragments.count() {
             fragments.write(index, &mut fragment);
@@ -102,7 +117,6 @@ impl IpUplink<'_> {
             }
         }
         self.tun.fragment = fragment;
-        true
     }
 
     /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
@@ -146,6 +160,7 @@ impl IpUplink<'_> {
             bucket: Stripes::bucket(view.flow_hash()),
             partial: cut.is_partial(),
             tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
+            lane: None,
         };
         let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
         let lane = uplink.packets(&cut, class);
@@ -210,7 +225,7 @@ impl Uplink<'_> {
             let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
-            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos });
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane) });
             self.relay.queue.push(belongs, rest, segment, (self.now, self.now), &mut self.relay.uplink);
         }
     }
@@ -218,7 +233,10 @@ impl Uplink<'_> {
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
         let header = context(class);
-        let lane = self.stripe(class.bucket);
+        let given = class
+            .lane
+            .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
+        let lane = given.unwrap_or_else(|| self.stripe(class.bucket));
         let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
         let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
         self.seal_packets(lane, &payloads, |outgoing, worker, place| {

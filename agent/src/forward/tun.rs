@@ -99,6 +99,8 @@ pub struct TunSide {
     pub totals: TunTotals,
     /// Where fragments are made.
     pub fragment: Vec<u8>,
+    /// Where packets are made that are to be cut into fragments.
+    pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
     settlements: Settlements,
@@ -119,6 +121,7 @@ impl TunSide {
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
             fragment: Vec::new(),
+            whole: Vec::new(),
             merger: Merger::default(),
             list: PacketDelivery::default(),
             settlements: Settlements::default(),

@@ -57,6 +57,8 @@ pub struct PacketClass {
     pub partial: bool,
     /// The traffic class of the packets that carry them.
     pub tos: u8,
+    /// The lane that another worker has given them, if they were handed over.
+    pub lane: Option<u8>,
 }
 
 /// Whose share of a queue datagrams take.

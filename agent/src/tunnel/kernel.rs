@@ -116,8 +116,8 @@ impl Kernel {
                 restored += 1;
                 true
             }
-            // It is refused when it is there.
-            Err(error) => error.kind() == io::ErrorKind::AlreadyExists,
+            // It is refused when it is there; what fails otherwise is tried again, and taken back at the end.
+            Err(_) => true,
         });
         restored
     }
@@ -272,7 +272,12 @@ impl Kernel {
         let failed = |error| TunnelError::Kernel { what: "a routing rule", error };
         for rule in &wanted {
             if !self.rules.contains(rule) {
-                self.netlink.add_rule(rule).map_err(failed)?;
+                match self.netlink.add_rule(rule) {
+                    Ok(()) => {}
+                    // The table is ours, so the rule is, too.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(error) => return Err(failed(error)),
+                }
                 self.rules.push(*rule);
             }
         }
