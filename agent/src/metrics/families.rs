@@ -196,7 +196,7 @@ metrics! {
 
     /// One direction of the TUN device on one worker: uplink is from the device, downlink to it.
     group TunDirectionMetrics(direction) {
-        tun_packets: counter "culvert_tun_packets_total", "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets cut.";
+        tun_packets: counter "culvert_tun_packets_total", "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.";
         tun_bytes: counter "culvert_tun_bytes_total", "Bytes that were read or written, headers of super-packets once.";
         tun_calls: counter "culvert_tun_calls_total", "System calls that read or wrote a packet or super-packet.";
         tun_super_packets: counter "culvert_tun_super_packets_total", "Super-packets (TSO, USO) that were read or written.";
