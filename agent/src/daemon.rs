@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use arc_swap::ArcSwap;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -53,6 +54,7 @@ pub struct Daemon {
     admin_address: Option<SocketAddr>,
     /// Removed when the daemon ends.
     control: Option<ControlSocket>,
+    running: Arc<Running>,
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
@@ -118,8 +120,8 @@ impl Daemon {
             addresses.get_or_insert(bound);
         }
         let addresses = addresses.ok_or_else(|| anyhow!("an agent has at least one worker"))?;
-        let running = Running {
-            config: Arc::clone(&config),
+        let running = Arc::new(Running {
+            config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
@@ -127,8 +129,8 @@ impl Daemon {
             refusals: Arc::clone(&refusals),
             since: now,
             clock: Arc::new(SystemClock),
-        };
-        let control = open_control(&config, running)?;
+        });
+        let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
         metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
@@ -153,6 +155,7 @@ impl Daemon {
             admin,
             admin_address,
             control,
+            running,
             addresses,
             health,
             snapshots,
@@ -183,6 +186,12 @@ impl Daemon {
     #[must_use]
     pub fn roster(&self) -> Arc<Roster> {
         Arc::clone(&self.roster)
+    }
+
+    /// The daemon, as an operator changes it.
+    #[must_use]
+    pub fn running(&self) -> Arc<Running> {
+        Arc::clone(&self.running)
     }
 
     /// Stops: sends what waits, tells the peers, and returns what was published last.
@@ -368,9 +377,9 @@ pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
 
 /// Makes the control socket. At the default path a folder that is missing or closed to us is only worth a warning:
 /// an agent that was started by hand has none.
-fn open_control(config: &Arc<Config>, running: Running) -> anyhow::Result<Option<ControlSocket>> {
+fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Option<ControlSocket>> {
     let Some(path) = &config.control else { return Ok(None) };
-    let desk = Desk::new(Arc::clone(config), running.own_key, Arc::new(running));
+    let desk = Desk::new(running.own_key, Arc::clone(running) as _);
     match ControlSocket::open(path, desk) {
         Ok(socket) => Ok(Some(socket)),
         Err(ListenError::Refused { path, cause }) if path == Path::new(defaults::CONTROL_SOCKET) => {

@@ -6,13 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwap;
 use prometheus::{IntCounterVec, core::Collector as _};
 
 use crate::{
     clock::Clock,
     config::{self, Config},
     control_socket::{
-        Peers, Refused,
+        Peers, Refused, Reloaded,
         status::{LastError, PeerState, PeerStatus, Refusal, Status},
         wire::label,
     },
@@ -27,8 +28,8 @@ use crate::{
 
 /// What the daemon knows of itself.
 pub struct Running {
-    /// What it was started with.
-    pub config: Arc<Config>,
+    /// What it runs with; a reload puts another one here.
+    pub config: ArcSwap<Config>,
     /// Its public key.
     pub own_key: PublicKey,
     /// What its workers published.
@@ -51,7 +52,7 @@ impl Peers for Running {
     }
 
     fn add(&self, peer: config::Peer) -> Result<(), Refused> {
-        if let Some(tun) = &self.config.tun {
+        if let Some(tun) = &self.config.load().tun {
             tunnel::routes_are_free(tun, &peer.allowed_ips)?;
         }
         self.roster.add(peer, Origin::State)?;
@@ -61,6 +62,14 @@ impl Peers for Running {
     fn remove(&self, name: &str) -> Result<(), Refused> {
         self.roster.remove(name)?;
         Ok(())
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.config.load_full()
+    }
+
+    fn reload(&self) -> Result<Reloaded, Refused> {
+        Err("this version does not reload".into())
     }
 
     fn status(&self) -> Status {
@@ -75,7 +84,7 @@ impl Peers for Running {
             software: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.own_key.to_string(),
             uptime_seconds: now.saturating_duration_since(self.since).as_secs_f64(),
-            workers: self.config.worker_count(),
+            workers: self.config.load().worker_count(),
             peers: self.roster.list().iter().map(status).collect(),
             handshakes: by_label(&families.handshakes),
             gate: by_label(&families.gate_datagrams),

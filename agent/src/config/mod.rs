@@ -7,6 +7,7 @@
 //! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs`, `tun.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
+//! | what a reload changes | `reload.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
@@ -33,6 +34,7 @@ mod field;
 mod file;
 mod peers;
 mod problem;
+pub mod reload;
 mod resolve;
 pub mod state;
 #[cfg(test)]
@@ -59,6 +61,8 @@ pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// The file that it was read from, as an absolute path; `None`: it was given as text.
+    pub path: Option<PathBuf>,
     /// The file of our private key; relative paths were resolved against the folder of the configuration file.
     pub identity_key_file: PathBuf,
     /// The folder of what must survive a restart: [`state`] and the knocks that were used.
@@ -296,9 +300,12 @@ pub struct Forward {
     pub peer: usize,
     /// The service's name at that peer.
     pub service: Arc<str>,
+    /// Whether the port is open. A forward that a reload removed keeps its place, closed.
+    pub open: bool,
 }
 
-/// `[[service]]`: a named upstream that peers may reach through us.
+/// `[[service]]`: a named upstream that peers may reach through us. One that a reload removed keeps its place, which is its
+/// number on the wire, and serves neither UDP nor TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// What peers call it.
@@ -389,7 +396,10 @@ impl Config {
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
         let draft = Draft::read(&read(path)?, folder_of(path), read_state);
-        Ok(draft.finish_with_identity(path)?)
+        let (config, identity) = draft.finish_with_identity(path)?;
+        let path =
+            std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
+        Ok((Self { path: Some(path), ..config }, identity))
     }
 
     /// The control socket that the file at `path` names, whatever else is wrong with the file: a daemon that runs with an

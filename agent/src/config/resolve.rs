@@ -115,6 +115,7 @@ impl Draft {
         let identity_key_file = base.join(key_file.as_ref().map_or("", |key_file| &key_file.value));
         let key_file = key_file.map(|key_file| key_file.span);
         let config = Config {
+            path: None,
             identity_key_file,
             state_dir,
             transport,
@@ -316,7 +317,7 @@ impl Checks {
                 self.read(&at("service"), name, value::check_name);
             });
             if let (Some(listen), Some(peer), Some(service)) = (listen, peer, service) {
-                forwards.push(Forward { listen, peer, service: service.value.into() });
+                forwards.push(Forward { listen, peer, service: service.value.into(), open: true });
             }
         }
         forwards

@@ -164,7 +164,8 @@ handshakes = 8
     assert_eq!(peer.queue, Queue { packets: 8, bytes: 65_536, time: Duration::from_millis(1) });
     assert!((peer.quota - 1.0).abs() < f64::EPSILON);
     assert_eq!(peer.services, [1, 0]);
-    let forward = Forward { listen: "127.0.0.1:5301".parse().unwrap(), peer: 0, service: "iperf".into() };
+    let forward =
+        Forward { listen: "127.0.0.1:5301".parse().unwrap(), peer: 0, service: "iperf".into(), open: true };
     assert_eq!((&config.udp[..], &config.tcp[..]), (&[forward.clone()][..], &[forward][..]));
     assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
     assert_eq!(config.log, Log { level: LogLevel::Trace, format: LogFormat::Json });

@@ -16,6 +16,7 @@ use std::{error::Error, sync::Arc};
 use crate::{
     config::{
         self, AccessMode, Config, PeerOrigin,
+        reload::Change,
         state::{self, Edit},
     },
     identity::PublicKey,
@@ -55,20 +56,37 @@ pub trait Peers: Send + Sync {
 
     /// What the agent is doing.
     fn status(&self) -> Status;
+
+    /// The configuration that runs.
+    fn config(&self) -> Arc<Config>;
+
+    /// Reads the configuration again, and makes the agent follow what can be changed while it runs.
+    ///
+    /// # Errors
+    /// What is wrong with the file, or what could not be done; nothing has changed then.
+    fn reload(&self) -> Result<Reloaded, Refused>;
+}
+
+/// What a reload did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What changed.
+    pub changes: Vec<Change>,
+    /// What an operator should know all the same.
+    pub notes: Vec<String>,
 }
 
 /// Answers requests, one after the other.
 pub struct Desk {
-    config: Arc<Config>,
     own_key: PublicKey,
     peers: Arc<dyn Peers>,
 }
 
 impl Desk {
-    /// Of the daemon that runs `config` under `own_key`.
+    /// Of the daemon that runs under `own_key`.
     #[must_use]
-    pub fn new(config: Arc<Config>, own_key: PublicKey, peers: Arc<dyn Peers>) -> Self {
-        Self { config, own_key, peers }
+    pub fn new(own_key: PublicKey, peers: Arc<dyn Peers>) -> Self {
+        Self { own_key, peers }
     }
 
     /// The answer to one line, without its end.
@@ -85,17 +103,19 @@ impl Desk {
 
     fn list(&self) -> Answer {
         let peers = self.peers.list();
-        let shown = |listed: &Listed| ListedPeer::new(&listed.peer, listed.origin, &self.config);
+        let config = self.peers.config();
+        let shown = |listed: &Listed| ListedPeer::new(&listed.peer, listed.origin, &config);
         Answer::Peers { peers: peers.iter().map(shown).collect() }
     }
 
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
     fn add(&self, new: &state::NewPeer) -> Answer {
+        let config = self.peers.config();
         // A peer of open mode makes way for one that is added with its key.
         let known = self.peers.list().into_iter().filter(|listed| listed.origin != Origin::Open);
         let known: Vec<_> = known.map(|listed| config::Peer::clone(&listed.peer)).collect();
-        let mut configured = self.config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let mut configured = config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
         let returns = |peer: &config::Peer| {
             let has_key = new.public_key.parse().is_ok_and(|key| peer.public_keys.contains(&key));
             *peer.name == *new.name || has_key
@@ -105,7 +125,7 @@ impl Desk {
         {
             return Answer::Refused { bad_input: true, error: returns_by_itself(&removed.name) };
         }
-        let peer = match state::check(&self.config, self.own_key, &known, new) {
+        let peer = match state::check(&config, self.own_key, &known, new) {
             Ok(peer) => peer,
             Err(problems) => return Answer::Refused { bad_input: true, error: problems.to_string() },
         };
@@ -121,7 +141,7 @@ impl Desk {
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
         match edit.commit() {
             Ok(()) => Answer::Done {
-                note: self.config.closed.iter().any(|closed| **closed == *name).then(|| still_closed(&name)),
+                note: config.closed.iter().any(|closed| **closed == *name).then(|| still_closed(&name)),
             },
             Err(error) => {
                 tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
@@ -139,7 +159,8 @@ impl Desk {
             }
             tracing::info!(peer = name, "a peer was removed through the control socket");
         }
-        let as_guest = (self.config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
+        let config = self.peers.config();
+        let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
         match known.as_ref().map(|known| known.origin) {
             Some(Origin::Config) => {
                 return Answer::Done { note: joined([Some(still_configured(name)), as_guest]) };
@@ -147,7 +168,7 @@ impl Desk {
             Some(Origin::Open) => return Answer::Done { note: as_guest },
             Some(Origin::State) | None => {}
         }
-        let named = self.config.forwards_to(name);
+        let named = config.forwards_to(name);
         let kept = self.edit().and_then(|mut edit| {
             let found = edit.remove(name, named)?;
             if found { edit.commit().map(|()| true) } else { Ok(false) }
@@ -169,7 +190,7 @@ impl Desk {
     }
 
     fn edit(&self) -> Result<Edit, state::StateError> {
-        Edit::begin(&self.config.state_dir.join(state::FILE_NAME))
+        Edit::begin(&self.peers.config().state_dir.join(state::FILE_NAME))
     }
 }
 

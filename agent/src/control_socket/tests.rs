@@ -24,8 +24,8 @@ const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
 /// Peers that nobody connects.
-#[derive(Default)]
 struct Fake {
+    config: Arc<Config>,
     peers: Mutex<Vec<config::Peer>>,
     refuses: bool,
 }
@@ -53,6 +53,14 @@ impl Peers for Fake {
         Ok(())
     }
 
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config)
+    }
+
+    fn reload(&self) -> Result<Reloaded, Refused> {
+        if self.refuses { Err("there is no file".into()) } else { Ok(Reloaded::default()) }
+    }
+
     fn status(&self) -> Status {
         Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
     }
@@ -61,7 +69,6 @@ impl Peers for Fake {
 /// A desk over fake peers, with its state in a folder.
 struct Case {
     folder: TempDir,
-    config: Arc<Config>,
     peers: Arc<Fake>,
 }
 
@@ -76,13 +83,19 @@ impl Case {
              [[udp]]\nlisten = \"127.0.0.1:5300\"\npeer = \"exit\"\nservice = \"x\"\n"
         );
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
-        let peers = Arc::new(Fake { peers: Mutex::new(config.peers.clone()), refuses });
-        Self { folder, config, peers }
+        let peers = Mutex::new(config.peers.clone());
+        Self { folder, peers: Arc::new(Fake { config, peers, refuses }) }
+    }
+
+    fn set_config(&mut self, config: Config) {
+        let peers =
+            Mutex::new(self.peers.list().iter().map(|listed| config::Peer::clone(&listed.peer)).collect());
+        self.peers = Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses });
     }
 
     fn desk(&self) -> Desk {
         let peers: Arc<dyn Peers> = Arc::<Fake>::clone(&self.peers);
-        Desk::new(Arc::clone(&self.config), PublicKey([9; 32]), peers)
+        Desk::new(PublicKey([9; 32]), peers)
     }
 
     fn state(&self) -> String {
@@ -182,10 +195,10 @@ fn prefixes_of_other_peers_and_prefixes_without_a_tunnel_are_refused() {
     assert!(refusal(&answer).1.starts_with(exit), "{answer:?}");
     assert_eq!(case.state(), "");
 
-    let mut config = Config::clone(&case.config);
+    let mut config = Config::clone(&case.peers.config);
     config.tun = None;
     config.peers[0].allowed_ips.clear();
-    case.config = Arc::new(config);
+    case.set_config(config);
     let answer = routed(&case, "b", "10.9.0.2");
     let words =
         "allowed_ips: there is no [tun]: no IP packets are carried (remedy: add [tun] with an address";
@@ -195,15 +208,15 @@ fn prefixes_of_other_peers_and_prefixes_without_a_tunnel_are_refused() {
 #[test]
 fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
     let mut case = Case::new(false);
-    let mut config = Config::clone(&case.config);
+    let mut config = Config::clone(&case.peers.config);
     config.access.mode = AccessMode::Open;
-    case.config = Arc::new(config);
+    case.set_config(config);
     let desk = case.desk();
     let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
     let guest = config::Peer {
         name: "open-AQEBAQEB".into(),
         public_keys: vec![KEY_2.parse().unwrap()],
-        ..case.config.peers[0].clone()
+        ..case.peers.config.peers[0].clone()
     };
     case.peers.peers.lock().unwrap().push(guest);
     let Answer::Peers { peers } = ask(&Request::PeerList {}) else { panic!("no list") };
@@ -226,9 +239,9 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
 #[test]
 fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
     let mut case = Case::new(false);
-    let mut config = Config::clone(&case.config);
+    let mut config = Config::clone(&case.peers.config);
     config.closed = vec!["b".to_owned()];
-    case.config = Arc::new(config);
+    case.set_config(config);
     let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
         panic!("it was refused")
     };
@@ -238,10 +251,10 @@ fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
 #[test]
 fn a_name_that_a_forward_needs_is_kept_as_removed() {
     let mut case = Case::new(false);
-    let mut config = Config::clone(&case.config);
+    let mut config = Config::clone(&case.peers.config);
     config.peers[0].origin = PeerOrigin::State;
-    case.config = Arc::new(config);
-    *case.peers.peers.lock().unwrap() = case.config.peers.clone();
+    case.set_config(config);
+    *case.peers.peers.lock().unwrap() = case.peers.config.peers.clone();
     fs::create_dir(case.folder.path().join("state")).unwrap();
     let text = format!("[[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n");
     fs::write(case.folder.path().join("state/peers.toml"), text).unwrap();
