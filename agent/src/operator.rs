@@ -68,7 +68,7 @@ impl Peers for Running {
         self.config.load_full()
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
+    fn reload(&self, _dry_run: bool) -> Result<Reloaded, Refused> {
         Err("this version does not reload".into())
     }
 

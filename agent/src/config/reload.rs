@@ -28,6 +28,18 @@ pub enum Effect {
     Restart,
 }
 
+impl Effect {
+    /// The effect, in JSON and in logs.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Now => "now",
+            Self::NextConnection => "next-connection",
+            Self::Restart => "restart",
+        }
+    }
+}
+
 /// What happened to a key, or to a table of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
