@@ -18,6 +18,7 @@ pub(crate) mod out;
 mod peer;
 mod pubkey;
 mod reach;
+mod reload;
 mod run;
 mod status;
 
@@ -38,6 +39,7 @@ enum Command {
     Run(run::Run),
     Demo(demo::Demo),
     Status(status::Status),
+    Reload(reload::Reload),
     Peer(peer::Peer),
     Bench(Box<bench::Bench>),
     Doctor(doctor::Doctor),
@@ -84,6 +86,7 @@ impl Cli {
             Command::Run(command) => command.execute(),
             Command::Demo(command) => command.execute(),
             Command::Status(command) => command.execute(),
+            Command::Reload(command) => command.execute(),
             Command::Peer(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),

@@ -35,6 +35,12 @@ mod file;
 mod peers;
 mod problem;
 pub mod reload;
+#[cfg(test)]
+mod reload_keys_tests;
+#[cfg(test)]
+mod reload_properties;
+#[cfg(test)]
+mod reload_tests;
 mod reload_values;
 mod resolve;
 pub mod state;

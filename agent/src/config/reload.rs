@@ -239,7 +239,7 @@ impl Differences {
 
 impl Service {
     /// Whether it serves anything: a removed one only keeps its place.
-    fn is_served(&self) -> bool {
+    pub(super) fn is_served(&self) -> bool {
         self.udp || self.tcp
     }
 }
@@ -397,7 +397,3 @@ fn name_of<'a>(peers: &'a [Peer], forward: &Forward) -> &'a str {
 fn leads_to(forward: &Forward, peer: &str) -> String {
     format!("service \"{}\" of peer \"{peer}\"", forward.service)
 }
-
-#[cfg(test)]
-#[path = "reload_tests.rs"]
-mod tests;
