@@ -1,7 +1,7 @@
 //! What holds of every reload, whatever the two files say: made from a seed, which a failure prints.
 
 use proptest::prelude::*;
-use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
     reload::{self, Effect, Kind},
