@@ -221,6 +221,20 @@ impl Control {
         }
     }
 
+    /// The operator wants so many handshakes of others at a time, at most.
+    pub fn set_most_handshakes(&mut self, most: usize) {
+        self.pending.set_most(most);
+    }
+
+    /// The operator wants so many streams of the other end at a time, at most, on every connection.
+    pub fn set_most_streams(&mut self, most: u32) {
+        for handle in self.handles() {
+            if let Some(quinn) = self.quinn(handle) {
+                quinn.set_max_concurrent_streams(Dir::Bi, most.into());
+            }
+        }
+    }
+
     /// Accepts no further connection: who dials meets silence, and whoever listens here next.
     pub fn stop_accepting(&mut self) {
         self.closed = true;
