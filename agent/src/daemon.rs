@@ -133,6 +133,7 @@ impl Daemon {
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
+        metrics.configured(&config.limits, SystemClock.unix_time());
         metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
         let (admin, admin_address) = match admin {
             Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
