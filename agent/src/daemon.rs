@@ -126,6 +126,8 @@ impl Daemon {
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
+            exchange: Arc::clone(&exchange),
+            reloading: Mutex::default(),
             refusals: Arc::clone(&refusals),
             since: now,
             clock: Arc::new(SystemClock),
@@ -429,7 +431,7 @@ fn clock() -> Instant {
 
 /// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use.
-fn raise_descriptor_limit(config: &Config) {
+pub(crate) fn raise_descriptor_limit(config: &Config) {
     let known = descriptors(config);
     match process::raise_descriptor_limit(known) {
         Ok(granted) if granted >= known => {}
