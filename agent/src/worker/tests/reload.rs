@@ -246,7 +246,9 @@ fn a_peer_that_was_shut_out_stays_out_until_the_configuration_forgets_its_key() 
     let nobody = text.split("[[peer]]").next().unwrap().to_owned();
     pair.world.reload(exit, &nobody).unwrap();
     pair.world.reload(exit, &text).unwrap();
-    pair.wait_for_lanes(1);
+    // Without traffic it dials every 15 s.
+    pair.world.run(Duration::from_secs(20));
+    assert!(pair.world.peer(pair.entry).connected);
 }
 
 #[test]
@@ -367,5 +369,4 @@ fn whatever_is_reloaded_in_whatever_order_the_accounts_balance_and_the_steady_fl
         case.run(100);
         case.assert_undisturbed();
     }
-    assert_ne!(CLIENT, SERVICE);
 }
