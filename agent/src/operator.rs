@@ -72,8 +72,8 @@ impl Peers for Running {
         self.config.load_full()
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
-        Ok(self.reload_now(false)?)
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        Ok(self.reload_now(dry_run)?)
     }
 
     fn status(&self) -> Status {

@@ -24,7 +24,13 @@ const SPAN: Duration = Duration::from_secs(10);
 const RATES: [u32; 4] = [20_000, 8_000, 2_000, 500];
 
 /// Sends at `rate` for `span`, lets `meanwhile` happen, and waits for what is under way; how many of how many arrived.
-fn send(client: &mut Client, rate: u32, span: Duration, echo: &Echo, meanwhile: impl FnOnce() + Send) -> (usize, usize) {
+fn send(
+    client: &mut Client,
+    rate: u32,
+    span: Duration,
+    echo: &Echo,
+    meanwhile: impl FnOnce() + Send,
+) -> (usize, usize) {
     const TICK: Duration = Duration::from_millis(2);
     let before = echo.arrivals().len();
     let ticks = u32::try_from(span.as_millis() / TICK.as_millis()).unwrap();
@@ -102,7 +108,10 @@ fn a_flow_at_a_rate_that_was_lossless_stays_so_through_reloads() {
     let numbers: Vec<u32> = echo.arrivals().iter().map(|arrival| arrival.number).collect();
     assert!(numbers.is_sorted_by(|one, next| one < next), "in order");
     let sources: Vec<SocketAddr> = echo.arrivals().iter().map(|arrival| arrival.source).collect();
-    assert!(sources.windows(2).all(|pair| pair[0] == pair[1]), "one flow, through the same socket at the exit");
+    assert!(
+        sources.windows(2).all(|pair| pair[0] == pair[1]),
+        "one flow, through the same socket at the exit"
+    );
     // What was reloaded works.
     Client::new(2, listen_other).reach();
     let Pair { .. } = Pair { entry, exit, underlay: listen };

@@ -27,6 +27,9 @@ use super::{
 };
 use crate::identity::{Endpoint, Identity};
 
+/// The hello that tells a peer our services holds at most this many.
+pub(super) const MAX_SERVICES: usize = 256;
+
 /// A configuration whose problems are still being collected.
 pub(super) struct Draft {
     report: Report,
@@ -243,8 +246,6 @@ impl Checks {
     }
 
     fn services(&mut self, file: Vec<Spanned<file::Service>>) -> Vec<Service> {
-        // The hello that tells a peer our services holds at most this many.
-        const MAX_SERVICES: usize = 256;
         if let Some(first) = file.get(MAX_SERVICES) {
             let problem = format!("more than {MAX_SERVICES} services");
             self.report.add("service", Some(first.span()), problem, "split them over several agents");

@@ -57,8 +57,13 @@ impl Peers for Fake {
         Arc::clone(&self.config)
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
-        if self.refuses { Err("there is no file".into()) } else { Ok(Reloaded::default()) }
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        let notes = if dry_run { vec!["a dry run".to_owned()] } else { Vec::new() };
+        if self.refuses {
+            Err("there is no file".into())
+        } else {
+            Ok(Reloaded { notes, ..Reloaded::default() })
+        }
     }
 
     fn status(&self) -> Status {
@@ -237,7 +242,7 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
 }
 
 #[test]
-fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
+fn the_ports_of_a_peer_that_comes_back_open_with_a_reload() {
     let mut case = Case::new(false);
     let mut config = Config::clone(&case.peers.config);
     config.closed = vec!["b".to_owned()];
@@ -245,7 +250,7 @@ fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
     let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
         panic!("it was refused")
     };
-    assert!(note.contains("open with the next start"), "{note}");
+    assert!(note.ends_with("open with culvert reload"), "{note}");
 }
 
 #[test]

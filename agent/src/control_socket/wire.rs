@@ -8,7 +8,11 @@ use serde_json::{Value, json};
 
 use super::status::Status;
 use crate::{
-    config::{self, Config, state::NewPeer},
+    config::{
+        self, Config,
+        reload::{Change, Kind},
+        state::NewPeer,
+    },
     roster::Origin,
 };
 
@@ -30,6 +34,12 @@ pub enum Request {
     PeerRemove {
         /// Its name.
         name: String,
+    },
+    /// Read the configuration again and follow it.
+    Reload {
+        /// Only say what would change.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        dry_run: bool,
     },
     /// What the agent is doing.
     Status {},
@@ -110,6 +120,13 @@ pub enum Answer {
         /// All of it.
         status: Box<Status>,
     },
+    /// The configuration was read again.
+    Reloaded {
+        /// What changed, or would change, in the order of the documented sections.
+        changes: Vec<ShownChange>,
+        /// What the operator should know all the same.
+        notes: Vec<String>,
+    },
     /// It was not done, or not all of it.
     Refused {
         /// Whether the request was wrong, and not the daemon's surroundings.
@@ -133,6 +150,35 @@ impl Answer {
     #[must_use]
     pub fn to_line(&self) -> String {
         to_line(self)
+    }
+}
+
+/// A line of the difference that a reload makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownChange {
+    /// What is concerned: `limits.flows`, `peer "exit": endpoints`, `service "dns"`.
+    pub what: String,
+    /// "added", "removed" or "changed".
+    pub kind: String,
+    /// What it was; left out of what is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// What it is now; left out of what is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// "now", "next-connection" (with the peer) or "restart" (until then the old value holds).
+    pub effect: String,
+}
+
+impl From<&Change> for ShownChange {
+    fn from(change: &Change) -> Self {
+        let (kind, from, to) = match &change.kind {
+            Kind::Added(new) => ("added", None, Some(new.clone())),
+            Kind::Removed(old) => ("removed", Some(old.clone()), None),
+            Kind::Changed(old, new) => ("changed", Some(old.clone()), Some(new.clone())),
+        };
+        let (what, effect) = (change.what.clone(), change.effect.label().to_owned());
+        Self { what, kind: kind.to_owned(), from, to, effect }
     }
 }
 
