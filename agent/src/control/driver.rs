@@ -226,12 +226,10 @@ impl Control {
         self.pending.set_most(most);
     }
 
-    /// The operator wants so many streams of the other end at a time, at most, on every connection.
-    pub fn set_most_streams(&mut self, most: u32) {
-        for handle in self.handles() {
-            if let Some(quinn) = self.quinn(handle) {
-                quinn.set_max_concurrent_streams(Dir::Bi, most.into());
-            }
+    /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
+    pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
+        if let Some(quinn) = self.quinn(handle) {
+            quinn.set_max_concurrent_streams(Dir::Bi, super::tls::streams_for(most));
         }
     }
 

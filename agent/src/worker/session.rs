@@ -199,6 +199,8 @@ impl Worker {
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
+        // The limit may have changed since the endpoint was made.
+        self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
         if key == self.identity.public_key() {
             if let Some(suppressed) = self.violation_log.allow(now) {
                 tracing::error!(

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::{CLIENT, ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM, harness::Udp, number_of, numbered};
+use super::{ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM, harness::Udp, number_of, numbered};
 use crate::{
     identity::Identity,
     roster::{Origin, RosterError},
