@@ -126,6 +126,8 @@ impl Daemon {
             snapshots: Arc::clone(&snapshots),
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
+            exchange: Arc::clone(&exchange),
+            reloading: Mutex::default(),
             refusals: Arc::clone(&refusals),
             since: now,
             clock: Arc::new(SystemClock),
@@ -133,6 +135,7 @@ impl Daemon {
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
+        metrics.configured(&config.limits, SystemClock.unix_time());
         metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
         let (admin, admin_address) = match admin {
             Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
@@ -428,7 +431,7 @@ fn clock() -> Instant {
 
 /// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use.
-fn raise_descriptor_limit(config: &Config) {
+pub(crate) fn raise_descriptor_limit(config: &Config) {
     let known = descriptors(config);
     match process::raise_descriptor_limit(known) {
         Ok(granted) if granted >= known => {}

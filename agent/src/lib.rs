@@ -27,6 +27,7 @@ pub mod operator;
 pub mod peer;
 pub mod probe;
 pub mod relay;
+pub mod reload;
 pub mod roster;
 pub mod task;
 pub mod timers;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -23,7 +23,7 @@ use crate::{
     relay::{Direction, DropReason},
     roster::{Listed, Origin, Roster},
     tunnel,
-    worker::{PeerSnapshot, Snapshots},
+    worker::{Exchange, PeerSnapshot, Snapshots},
 };
 
 /// What the daemon knows of itself.
@@ -40,6 +40,10 @@ pub struct Running {
     pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
+    /// How its workers are told.
+    pub exchange: Arc<Exchange>,
+    /// One reload at a time.
+    pub reloading: Mutex<()>,
     /// When it was started.
     pub since: Instant,
     /// Tells the time.
@@ -68,8 +72,8 @@ impl Peers for Running {
         self.config.load_full()
     }
 
-    fn reload(&self, _dry_run: bool) -> Result<Reloaded, Refused> {
-        Err("this version does not reload".into())
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        Ok(self.reload_now(dry_run)?)
     }
 
     fn status(&self) -> Status {

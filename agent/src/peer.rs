@@ -126,6 +126,8 @@ pub struct Peer {
     pub too_large: Option<TooLarge>,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
+    /// Our services that it was last told of.
+    pub told_services: Vec<messages::Service>,
     /// When the worker that dials it was last told that datagrams wait here.
     pub hurried: Option<Instant>,
     /// Until when datagrams wait for it at another worker, as far as that has said.

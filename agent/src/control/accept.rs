@@ -74,6 +74,10 @@ impl Pending {
         Self { begun: Vec::new(), most }
     }
 
+    pub(super) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
     fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
         self.begun.push((handle, agreement));
     }

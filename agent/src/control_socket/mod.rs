@@ -20,6 +20,7 @@ use crate::{
         state::{self, Edit},
     },
     identity::PublicKey,
+    reload::ReloadError,
     roster::{Listed, Origin},
 };
 
@@ -64,7 +65,7 @@ pub trait Peers: Send + Sync {
     /// says what that would be. One reload at a time: the signal asks for one from another thread.
     ///
     /// # Errors
-    /// What is wrong with the file, as a [`LoadError`], or what could not be done; nothing has changed then.
+    /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
 }
 
@@ -196,7 +197,10 @@ impl Desk {
             Ok(Reloaded { changes, notes }) => {
                 Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes }
             }
-            Err(error) => Answer::Refused { bad_input: error.is::<LoadError>(), error: error.to_string() },
+            Err(error) => {
+                let in_config = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
+                Answer::Refused { bad_input: in_config || error.is::<LoadError>(), error: error.to_string() }
+            }
         }
     }
 

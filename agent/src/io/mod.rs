@@ -71,6 +71,12 @@ pub trait Net {
         batch::MOST_SEGMENTS
     }
 
+    /// Takes sockets that were bound for this worker; [`Net::udp`] and [`Net::tcp_listen`] use them. A network that binds
+    /// by itself has no use for them.
+    fn adopt(&mut self, ports: ports::Ports) {
+        drop(ports);
+    }
+
     /// Listens for TCP connections.
     ///
     /// # Errors

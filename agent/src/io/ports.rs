@@ -118,6 +118,13 @@ pub fn is_own(address: SocketAddr) -> bool {
 }
 
 impl Ports {
+    /// Takes over what another share has.
+    pub(super) fn extend(&mut self, more: Self) {
+        let Self { udp, tcp } = more;
+        self.udp.extend(udp);
+        self.tcp.extend(tcp);
+    }
+
     /// The first socket of this role that was to be bound to this address; each is given once.
     pub(super) fn take_udp(&mut self, role: UdpRole, bind: SocketAddr) -> Option<Socket> {
         let index = self.udp.iter().position(|(of, at, _)| (*of, *at) == (role, bind))?;

@@ -219,6 +219,10 @@ metrics! {
 
     families {
         build_info: level "culvert_build_info" [version], "Always 1; the label is the program's version.";
+        reloads: counter "culvert_reloads_total" [outcome], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.";
+        reload_successful: level "culvert_config_last_reload_successful" [], "1 if the last reload put its configuration into effect, 0 if the old one still runs.";
+        reload_time: gauge "culvert_config_last_reload_success_timestamp_seconds" [], "When the configuration that runs was read, since the Unix epoch.";
+        limit: level "culvert_limit" [limit], "Ceilings of the section limits, by key; those that count.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.";
         workers: level "culvert_workers" [], "Threads that move packets.";
         datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.";

@@ -6,6 +6,7 @@
 //! | how does a worker's plain integer become a metric? | [`Published`], [`Level`], [`Counters`] here |
 //! | and its counts by size or age? | `histogram.rs` |
 //! | what about the process itself? | `process.rs` |
+//! | and the configuration: its limits, its reloads? | `configured.rs` |
 //!
 //! ```text
 //! worker: u64 += 1 per packet ──▶ handle.publish(total) per tick ──▶ shared atomic ──▶ /metrics
@@ -14,6 +15,7 @@
 //! Handles are bound once, to label values that the caller gives; several workers may bind the same values and add up.
 //! `docs/metrics.md` lists every family, and a test compares it with the registry.
 
+mod configured;
 mod families;
 mod histogram;
 mod process;
@@ -24,6 +26,7 @@ use prometheus::{
     proto::MetricType,
 };
 
+pub use configured::Reload;
 pub use families::{
     ControlMetrics, DecoyMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics,
     PeerMetrics, SocketMetrics, TcpDirectionMetrics, TunDirectionMetrics, WorkerMetrics,
@@ -63,7 +66,9 @@ impl Metrics {
         let families = Families::register(&mut registrar)?;
         registrar.collector(process::PROCESS_FAMILIES, process::ProcessCollector::new()?)?;
         families.build_info.with_label_values(&[version]).set(1);
-        Ok(Self { registry: registrar.registry, families, info: registrar.info })
+        let metrics = Self { registry: registrar.registry, families, info: registrar.info };
+        metrics.bind_reloads();
+        Ok(metrics)
     }
 
     /// The families, to bind handles from.

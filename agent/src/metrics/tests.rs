@@ -1,7 +1,12 @@
 //! The registry against `docs/metrics.md`, and what handles do to values.
 
+use std::time::Duration;
+
 use super::*;
-use crate::relay::Direction;
+use crate::{
+    config::{Limits, defaults},
+    relay::Direction,
+};
 
 const DOC: &str = include_str!("../../../docs/metrics.md");
 
@@ -131,4 +136,23 @@ fn the_version_and_the_process_are_shown() {
         assert!(shown.contains(&format!("# TYPE {} {}\n", family.name, family.kind_name())));
         assert!(shown.contains(&format!("\n{} ", family.name)), "{} has no value", family.name);
     }
+}
+
+#[test]
+fn reloads_are_counted_and_limits_are_shown() {
+    let metrics = metrics();
+    for outcome in Reload::ALL {
+        assert!(shows(&metrics, &format!("culvert_reloads_total{{outcome=\"{}\"}} 0", outcome.label())));
+    }
+    let limits = Limits { flows: 7, ..defaults::LIMITS };
+    metrics.configured(&limits, Duration::from_millis(1_700_000_000_500));
+    assert!(shows(&metrics, "culvert_limit{limit=\"flows\"} 7"));
+    assert!(shows(&metrics, "culvert_limit{limit=\"handshakes\"} 256"));
+    assert!(shows(&metrics, "culvert_config_last_reload_successful 1"));
+    assert!(shows(&metrics, "culvert_config_last_reload_success_timestamp_seconds 1700000000.5"));
+    metrics.reloaded(Reload::Refused);
+    assert!(shows(&metrics, "culvert_config_last_reload_successful 0"));
+    assert!(shows(&metrics, "culvert_reloads_total{outcome=\"refused\"} 1"));
+    metrics.reloaded(Reload::Done);
+    assert!(shows(&metrics, "culvert_config_last_reload_successful 1"));
 }

@@ -94,6 +94,12 @@ impl Board {
         }
     }
 
+    /// The peers are otherwise: the thread is to look at once.
+    pub fn look_again(&self) {
+        self.lock().changed = true;
+        self.changed.notify_one();
+    }
+
     /// Has the thread end.
     fn stop(&self) {
         self.lock().stopped = true;

@@ -110,7 +110,7 @@ pub(super) struct RelaySums {
     /// Sent, then received, by kind.
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the label's values.
-    pub(super) ended: [u64; 4],
+    pub(super) ended: [u64; 5],
     pub(super) moved: u64,
     /// Buckets of IP packets that went to another lane.
     pub(super) buckets_moved: u64,
@@ -130,7 +130,13 @@ impl RelaySums {
         for (sums, counts) in self.messages.iter_mut().zip([&stats.messages_sent, &stats.messages_received]) {
             add(sums, counts);
         }
-        let ended = [stats.flows_idle, stats.flows_closed, stats.flows_orphaned, stats.flows_removed];
+        let ended = [
+            stats.flows_idle,
+            stats.flows_closed,
+            stats.flows_orphaned,
+            stats.flows_removed,
+            stats.flows_reconfigured,
+        ];
         add(&mut self.ended, &ended);
         self.moved += stats.flows_moved;
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());

@@ -24,9 +24,9 @@ use zeroize::Zeroizing;
 
 use super::handover::{Parcel, Ring};
 use crate::{
-    config,
+    config::{self, Config},
     control::messages::{CloseReason, Hello, Service},
-    io::{Ready, Token},
+    io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::{PeerId, SessionId},
     relay::FlowRegistry,
@@ -72,6 +72,18 @@ pub(super) enum Order {
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
     /// A peer is known no more: all that it has ends.
     PeerRemoved { id: PeerId },
+    /// The operator wants a peer otherwise.
+    PeerChanged { id: PeerId, peer: Arc<config::Peer> },
+    /// The operator wants the agent otherwise.
+    Configured(Box<NewConfig>),
+}
+
+/// What a worker runs from now on.
+#[derive(Debug)]
+pub(super) struct NewConfig {
+    pub(super) config: Arc<Config>,
+    /// Its share of the ports that open with it.
+    pub(super) ports: Ports,
 }
 
 /// One opening of one lane of one session.
@@ -235,7 +247,7 @@ impl Exchange {
     }
 
     /// Gives every worker an order at one moment: none can act on it and name it to another that has not got it.
-    fn post_all(&self, order: impl Fn() -> Order) {
+    fn post_all(&self, mut order: impl FnMut() -> Order) {
         let mut boxes: Vec<_> = self.boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
         for orders in &mut boxes {
             orders.push_back(order());
@@ -262,6 +274,20 @@ impl Exchange {
     /// All workers are to end what a peer has. Only the roster says so.
     pub(crate) fn remove_peer(&self, id: PeerId) {
         self.post_all(|| Order::PeerRemoved { id });
+    }
+
+    /// All workers are to know a peer as `peer`. Only the roster says so.
+    pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
+        self.post_all(|| Order::PeerChanged { id, peer: Arc::clone(peer) });
+    }
+
+    /// All workers are to run `config`, each with its share of the ports that open with it.
+    pub(crate) fn configure(&self, config: &Arc<Config>, shares: Vec<Ports>) {
+        let mut shares = shares.into_iter();
+        self.post_all(|| {
+            let ports = shares.next().unwrap_or_default();
+            Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
+        });
     }
 
     /// The orders that wait for `worker`, oldest first.

@@ -10,6 +10,7 @@
 //! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
+//! | another configuration meanwhile | `reload.rs` |
 //! | what came to the wrong worker | `handover.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
@@ -80,6 +81,7 @@ mod orders;
 mod peers;
 mod plain;
 mod publish;
+mod reload;
 mod session;
 pub mod shell;
 mod start;
@@ -90,7 +92,7 @@ mod tests;
 mod tun;
 
 pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
-pub use doors::{Doors, Source, StreamKey, port_plan};
+pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
 pub(crate) use exchange::lock;
@@ -189,8 +191,8 @@ pub struct Worker {
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
     decoys: Option<decoy::Decoys>,
-    /// In the configuration's order.
-    listeners: Vec<(Box<dyn TcpListener>, Token)>,
+    /// By place in [`Config::tcp`]; none where the port is closed.
+    listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
     tcp_by_stream: FxHashMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
@@ -428,7 +430,7 @@ impl Worker {
                 self.watch_queue(peer, now);
             }
             Timer::Listener(place) => {
-                if let Some((_, token)) = self.listeners.get(place) {
+                if let Some(Some((_, token))) = self.listeners.get(place) {
                     self.run_queue.push_back(*token);
                 }
             }

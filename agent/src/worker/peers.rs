@@ -69,6 +69,7 @@ impl PeerMaker<'_> {
             tcp_streams: 0,
             too_large: None,
             known_services: None,
+            told_services: Vec::new(),
             resolve,
             dialled: None,
             failure: None,
@@ -128,6 +129,11 @@ impl Worker {
                 *current = id;
             }
         }
+        self.point_ingresses();
+    }
+
+    /// The local UDP ports lead to the peers that their forwards name.
+    pub(super) fn point_ingresses(&mut self) {
         for local in self.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
                 && let Some(forward) = self.config.udp.get(ingress.0 as usize)
@@ -266,7 +272,8 @@ impl Worker {
     }
 
     fn forwards_lead_to(&self, id: PeerId) -> bool {
-        self.config.udp.iter().chain(&self.config.tcp).any(|forward| self.forward_peer(forward) == id)
+        let mut open = self.config.udp.iter().chain(&self.config.tcp).filter(|forward| forward.open);
+        open.any(|forward| self.forward_peer(forward) == id)
     }
 
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.

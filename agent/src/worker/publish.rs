@@ -44,7 +44,7 @@ const HANDSHAKES: [&str; 6] = ["dialled", "accepted", "established", "failed", "
 const REFUSED_DATAGRAMS: [&str; 2] = ["unroutable", "answer_suppressed"];
 
 /// Why flows ended: the label `reason`.
-const FLOWS_ENDED: [&str; 4] = ["idle", "closed", "orphaned", "peer_removed"];
+const FLOWS_ENDED: [&str; 5] = ["idle", "closed", "orphaned", "peer_removed", "reconfigured"];
 
 /// Why a lane did not accept a packet: the label `reason`.
 const REFUSED_PACKETS: [&str; 7] =

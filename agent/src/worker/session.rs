@@ -35,7 +35,7 @@ use crate::{
         accept::{Acceptance, Admission},
         cid::ConnectionIds,
         driver::{Control, Event},
-        messages::{self, CloseReason, Features, Hello, Message, MessageError, Service},
+        messages::{self, CloseReason, Features, Hello, Message, MessageError},
         tls,
     },
     gate::{
@@ -199,6 +199,8 @@ impl Worker {
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
+        // The limit may have changed since the endpoint was made.
+        self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
         if key == self.identity.public_key() {
             if let Some(suppressed) = self.violation_log.allow(now) {
                 tracing::error!(
@@ -271,20 +273,18 @@ impl Worker {
     }
 
     /// What we say of ourselves to `peer`.
-    fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
-        let allowed = self.peers.get(peer.0 as usize).map_or(&[][..], |peer| &peer.config.services);
-        let services = allowed.iter().filter_map(|place| {
-            let service = self.config.services.get(*place)?;
-            let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
-            Some(Service { number: number(*place), name: service.name.to_string(), udp, tcp, idle })
-        });
+    fn hello(&mut self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
+        let services = self.services_for(peer);
+        if let Some(peer) = self.peers.get_mut(peer.0 as usize) {
+            peer.told_services.clone_from(&services);
+        }
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
             workers: u16::from(self.place.1),
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
-            services: services.collect(),
+            services,
             features: self.features(),
             possession,
         })
@@ -502,7 +502,7 @@ impl Worker {
     }
 
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes.
-    fn warn_of_missing_services(&mut self, id: PeerId) {
+    pub(super) fn warn_of_missing_services(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered = peer.session.as_ref().map(|session| session.hello.services.clone());
         if offered == peer.known_services {
@@ -519,7 +519,8 @@ impl Worker {
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
         for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
-            if self.forward_peers.get(forward.peer) == Some(&id) && !offers(&forward.service, udp) {
+            let leads_here = forward.open && self.forward_peers.get(forward.peer) == Some(&id);
+            if leads_here && !offers(&forward.service, udp) {
                 tracing::warn!(
                     peer = &*peer.name,
                     service = &*forward.service,
@@ -624,7 +625,7 @@ impl Worker {
     }
 
     /// Ends a flow and tells the far end.
-    fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
+    pub(super) fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(id, now) {

@@ -260,7 +260,7 @@ impl Worker {
         for (place, forward) in config.tcp.iter().enumerate() {
             let listener =
                 self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push(listener);
+            self.listeners.push(Some(listener));
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Worker {
         Addresses {
             transport: self.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self.listeners.iter().map(|(listener, _)| listener.local_addr()).collect(),
+            tcp: self.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
     }
 }

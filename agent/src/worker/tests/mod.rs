@@ -18,6 +18,7 @@ mod hostile;
 mod mtu;
 mod packing;
 mod recorded;
+mod reload;
 mod rogue;
 mod roster;
 mod siege;
