@@ -63,7 +63,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("log.format", "\"json\"", Restart),
     ("limits.flows_per_peer", "1", Now),
     ("limits.flows", "1", Now),
-    ("limits.tcp_streams_per_peer", "1", NextConnection),
+    ("limits.tcp_streams_per_peer", "1", Now),
     ("limits.pending_open_packets", "1", Now),
     ("limits.receive_buffer", "\"1MiB\"", Restart),
     ("limits.peers", "999", Now),

@@ -311,10 +311,9 @@ impl Differences {
         Limits {
             flows_per_peer: self.plain("limits.flows_per_peer", now, &old.flows_per_peer, flows_per_peer),
             flows: self.plain("limits.flows", now, &old.flows, flows),
-            // QUIC was told how many streams the other end may open when the connection began.
             tcp_streams_per_peer: self.plain(
                 "limits.tcp_streams_per_peer",
-                Effect::NextConnection,
+                now,
                 &old.tcp_streams_per_peer,
                 tcp_streams_per_peer,
             ),

@@ -15,7 +15,7 @@ use std::{error::Error, sync::Arc};
 
 use crate::{
     config::{
-        self, AccessMode, Config, LoadError, PeerOrigin,
+        self, AccessMode, Config, PeerOrigin,
         reload::Change,
         state::{self, Edit},
     },
@@ -26,6 +26,8 @@ use crate::{
 
 pub mod client;
 mod listener;
+#[cfg(test)]
+mod reload_tests;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -198,8 +200,8 @@ impl Desk {
                 Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes }
             }
             Err(error) => {
-                let in_config = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
-                Answer::Refused { bad_input: in_config || error.is::<LoadError>(), error: error.to_string() }
+                let bad_input = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
+                Answer::Refused { bad_input, error: error.to_string() }
             }
         }
     }

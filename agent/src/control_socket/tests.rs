@@ -327,7 +327,10 @@ fn messages_are_lines_that_carry_the_version() {
                    \"endpoints\":[],\"lanes\":0,\"services\":[]}]}";
     let Some(Answer::Peers { peers }) = Answer::from_line(listed) else { panic!("an older daemon's list") };
     assert_eq!(peers[0].allowed_ips, Vec::<String>::new());
-    for request in [Request::Status {}, Request::PeerList {}, add("a", KEY), remove("a")] {
+    let reload = |dry_run| Request::Reload { dry_run };
+    for request in
+        [Request::Status {}, Request::PeerList {}, reload(true), reload(false), add("a", KEY), remove("a")]
+    {
         assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
     }
     let status = Answer::Status { status: Box::new(full_status()) };
