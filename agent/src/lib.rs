@@ -28,6 +28,8 @@ pub mod peer;
 pub mod probe;
 pub mod relay;
 pub mod roster;
+pub mod run;
+pub mod service;
 pub mod task;
 pub mod timers;
 pub mod tunnel;
