@@ -1,4 +1,4 @@
-//! The daemon: the ports, a thread per worker, one for the admin server, signals.
+//! The daemon: the ports, a thread per worker, one for the admin server.
 
 use std::{
     net::SocketAddr,
@@ -13,7 +13,6 @@ use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
 use tokio::{
     runtime,
-    signal::unix::{SignalKind, signal},
     sync::{oneshot, watch},
 };
 
@@ -35,6 +34,7 @@ use crate::{
     metrics::Metrics,
     operator::Running,
     roster::Roster,
+    service::Summary,
     tunnel::Tunnel,
     worker::{
         Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, TunSetup, Worker,
@@ -197,6 +197,23 @@ impl Daemon {
         Arc::clone(&self.running)
     }
 
+    /// Who of its parts is alive.
+    #[must_use]
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
+    }
+
+    /// What the workers last published, in a line.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        Summary { peers: self.roster.list().len(), ..self.snapshots.summary() }
+    }
+
+    /// Says that a worker has ended by itself, whichever; there is one to be had.
+    pub fn worker_ended(&mut self) -> Option<oneshot::Receiver<()>> {
+        self.worker_ended.take()
+    }
+
     /// Stops: sends what waits, tells the peers, and returns what was published last.
     ///
     /// # Errors
@@ -346,36 +363,6 @@ impl WorkerStart {
             }
         });
     }
-}
-
-/// Runs the daemon until SIGTERM or SIGINT.
-///
-/// # Errors
-/// What kept it from starting, or that a thread of it died.
-pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
-    let runtime =
-        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-    let mut signals = {
-        let _guard = runtime.enter();
-        [SignalKind::terminate(), SignalKind::interrupt()].map(signal)
-    };
-    let mut daemon = Daemon::start(config, identity)?;
-    let ended = daemon.worker_ended.take();
-    let unexpected = runtime.block_on(async {
-        let [terminate, interrupt] = &mut signals;
-        let (Ok(terminate), Ok(interrupt), Some(ended)) = (terminate, interrupt, ended) else { return true };
-        tokio::select! {
-            _ = terminate.recv() => false,
-            _ = interrupt.recv() => false,
-            _ = ended => true,
-        }
-    });
-    if unexpected {
-        return Err(anyhow!("a worker ended by itself; see the log"));
-    }
-    daemon.stop()?;
-    tracing::info!("stopped");
-    Ok(())
 }
 
 /// Makes the control socket. At the default path a folder that is missing or closed to us is only worth a warning:

@@ -29,6 +29,8 @@ pub mod probe;
 pub mod relay;
 pub mod reload;
 pub mod roster;
+pub mod run;
+pub mod service;
 pub mod task;
 pub mod timers;
 pub mod tunnel;

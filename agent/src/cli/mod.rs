@@ -54,6 +54,8 @@ enum Failure {
     Input(String),
     /// Everything else: 1.
     Runtime(anyhow::Error),
+    /// The same, and the operator was told in the log.
+    Logged,
 }
 
 impl From<LoadError> for Failure {
@@ -106,6 +108,7 @@ impl Cli {
                 out::complain(&format_args!("culvert: {error:#}"));
                 ExitCode::FAILURE
             }
+            Err(Failure::Logged) => ExitCode::FAILURE,
         }
     }
 }

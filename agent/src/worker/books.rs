@@ -16,6 +16,7 @@ use crate::{
     peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
+    service::Summary,
 };
 
 /// Handshakes by what this end saw of them.
@@ -317,6 +318,23 @@ impl Snapshots {
             }
         }
         sum
+    }
+
+    /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
+        let mut summary = Summary::default();
+        for place in 0..places {
+            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
+            let current = seen.clone().map(|peer| peer.generation).max();
+            let seen = seen.filter(|peer| Some(peer.generation) == current);
+            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
+            let removed = seen.clone().any(|peer| peer.removed);
+            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
+        }
+        summary
     }
 
     /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
