@@ -9,8 +9,7 @@
 //! An event is one line in each of them: what a peer or a file had to say cannot begin another.
 
 use std::{
-    env,
-    fmt,
+    env, fmt,
     io::{self, IsTerminal},
     sync::OnceLock,
     time::{Duration, Instant},

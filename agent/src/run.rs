@@ -18,11 +18,8 @@ use tokio::{
 
 use crate::{
     clock::{Clock, SystemClock},
-    config::{
-        Config,
-        reload::{Change, Effect, Kind},
-    },
-    control_socket::{Peers, Refused, Reloaded},
+    config::Config,
+    control_socket::{Peers, Reloaded},
     daemon::Daemon,
     identity::Identity,
     service::{ReloadEnd, Service},
@@ -85,7 +82,8 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
     })
 }
 
-const CUT_SHORT: &str = "ended at once by a second signal: the peers may not know, and notice it in half a second";
+const CUT_SHORT: &str =
+    "ended at once by a second signal: the peers may not know, and notice it in half a second";
 
 /// Follows SIGHUP and tells the service manager how it stands, for ever.
 async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal) {
@@ -121,13 +119,9 @@ async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal
 
 /// Reloads on a thread of its own, which may have to wait for a disk or for the workers: meanwhile the watchdog is told.
 fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<ReloadEnd>> {
-    let work = move || {
-        let outcome = running.reload();
-        say_reload(&outcome);
-        match outcome {
-            Ok(Reloaded { changes, .. }) => ReloadEnd::Done { changes: changes.len() },
-            Err(_) => ReloadEnd::Failed,
-        }
+    let work = move || match running.reload(false) {
+        Ok(Reloaded { changes, .. }) => ReloadEnd::Done { changes: changes.len() },
+        Err(_) => ReloadEnd::Failed,
     };
     match on_a_thread("culvert-reload", work) {
         Ok(end) => Some(end),
@@ -135,40 +129,6 @@ fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<
             tracing::error!(error = format!("{error:#}"), "cannot reload; nothing was changed");
             None
         }
-    }
-}
-
-/// Writes into the log what a reload did, in one line per change or per problem.
-pub fn say_reload(outcome: &Result<Reloaded, Refused>) {
-    match outcome {
-        Ok(Reloaded { changes, notes }) => {
-            changes.iter().for_each(say_change);
-            for note in notes {
-                tracing::warn!("reload: {note}");
-            }
-            let restart = changes.iter().filter(|change| change.effect == Effect::Restart).count();
-            tracing::info!(changes = changes.len(), waiting_for_restart = restart, "reloaded");
-        }
-        Err(error) => {
-            let error = error.to_string();
-            for problem in error.lines().filter(|line| !line.trim().is_empty()) {
-                tracing::error!("cannot reload: {problem}");
-            }
-            tracing::error!("the reload failed and nothing was changed (remedy: see the lines above; culvert check)");
-        }
-    }
-}
-
-fn say_change(Change { what, kind, effect }: &Change) {
-    let effect = match effect {
-        Effect::Now => "now",
-        Effect::NextConnection => "with the next connection",
-        Effect::Restart => "with the next start",
-    };
-    match kind {
-        Kind::Added(new) => tracing::info!(new, effect, "reload: {what} added"),
-        Kind::Removed(old) => tracing::info!(old, effect, "reload: {what} removed"),
-        Kind::Changed(old, new) => tracing::info!(old, new, effect, "reload: {what} changed"),
     }
 }
 

@@ -52,7 +52,9 @@ fn ready_reloading_and_stopping_are_told_in_turn() {
     service.ready(SUMMARY, clock.now());
     assert_eq!(manager.told(), ["READY=1\nSTATUS=2 of 3 peers connected, 7 flows"]);
     service.reloading(clock.now());
-    let [reloading] = &manager.told()[..] else { panic!("one datagram: MONOTONIC_USEC belongs to RELOADING") };
+    let [reloading] = &manager.told()[..] else {
+        panic!("one datagram: MONOTONIC_USEC belongs to RELOADING")
+    };
     let lines: Vec<&str> = reloading.lines().collect();
     let ["RELOADING=1", since, "STATUS=reloading"] = lines[..] else { panic!("{reloading:?}") };
     let since = since.strip_prefix("MONOTONIC_USEC=").unwrap().parse::<u64>().unwrap();
