@@ -110,6 +110,8 @@ metrics! {
     group PeerMetrics(peer) {
         peer_connected: level "culvert_peer_connected", "Established control connections of the peer.";
         peer_endpoints: gauge "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.";
+        peer_lanes: gauge "culvert_peer_lanes", "Lanes of the peer that carry payloads.";
+        peer_lanes_wanted: gauge "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.";
         peer_rtt: gauge "culvert_peer_rtt_seconds", "Smoothed round-trip time of the control connection.";
         flows: level "culvert_flows", "UDP sessions now known, of both openers.";
         flows_opened: counter "culvert_flows_opened_total", "Flows opened, of both openers.";
@@ -262,7 +264,7 @@ metrics! {
         tun_dropped: counter "culvert_tun_dropped_packets_total" [reason], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.";
         tun_answers: counter "culvert_tun_icmp_sent_total" [kind], "ICMP messages sent to senders of IP packets that could not be carried, by kind.";
         tun_kernel_dropped: counter "culvert_tun_kernel_dropped_packets_total" [direction], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).";
-        tun_device: level "culvert_tun_device" [], "1 while the agent has its TUN device, 0 if there is none in the configuration or somebody removed it.";
+        tun_device: level "culvert_tun_device" [], "1 while the agent has its TUN device, 0 once somebody removed it; not there without a section tun.";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -187,6 +187,8 @@ impl Publisher {
             handles.totals.queue_age.set(0.0);
             handles.totals.queue_limit_age.set(0.0);
             handles.totals.peer_endpoints.set(0.0);
+            handles.totals.peer_lanes.set(0.0);
+            handles.totals.peer_lanes_wanted.set(0.0);
         }
     }
 
@@ -287,6 +289,9 @@ impl Worker {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
                 handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
+                let pool = peer.link.as_ref().map(|link| &link.pool);
+                handles.totals.peer_lanes.set(pool.map_or(0.0, |pool| f64::from(pool.up.count_ones())));
+                handles.totals.peer_lanes_wanted.set(pool.map_or(0.0, |pool| f64::from(pool.wanted)));
                 handles.totals.peer_endpoints.set(peer.config.endpoints.len() as f64);
                 handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }

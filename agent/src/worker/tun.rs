@@ -201,7 +201,6 @@ impl TunHandles {
         let directions = Direction::ALL.map(Direction::label);
         // The device's keeper counts them; without a device they stay at 0.
         Counters::bind(&families.tun_kernel_dropped, &[], &directions);
-        families.tun_device.with_label_values(&[] as &[&str]);
         Self {
             directions: Direction::ALL.map(|direction| TunDirectionMetrics::bind(metrics, direction.label())),
             dropped: Counters::bind(&families.tun_dropped, &[], &TunDrop::LABELS),
