@@ -87,6 +87,11 @@ impl Pending {
         self.begun.retain(|(begun, _)| *begun != handle);
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.begun.len()
+    }
+
     fn room(&self) -> Room {
         match self.begun.len() {
             under_way if under_way >= self.most => Room::Full,

@@ -174,11 +174,13 @@ impl Tunnel {
             dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
             health: Arc::clone(health),
             ready: metrics.families().ready.with_label_values(&[] as &[&str]),
+            present: metrics.families().tun_device.with_label_values(&[] as &[&str]),
             narrow: Narrow::default(),
             device: Device::Up,
             said: Said::default(),
         };
         keeper.begin()?;
+        keeper.present.set(1);
         let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
@@ -226,6 +228,7 @@ struct Keeper {
     dropped: Counters,
     health: Arc<Health>,
     ready: IntGauge,
+    present: IntGauge,
     narrow: Narrow,
     device: Device,
     said: Said,
@@ -316,6 +319,7 @@ impl Keeper {
     fn say_gone(&self) {
         self.health.set_ready(false);
         self.ready.set(0);
+        self.present.set(0);
         tracing::warn!(
             name = &*self.tun.name,
             "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"

@@ -10,7 +10,7 @@ use quic_core::LaneStats;
 
 use super::{handover::Kind, streams::TcpRefusal};
 use crate::{
-    control::messages::MessageError,
+    control::{Traffic, messages::MessageError},
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
     peer::{Failure, PeerId},
@@ -165,6 +165,8 @@ pub(super) struct Totals {
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
     pub(super) tcp: TcpTotals,
+    /// Of control connections, when last looked at.
+    pub(super) control: Traffic,
 }
 
 impl Totals {
@@ -406,6 +408,8 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.mtu_probes_lost += lane.mtu_probes_lost;
     sum.black_holes += lane.black_holes;
     sum.window_overflows += lane.window_overflows;
+    sum.key_updates_initiated += lane.key_updates_initiated;
+    sum.key_updates_followed += lane.key_updates_followed;
     sum.duplicates += lane.duplicates;
     sum.too_old += lane.too_old;
     sum.header_errors += lane.header_errors;
