@@ -6,5 +6,6 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod manual;
 mod peer;
 mod run;
