@@ -31,9 +31,43 @@ pub(super) fn help(name: &str) -> String {
 }
 
 /// Where to begin: on the page of `culvert` itself.
-pub(super) const FIRST_STEPS: &[Example] = &[to("see it work, without root", "culvert demo")];
+pub(super) const FIRST_STEPS: &[Example] = &[
+    to("see it work, without root", "culvert demo"),
+    to("on the exit", "culvert init --role exit --tun"),
+    to(
+        "on the entry, with the link that the exit printed",
+        concat!("culvert init --role entry --tun --peer culvert://exit.example.net:4433/", key!()),
+    ),
+    to(
+        "on the exit, with what the entry printed",
+        concat!("culvert peer add branch ", key!(), " --allowed-ip 10.9.0.2"),
+    ),
+    to("on both, unless a service manager does it", "culvert run --config /etc/culvert/agent.toml"),
+];
 
 const EXAMPLES: &[(&str, &[Example])] = &[
+    (
+        "init",
+        &[
+            to("an exit with a tunnel", "culvert init --role exit --tun"),
+            to(
+                "an entry of it, with the link that the exit printed",
+                concat!("culvert init --role entry --tun --peer culvert://exit.example.net:4433/", key!()),
+            ),
+            to("an exit with a service", "culvert init --role exit --service dns=127.0.0.1:53"),
+            to(
+                "an entry for it: a local port that stands for the service",
+                concat!(
+                    "culvert init --role entry --udp 127.0.0.1:5300=dns --peer culvert://exit.example.net:4433/",
+                    key!()
+                ),
+            ),
+            to(
+                "IPv4 and IPv6 in the tunnel, behind a router that forwards the port",
+                "culvert init --role exit --tun --tun fd09::1/64 --advertise gw.example.net:4433",
+            ),
+        ],
+    ),
     ("keygen", &[to("a new identity", "culvert keygen --out /etc/culvert/identity.key")]),
     ("pubkey", &[to("what others need to know of it", "culvert pubkey /etc/culvert/identity.key")]),
     ("link", &[to("what to give to those who dial us", "culvert link --config /etc/culvert/agent.toml")]),

@@ -14,6 +14,7 @@ mod completions;
 mod demo;
 mod doctor;
 mod examples;
+mod init;
 mod keygen;
 mod link;
 mod manual;
@@ -34,6 +35,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_long_help = examples::help("init"))]
+    Init(init::Init),
     #[command(after_long_help = examples::help("keygen"))]
     Keygen(keygen::Keygen),
     #[command(after_long_help = examples::help("pubkey"))]
@@ -94,6 +97,7 @@ impl Cli {
     #[must_use]
     pub fn execute(self) -> ExitCode {
         let outcome = match self.command {
+            Command::Init(command) => command.execute(),
             Command::Keygen(command) => command.execute(),
             Command::Pubkey(command) => command.execute(),
             Command::Link(command) => command.execute(),
