@@ -10,10 +10,14 @@ use crate::config::{LoadError, state::StateError};
 
 mod bench;
 mod check;
+mod completions;
 mod demo;
 mod doctor;
+mod examples;
+mod init;
 mod keygen;
 mod link;
+mod manual;
 pub(crate) mod out;
 mod peer;
 mod pubkey;
@@ -32,17 +36,34 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_long_help = examples::help("init"))]
+    Init(init::Init),
+    #[command(after_long_help = examples::help("keygen"))]
     Keygen(keygen::Keygen),
+    #[command(after_long_help = examples::help("pubkey"))]
     Pubkey(pubkey::Pubkey),
+    #[command(after_long_help = examples::help("link"))]
     Link(link::Link),
+    #[command(after_long_help = examples::help("check"))]
     Check(check::Check),
+    #[command(after_long_help = examples::help("run"))]
     Run(run::Run),
+    #[command(after_long_help = examples::help("demo"))]
     Demo(demo::Demo),
+    #[command(after_long_help = examples::help("status"))]
     Status(status::Status),
+    #[command(after_long_help = examples::help("reload"))]
     Reload(reload::Reload),
+    #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
+    #[command(after_long_help = examples::help("bench"))]
     Bench(Box<bench::Bench>),
+    #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
+    #[command(after_long_help = examples::help("completions"))]
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Manual(manual::Manual),
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -81,6 +102,7 @@ impl Cli {
     #[must_use]
     pub fn execute(self) -> ExitCode {
         let outcome = match self.command {
+            Command::Init(command) => command.execute(),
             Command::Keygen(command) => command.execute(),
             Command::Pubkey(command) => command.execute(),
             Command::Link(command) => command.execute(),
@@ -92,6 +114,8 @@ impl Cli {
             Command::Peer(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),
+            Command::Completions(command) => command.execute(),
+            Command::Manual(command) => command.execute(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
