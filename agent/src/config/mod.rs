@@ -8,6 +8,7 @@
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what a reload changes | `reload.rs` |
+//! | how many files it may keep open | `descriptors.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
@@ -30,6 +31,7 @@ mod access;
 mod access_tests;
 mod checks;
 pub mod defaults;
+mod descriptors;
 mod field;
 mod file;
 mod peers;

@@ -18,6 +18,7 @@
 //! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process | `process.rs` |
+//! | what this host can do, tried without changing it | `host.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
@@ -35,6 +36,7 @@ pub mod alarm;
 pub mod batch;
 mod delivery;
 pub mod folder;
+pub mod host;
 pub mod journal;
 pub mod kernel;
 pub mod memory;
