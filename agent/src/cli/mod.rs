@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 //!
-//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration.
+//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration. `doctor` has its own reading of them:
+//! 0 nothing above a note · 1 warnings · 2 errors, which are what keeps the agent from starting or a peer from being reached.
 
 use std::process::ExitCode;
 
@@ -52,6 +53,8 @@ enum Failure {
     Input(String),
     /// Everything else: 1.
     Runtime(anyhow::Error),
+    /// The command has printed what it found, and ends with this code.
+    Found(u8),
 }
 
 impl From<LoadError> for Failure {
@@ -103,6 +106,7 @@ impl Cli {
                 out::complain(&format_args!("culvert: {error:#}"));
                 ExitCode::FAILURE
             }
+            Err(Failure::Found(code)) => ExitCode::from(code),
         }
     }
 }

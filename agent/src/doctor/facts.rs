@@ -360,3 +360,14 @@ pub enum Answer {
         causes: String,
     },
 }
+
+impl Endpoint {
+    /// The ways to its addresses, those that there are.
+    pub(super) fn ways(&self) -> impl Iterator<Item = &Way> {
+        let addresses = match &self.lookup {
+            Lookup::Found(addresses) => addresses.as_slice(),
+            Lookup::Unasked | Lookup::Failed(_) => &[],
+        };
+        addresses.iter().filter_map(|address| address.way.as_ref().ok())
+    }
+}

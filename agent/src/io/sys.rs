@@ -623,9 +623,8 @@ pub(super) fn path_mtu(socket: BorrowedFd<'_>, v6: bool) -> io::Result<u32> {
         if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
     let (mut mtu, mut len): (c_int, _) = (0, size_of::<c_int>() as socklen_t);
     // SAFETY: the kernel writes at most `len` bytes, which is the size of the int.
-    let result = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len)
-    };
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
     if result == 0 { Ok(mtu.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
 }
 
