@@ -12,6 +12,7 @@ pub mod control_socket;
 pub mod daemon;
 pub mod datapath;
 pub mod demo;
+pub mod doctor;
 pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

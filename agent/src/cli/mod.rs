@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 //!
-//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration.
+//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration. `doctor` has its own reading of them:
+//! 0 nothing above a note · 1 warnings · 2 errors, which are what keeps the agent from starting or a peer from being reached.
 
 use std::process::ExitCode;
 
@@ -77,6 +78,8 @@ enum Failure {
     Runtime(anyhow::Error),
     /// The same, and the operator was told in the log.
     Logged,
+    /// The command has printed what it found, and ends with this code.
+    Found(u8),
 }
 
 impl From<LoadError> for Failure {
@@ -133,6 +136,7 @@ impl Cli {
                 ExitCode::FAILURE
             }
             Err(Failure::Logged) => ExitCode::FAILURE,
+            Err(Failure::Found(code)) => ExitCode::from(code),
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what a reload changes | `reload.rs`; when each key takes effect: `reload_values.rs` |
+//! | how many files it may keep open | `descriptors.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
@@ -32,6 +33,7 @@ mod access_tests;
 mod checks;
 mod credential;
 pub mod defaults;
+mod descriptors;
 mod field;
 mod file;
 mod peers;
