@@ -355,6 +355,12 @@ impl Control {
         }
     }
 
+    /// Handshakes that others have begun and that are no session yet.
+    #[must_use]
+    pub fn handshakes(&self) -> usize {
+        self.pending.len()
+    }
+
     /// How many connections there are, draining ones included.
     #[must_use]
     pub fn len(&self) -> usize {
