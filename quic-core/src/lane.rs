@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay};
+use crate::ack::{
+    AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay,
+};
 use crate::congestion::{Congestion, PathState, Unlimited};
 use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};

@@ -20,6 +20,7 @@ mod pubkey;
 mod reach;
 mod run;
 mod status;
+mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]

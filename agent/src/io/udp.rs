@@ -18,7 +18,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole, UdpSocket, UdpStats,
+    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole, UdpSocket,
+    UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     ready::SourceWaker,
     sys::{self, Received, Scratch},
