@@ -124,6 +124,7 @@ impl Daemon {
             config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
             snapshots: Arc::clone(&snapshots),
+            inboxes: threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect(),
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
             exchange: Arc::clone(&exchange),

@@ -23,6 +23,7 @@ pub mod io;
 pub mod l3;
 pub mod lanes;
 pub mod log;
+pub mod meter;
 pub mod metrics;
 pub mod operator;
 pub mod peer;

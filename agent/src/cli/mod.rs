@@ -26,6 +26,7 @@ mod reach;
 mod reload;
 mod run;
 mod status;
+mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]

@@ -78,6 +78,10 @@ impl Pending {
         self.most = most;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.begun.len()
+    }
+
     fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
         self.begun.push((handle, agreement));
     }
@@ -85,11 +89,6 @@ impl Pending {
     /// A connection is a session now, or over.
     pub(super) fn end(&mut self, handle: ConnectionHandle) {
         self.begun.retain(|(begun, _)| *begun != handle);
-    }
-
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.begun.len()
     }
 
     fn room(&self) -> Room {

@@ -174,6 +174,33 @@ pub trait UdpSocket {
 
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
     fn kernel_drops(&self) -> u64;
+
+    /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
+    fn offload(&self, destination: SocketAddr) -> UdpOffload {
+        let _ = destination;
+        UdpOffload::default()
+    }
+}
+
+/// How the kernel moves the datagrams of a UDP socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpOffload {
+    /// Many datagrams in one message out (`UDP_SEGMENT`).
+    pub gso: Gso,
+    /// Many datagrams in one buffer in (`UDP_GRO`).
+    pub gro: bool,
+}
+
+/// Whether a socket sends with `UDP_SEGMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gso {
+    /// It does.
+    On,
+    /// The kernel has none, or `transport.gso` is off.
+    #[default]
+    Off,
+    /// Not to this destination, where it failed; it is tried again within a minute.
+    Failed,
 }
 
 /// One queue of a TUN device, not blocking.

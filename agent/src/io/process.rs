@@ -60,6 +60,17 @@ pub fn logs_to_journal(announced: &str) -> bool {
     announced == format!("{}:{}", metadata.dev(), metadata.ino())
 }
 
+/// Files that this process has open, and how many it may have.
+///
+/// # Errors
+/// The kernel's, where `/proc` is not mounted.
+pub fn descriptors() -> io::Result<(u64, u64)> {
+    // The listing holds a descriptor of its own while it counts.
+    let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok((open as u64, limit))
+}
+
 /// What the kernel calls this boot of the machine: 36 characters and a line feed.
 ///
 /// # Errors

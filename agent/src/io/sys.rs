@@ -532,6 +532,23 @@ pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
+/// Whether datagrams come joined by `UDP_GRO`.
+pub(super) fn gro(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut joined: c_int = 0;
+    let mut len = size_of_val(&joined) as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the integer's size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_GRO,
+            (&raw mut joined).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(joined != 0) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Whether each buffer comes with the time at which the kernel got it. From the first time on it stamps what comes in
 /// for as long as the socket lives, whether it tells or not.
 pub(super) fn set_timestamps(socket: BorrowedFd<'_>, told: bool) -> io::Result<()> {

@@ -240,6 +240,7 @@ impl Worker {
         self.see_to_roster(now);
         self.see_to_tun(now);
         self.take_stock(now);
+        self.look_at_meters(now);
         self.gate.expire(now);
         if let Some(error) = self.gate.take_journal_error() {
             self.metrics.own.gate_journal_errors.count();
