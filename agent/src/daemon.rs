@@ -19,6 +19,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Health},
+    capture::Captures,
     clock::{Clock, SystemClock},
     config::{AccessMode, Config, Peer, defaults},
     control::tls::TlsIdentity,
@@ -127,6 +128,7 @@ impl Daemon {
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
             refusals: Arc::clone(&refusals),
+            captures: Captures::new(Arc::clone(&roster), Arc::clone(&exchange), Arc::new(SystemClock)),
             since: now,
             clock: Arc::new(SystemClock),
         });

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use prometheus::{IntCounterVec, core::Collector as _};
 
 use crate::{
+    capture::Captures,
     clock::Clock,
     config::{self, Config},
     control_socket::{
@@ -40,6 +41,8 @@ pub struct Running {
     pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
+    /// What operators look at.
+    pub captures: Captures,
     /// When it was started.
     pub since: Instant,
     /// Tells the time.
@@ -70,6 +73,10 @@ impl Peers for Running {
 
     fn reload(&self) -> Result<Reloaded, Refused> {
         Err("this version does not reload".into())
+    }
+
+    fn captures(&self) -> &Captures {
+        &self.captures
     }
 
     fn status(&self) -> Status {

@@ -14,6 +14,7 @@
 use std::{error::Error, sync::Arc};
 
 use crate::{
+    capture::{self, Captures},
     config::{
         self, AccessMode, Config, PeerOrigin,
         reload::Change,
@@ -65,6 +66,9 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// What is wrong with the file, or what could not be done; nothing has changed then.
     fn reload(&self) -> Result<Reloaded, Refused>;
+
+    /// What operators look at.
+    fn captures(&self) -> &Captures;
 }
 
 /// What a reload did.
@@ -97,6 +101,18 @@ impl Desk {
             Ok(Request::PeerAdd(new)) => self.add(&new.into()),
             Ok(Request::PeerRemove { name }) => self.remove(&name),
             Ok(Request::Status {}) => Answer::Status { status: Box::new(self.peers.status()) },
+            Ok(Request::QlogStart(start)) => {
+                let started = self.peers.captures().start(&start.into(), &self.peers.config());
+                started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
+            }
+            Ok(Request::QlogTake { id }) => {
+                let taken = self.peers.captures().take(id);
+                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken.into()))
+            }
+            Ok(Request::QlogStop { id }) => {
+                let stopped = self.peers.captures().stop(id);
+                stopped.map_or_else(|refusal| no_capture(&refusal), |()| Answer::Done { note: None })
+            }
             Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
         }
     }
@@ -233,6 +249,10 @@ pub fn still_named(name: &str) -> String {
         "a [[udp]] or [[tcp]] of the configuration still names {name:?}: what comes to its port is dropped, and after a restart \
          the port stays closed"
     )
+}
+
+fn no_capture(refusal: &capture::Refusal) -> Answer {
+    Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
 }
 
 fn failed(error: &(impl ToString + ?Sized)) -> Answer {

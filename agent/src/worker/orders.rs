@@ -116,6 +116,7 @@ impl Worker {
             }
             Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
             Order::PeerRemoved { id } => self.peer_removed(id, now),
+            Order::Capture(capture) => self.capture(capture, now),
         }
     }
 
