@@ -69,10 +69,16 @@ impl Tap {
 }
 
 /// What quinn-proto writes the records of one connection to. Its header is not ours, and is left out.
-struct Writer {
+pub(super) struct Writer {
     capture: Arc<Capture>,
     record: Vec<u8>,
     header: bool,
+}
+
+impl Writer {
+    pub(super) fn new(capture: Arc<Capture>) -> Self {
+        Self { capture, record: Vec::new(), header: true }
+    }
 }
 
 impl Write for Writer {
@@ -124,8 +130,7 @@ impl Taps {
         let capture = running.iter().find(|capture| capture.peer == peer && !capture.is_over(now))?;
         capture.begin();
         let mut config = QlogConfig::default();
-        let writer = Writer { capture: Arc::clone(capture), record: Vec::new(), header: true };
-        config.writer(Box::new(writer)).start_time(capture.since);
+        config.writer(Box::new(Writer::new(Arc::clone(capture)))).start_time(capture.since);
         config.into_stream()
     }
 

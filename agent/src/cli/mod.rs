@@ -17,6 +17,7 @@ mod link;
 pub(crate) mod out;
 mod peer;
 mod pubkey;
+mod qlog;
 mod reach;
 mod run;
 mod status;
@@ -39,6 +40,7 @@ enum Command {
     Demo(demo::Demo),
     Status(status::Status),
     Peer(peer::Peer),
+    Qlog(qlog::Qlog),
     Bench(Box<bench::Bench>),
     Doctor(doctor::Doctor),
 }
@@ -85,6 +87,7 @@ impl Cli {
             Command::Demo(command) => command.execute(),
             Command::Status(command) => command.execute(),
             Command::Peer(command) => command.execute(),
+            Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),
         };

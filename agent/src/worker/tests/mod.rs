@@ -7,6 +7,7 @@ use std::{
 
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
+mod capture;
 mod crew;
 mod decoy;
 mod decoy_load;
