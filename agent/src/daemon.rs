@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Health},
+    capture::Captures,
     clock::{Clock, SystemClock},
     config::{Config, defaults},
     control::tls::TlsIdentity,
@@ -130,6 +131,7 @@ impl Daemon {
             exchange: Arc::clone(&exchange),
             reloading: Mutex::default(),
             refusals: Arc::clone(&refusals),
+            captures: Captures::new(Arc::clone(&roster), Arc::clone(&exchange), Arc::new(SystemClock)),
             since: now,
             clock: Arc::new(SystemClock),
         });

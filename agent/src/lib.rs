@@ -4,6 +4,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -8,5 +8,6 @@ mod demo;
 mod doctor;
 mod manual;
 mod peer;
+mod qlog;
 mod reload;
 mod run;

@@ -89,6 +89,20 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         ],
     ),
     (
+        "qlog",
+        &[
+            to("a lane, for ten seconds", "culvert qlog exit --lane 0 --for 10s"),
+            to("the next handshake with a peer, now", "culvert qlog exit --control --reconnect"),
+        ],
+    ),
+    (
+        "reload",
+        &[
+            to("what a changed configuration would do", "culvert reload --dry-run"),
+            to("do it", "culvert reload"),
+        ],
+    ),
+    (
         "peer",
         &[
             to("who is known", "culvert peer list"),

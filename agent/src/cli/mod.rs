@@ -22,6 +22,7 @@ mod manual;
 pub(crate) mod out;
 mod peer;
 mod pubkey;
+mod qlog;
 mod reach;
 mod reload;
 mod run;
@@ -58,6 +59,8 @@ enum Command {
     Reload(reload::Reload),
     #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
+    #[command(after_long_help = examples::help("qlog"))]
+    Qlog(qlog::Qlog),
     #[command(after_long_help = examples::help("bench"))]
     Bench(Box<bench::Bench>),
     #[command(after_long_help = examples::help("doctor"))]
@@ -116,6 +119,7 @@ impl Cli {
             Command::Status(command) => command.execute(),
             Command::Reload(command) => command.execute(),
             Command::Peer(command) => command.execute(),
+            Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),
             Command::Completions(command) => command.execute(),

@@ -14,6 +14,7 @@
 use std::{error::Error, sync::Arc};
 
 use crate::{
+    capture::{self, Captures},
     config::{
         self, AccessMode, Config, PeerOrigin,
         reload::Change,
@@ -69,6 +70,9 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
+
+    /// What operators look at.
+    fn captures(&self) -> &Captures;
 }
 
 /// What a reload did.
@@ -102,6 +106,18 @@ impl Desk {
             Ok(Request::PeerRemove { name }) => self.remove(&name),
             Ok(Request::Reload { dry_run }) => self.reload(dry_run),
             Ok(Request::Status(scope)) => self.status(&scope),
+            Ok(Request::QlogStart(start)) => {
+                let started = self.peers.captures().start(&start.into(), &self.peers.config());
+                started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
+            }
+            Ok(Request::QlogTake { id }) => {
+                let taken = self.peers.captures().take(id);
+                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken.into()))
+            }
+            Ok(Request::QlogStop { id }) => {
+                let stopped = self.peers.captures().stop(id);
+                stopped.map_or_else(|refusal| no_capture(&refusal), |()| Answer::Done { note: None })
+            }
             Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
         }
     }
@@ -258,6 +274,10 @@ pub fn still_named(name: &str) -> String {
         "a [[udp]] or [[tcp]] of the configuration still names {name:?}: what comes to its port is dropped, and a reload or a \
          restart closes the port"
     )
+}
+
+fn no_capture(refusal: &capture::Refusal) -> Answer {
+    Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
 }
 
 fn failed(error: &(impl ToString + ?Sized)) -> Answer {

@@ -19,14 +19,16 @@ struct Reloading {
     file: Mutex<String>,
     /// What is refused before the file is looked at.
     broken: bool,
+    captures: Captures,
 }
 
 impl Reloading {
     fn new(file: &str, broken: bool) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(file, folder.path()).unwrap();
+        let captures = tests::no_captures(&config);
         let (config, file) = (Mutex::new(Arc::new(config)), Mutex::new(file.to_owned()));
-        Arc::new(Self { folder, config, file, broken })
+        Arc::new(Self { folder, config, file, broken, captures })
     }
 
     fn write(&self, file: &str) {
@@ -48,7 +50,11 @@ impl Peers for Reloading {
         Ok(())
     }
 
-    fn status(&self, _: &crate::control_socket::status::Scope) -> Status {
+    fn captures(&self) -> &Captures {
+        &self.captures
+    }
+
+    fn status(&self, _: &Scope) -> Status {
         Status::default()
     }
 

@@ -16,7 +16,12 @@ use super::{
     wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
-use crate::peer::PeerId;
+use crate::{
+    clock::{Clock, ManualClock},
+    peer::PeerId,
+    roster::Roster,
+    worker::Exchange,
+};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -26,6 +31,7 @@ struct Fake {
     config: Arc<Config>,
     peers: Mutex<Vec<config::Peer>>,
     refuses: bool,
+    captures: Captures,
 }
 
 impl Peers for Fake {
@@ -64,9 +70,20 @@ impl Peers for Fake {
         }
     }
 
+    fn captures(&self) -> &Captures {
+        &self.captures
+    }
+
     fn status(&self, _: &Scope) -> Status {
         Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
     }
+}
+
+/// Captures of an agent that has one worker, which does nothing.
+pub(super) fn no_captures(config: &Config) -> Captures {
+    let clock = ManualClock::default();
+    let exchange = Exchange::new(1, config.peers.len(), clock.now());
+    Captures::new(Roster::new(config, PublicKey([9; 32])), exchange, Arc::new(clock))
 }
 
 /// A desk over fake peers, with its state in a folder.
@@ -87,13 +104,16 @@ impl Case {
         );
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
         let peers = Mutex::new(config.peers.clone());
-        Self { folder, peers: Arc::new(Fake { config, peers, refuses }) }
+        let captures = no_captures(&config);
+        Self { folder, peers: Arc::new(Fake { config, peers, refuses, captures }) }
     }
 
     fn set_config(&mut self, config: Config) {
         let peers =
             Mutex::new(self.peers.list().iter().map(|listed| config::Peer::clone(&listed.peer)).collect());
-        self.peers = Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses });
+        let captures = no_captures(&config);
+        self.peers =
+            Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses, captures });
     }
 
     fn desk(&self) -> Desk {

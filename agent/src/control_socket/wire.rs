@@ -3,11 +3,14 @@
 //! A reader ignores members of an answer that it does not know; a request with a member that is not known is refused,
 //! because ignoring it would do something else than what was asked for.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::status::{Scope, Status};
 use crate::{
+    capture::{self, Subject, Taken},
     config::{
         self, Config,
         reload::{Change, Kind},
@@ -43,6 +46,45 @@ pub enum Request {
     },
     /// What the agent is doing.
     Status(Scope),
+    /// Look at a lane or at the control connections of a peer.
+    QlogStart(QlogStart),
+    /// Give some of what a capture has.
+    QlogTake {
+        /// Which capture.
+        id: u64,
+    },
+    /// End a capture, and drop what it has.
+    QlogStop {
+        /// Which capture.
+        id: u64,
+    },
+}
+
+/// What [`Request::QlogStart`] is to look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QlogStart {
+    /// The peer's name.
+    pub peer: String,
+    /// Which lane; left out: its control connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<u8>,
+    /// For how long, in seconds.
+    pub seconds: u64,
+    /// End the control connection that there is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reconnect: bool,
+}
+
+impl From<QlogStart> for capture::Order {
+    fn from(start: QlogStart) -> Self {
+        Self {
+            peer: start.peer,
+            subject: start.lane.map_or(Subject::Control, Subject::Lane),
+            time: Duration::from_secs(start.seconds),
+            reconnect: start.reconnect,
+        }
+    }
 }
 
 /// The peer of [`Request::PeerAdd`].
@@ -127,6 +169,13 @@ pub enum Answer {
         /// What the operator should know all the same.
         notes: Vec<String>,
     },
+    /// A capture has begun.
+    QlogStarted {
+        /// Its name.
+        id: u64,
+    },
+    /// Some of what a capture has.
+    Qlog(QlogText),
     /// It was not done, or not all of it.
     Refused {
         /// Whether the request was wrong, and not the daemon's surroundings.
@@ -134,6 +183,28 @@ pub enum Answer {
         /// What is wrong, with a remedy.
         error: String,
     },
+}
+
+/// Some of a file, in the order in which it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QlogText {
+    /// Whole records.
+    pub text: String,
+    /// There is no more: the capture has ended.
+    pub done: bool,
+    /// There is more at once.
+    pub more: bool,
+    /// Events that are missing in it so far, because they came faster than they were taken.
+    pub lost: u64,
+    /// Lanes or connections that were recorded so far.
+    pub begun: u32,
+}
+
+impl From<Taken> for QlogText {
+    fn from(taken: Taken) -> Self {
+        let Taken { text, done, more, lost, begun } = taken;
+        Self { text, done, more, lost, begun }
+    }
 }
 
 impl Answer {

@@ -14,6 +14,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use crate::{
+    capture::Captures,
     clock::Clock,
     config::{self, Config},
     control_socket::{
@@ -46,6 +47,8 @@ pub struct Running {
     pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
+    /// What operators look at.
+    pub captures: Captures,
     /// How its workers are told.
     pub exchange: Arc<Exchange>,
     /// One reload at a time.
@@ -80,6 +83,10 @@ impl Peers for Running {
 
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
         Ok(self.reload_now(dry_run)?)
+    }
+
+    fn captures(&self) -> &Captures {
+        &self.captures
     }
 
     fn status(&self, scope: &Scope) -> Status {
