@@ -12,6 +12,7 @@ pub mod control_socket;
 pub mod daemon;
 pub mod datapath;
 pub mod demo;
+pub mod doctor;
 pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -22,6 +23,7 @@ pub mod io;
 pub mod l3;
 pub mod lanes;
 pub mod log;
+pub mod meter;
 pub mod metrics;
 pub mod operator;
 pub mod peer;
@@ -29,6 +31,8 @@ pub mod probe;
 pub mod relay;
 pub mod reload;
 pub mod roster;
+pub mod run;
+pub mod service;
 pub mod task;
 pub mod timers;
 pub mod tunnel;

@@ -20,6 +20,7 @@ use crate::{
     l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
+    meter::Meter,
     relay::DatagramRelay,
     roster::Origin,
     worker::Outgoing,
@@ -138,6 +139,8 @@ pub struct Peer {
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended.
     pub failure: Option<Arc<Failure>>,
+    /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
+    pub meter: Meter<6>,
     /// The brake on what is logged about its attempts.
     pub attempts_log: RateLimit,
     /// The brake on what is logged about its connections.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use crate::{
     config::{
         Config, LoadError,
-        reload::{Plan, plan},
+        reload::{Change, Effect, Kind, Plan, plan},
     },
     control_socket::Reloaded,
     daemon,
     io::ports::{self, PortError, Ports},
-    metrics,
+    log, metrics,
     operator::Running,
     roster::{Revision, Roster, RosterError},
     tunnel::{self, TunnelError},
@@ -74,6 +74,7 @@ impl Running {
                 Err(error) if error.is_bad_input() => metrics::Reload::Refused,
                 Err(_) => metrics::Reload::Failed,
             });
+            say(&reloaded);
         }
         reloaded
     }
@@ -104,6 +105,7 @@ impl Running {
         let changes = std::mem::take(&mut plan.changes);
         let (config, kept_out) = follow(config, plan, (&self.roster, &self.exchange), shares)?;
         daemon::raise_descriptor_limit(&config);
+        log::set_level(config.log.level);
         self.metrics.configured(&config.limits, self.clock.unix_time());
         self.config.store(config);
         notes.extend(kept_out.iter().map(|name| {
@@ -125,6 +127,42 @@ impl Running {
             };
             ReloadError::Port { address: failed.address, what, error: failed.error }
         })
+    }
+}
+
+/// Writes into the log what a reload did, in one line per change or per problem.
+fn say(outcome: &Result<Reloaded, ReloadError>) {
+    match outcome {
+        Ok(Reloaded { changes, notes }) => {
+            changes.iter().for_each(say_change);
+            for note in notes {
+                tracing::warn!("reload: {note}");
+            }
+            let restart = changes.iter().filter(|change| change.effect == Effect::Restart).count();
+            tracing::info!(changes = changes.len(), waiting_for_restart = restart, "reloaded");
+        }
+        Err(error) => {
+            let error = error.to_string();
+            for problem in error.lines().filter(|line| !line.trim().is_empty()) {
+                tracing::error!("cannot reload: {problem}");
+            }
+            tracing::error!(
+                "the reload failed and nothing was changed (remedy: see the lines above; culvert check)"
+            );
+        }
+    }
+}
+
+fn say_change(Change { what, kind, effect }: &Change) {
+    let effect = match effect {
+        Effect::Now => "now",
+        Effect::NextConnection => "with the next connection",
+        Effect::Restart => "with the next start",
+    };
+    match kind {
+        Kind::Added(new) => tracing::info!(new, effect, "reload: {what} added"),
+        Kind::Removed(old) => tracing::info!(old, effect, "reload: {what} removed"),
+        Kind::Changed(old, new) => tracing::info!(old, new, effect, "reload: {what} changed"),
     }
 }
 

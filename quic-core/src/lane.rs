@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::ack::{
+    AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay,
+};
 use crate::congestion::{Congestion, PathState, Unlimited};
 use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
@@ -10,7 +12,7 @@ use crate::mtu::{Fate, MtuSearch};
 use crate::open::{Opened, Opener};
 use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
 use crate::seal::{MAX_PACKET_LEN, Sealer};
-use crate::{LaneError, LaneStats, OpenError, SealError, Suite};
+use crate::{LaneError, LaneStats, LaneView, OpenError, SealError, Suite};
 
 /// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
@@ -333,6 +335,21 @@ impl<C: Congestion> Lane<C> {
     /// The counters.
     pub fn stats(&self) -> &LaneStats {
         &self.stats
+    }
+
+    /// What an operator may want to know of the lane beside its counters.
+    pub fn view(&self) -> LaneView {
+        let keys = self.sealer.keys();
+        LaneView {
+            next_packet: self.sealer.next_number(),
+            sealed_with_keys: self.sealer.next_number() - keys.first(),
+            key_update_under_way: self.opener.keys().generation() < keys.generation(),
+            largest_acked: self.sent.largest_acked(),
+            largest_received: self.opener.largest(),
+            unacknowledged: self.received.waiting(),
+            ack_delay: ack_delay(&self.rtt),
+            mtu_search: self.mtu.is_searching(),
+        }
     }
 
     /// Counts DATAGRAM frames that the caller put into packets that it sealed.

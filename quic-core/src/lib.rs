@@ -80,4 +80,4 @@ pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
 pub use lane::{Lane, LaneConfig, PATH_PACKET_MIN, TRANSMIT_CAPACITY, Timer};
 pub use open::{Datagram, Datagrams, Opened};
 pub use packet::{ConnectionId, HEADER_LEN, OVERHEAD, PacketNumber, TAG_LEN, destination};
-pub use stats::LaneStats;
+pub use stats::{LaneStats, LaneView};

@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod manual;
 mod peer;
 mod reload;
 mod run;

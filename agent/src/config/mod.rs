@@ -5,9 +5,11 @@
 //! | what the daemon reads | this one: [`Config`] and its parts |
 //! | which keys the file may have, and their TOML types | `file.rs`, `field.rs` |
 //! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs`, `tun.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | where the key is when systemd hands it over | `credential.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
 //! | what a reload changes | `reload.rs`; when each key takes effect: `reload_values.rs` |
+//! | how many files it may keep open | `descriptors.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
@@ -29,7 +31,9 @@ mod access;
 #[cfg(test)]
 mod access_tests;
 mod checks;
+mod credential;
 pub mod defaults;
+mod descriptors;
 mod field;
 mod file;
 mod peers;

@@ -18,7 +18,7 @@ use super::{
     AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
     Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},
-    defaults,
+    credential, defaults,
     field::{Amount, Field},
     file,
     peers::Around,
@@ -154,7 +154,8 @@ impl Draft {
 
     /// The same with the identity, whose problems are among those of the file.
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
-        let loaded = self.key_file.take().map(|span| (span, Identity::load(&self.config.identity_key_file)));
+        let key_file = credential::of(&self.config.identity_key_file);
+        let loaded = self.key_file.take().map(|span| (span, Identity::load(&key_file)));
         let identity = match loaded {
             None => None,
             Some((_, Ok(identity))) => Some(identity),

@@ -78,6 +78,10 @@ impl Pending {
         self.most = most;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.begun.len()
+    }
+
     fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
         self.begun.push((handle, agreement));
     }

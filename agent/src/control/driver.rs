@@ -24,6 +24,7 @@ use quinn_proto::{
 use rustc_hash::FxHashMap;
 
 use super::{
+    Traffic,
     accept::{Acceptance, Admission, Pending},
     messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL},
 };
@@ -199,6 +200,8 @@ pub struct Control {
     pub(super) scratch: Vec<u8>,
     /// What it counted.
     pub stats: ControlStats,
+    /// Of connections that are gone.
+    retired: Traffic,
 }
 
 impl Control {
@@ -218,6 +221,7 @@ impl Control {
             closed: false,
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
+            retired: Traffic::default(),
         }
     }
 
@@ -330,7 +334,9 @@ impl Control {
     /// Forgets a connection that is drained; its socket.
     pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
         self.pending.end(handle);
-        self.connections.remove(&handle).map(|connection| connection.underlay)
+        let connection = self.connections.remove(&handle)?;
+        self.retired.add(&connection.quinn.stats());
+        Some(connection.underlay)
     }
 
     /// The connection is a peer's session now: it may live for as long as it likes.
@@ -351,6 +357,22 @@ impl Control {
         for handle in waiting {
             self.touch(handle);
         }
+    }
+
+    /// What all connections sent and received, those that are gone included. Looks at each.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        let mut sum = self.retired;
+        for connection in self.iter() {
+            sum.add(&connection.quinn.stats());
+        }
+        sum
+    }
+
+    /// Handshakes that others have begun and not completed.
+    #[must_use]
+    pub fn handshakes_pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// How many connections there are, draining ones included.

@@ -186,7 +186,8 @@ impl FirstSuite {
     }
 }
 
-fn cpu_has_aes() -> bool {
+/// Whether the CPU has the instructions that make AES-GCM the fastest suite.
+pub(crate) fn cpu_has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")

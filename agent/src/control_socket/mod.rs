@@ -5,7 +5,7 @@
 //! | who is asked, and what is done in which order | this one: [`Peers`], [`Desk`] |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
 //! | requests and answers, as lines of JSON | `wire.rs` |
-//! | what `culvert status` shows | `status.rs` |
+//! | what `culvert status` shows | `status/` |
 //! | the other end: asking a daemon | `client.rs` |
 //!
 //! It runs on a thread of its own: a request never waits for the packet path, nor the other way round. Whoever may open
@@ -34,7 +34,7 @@ mod tests;
 pub mod wire;
 
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
-use status::Status;
+use status::{Scope, Status};
 use wire::{Answer, ListedPeer, Request, ShownChange};
 
 /// Why a peer was not added or removed, with a remedy.
@@ -58,7 +58,7 @@ pub trait Peers: Send + Sync {
     fn remove(&self, name: &str) -> Result<(), Refused>;
 
     /// What the agent is doing.
-    fn status(&self) -> Status;
+    fn status(&self, scope: &Scope) -> Status;
 
     /// The configuration that runs.
     fn config(&self) -> Arc<Config>;
@@ -101,8 +101,16 @@ impl Desk {
             Ok(Request::PeerAdd(new)) => self.add(&new.into()),
             Ok(Request::PeerRemove { name }) => self.remove(&name),
             Ok(Request::Reload { dry_run }) => self.reload(dry_run),
-            Ok(Request::Status {}) => Answer::Status { status: Box::new(self.peers.status()) },
+            Ok(Request::Status(scope)) => self.status(&scope),
             Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
+        }
+    }
+
+    fn status(&self, scope: &Scope) -> Answer {
+        let status = self.peers.status(scope);
+        match status.lacks(scope) {
+            Some(error) => Answer::Refused { bad_input: true, error },
+            None => Answer::Status { status: Box::new(status) },
         }
     }
 

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::status::Status;
+use super::status::{Scope, Status};
 use crate::{
     config::{
         self, Config,
@@ -42,7 +42,7 @@ pub enum Request {
         dry_run: bool,
     },
     /// What the agent is doing.
-    Status {},
+    Status(Scope),
 }
 
 /// The peer of [`Request::PeerAdd`].

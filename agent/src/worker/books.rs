@@ -10,12 +10,14 @@ use quic_core::LaneStats;
 
 use super::{handover::Kind, streams::TcpRefusal};
 use crate::{
-    control::messages::MessageError,
+    control::{Traffic, messages::MessageError},
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
+    meter::Meter,
     peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
+    service::Summary,
 };
 
 /// Handshakes by what this end saw of them.
@@ -164,6 +166,8 @@ pub(super) struct Totals {
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
     pub(super) tcp: TcpTotals,
+    /// Of control connections, when last looked at.
+    pub(super) control: Traffic,
 }
 
 impl Totals {
@@ -176,8 +180,10 @@ impl Totals {
 /// What has been booked of one socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Booked {
-    pub(super) stats: UdpStats,
-    pub(super) kernel_drops: u64,
+    /// What it counted.
+    pub stats: UdpStats,
+    /// Buffers that the kernel dropped at it.
+    pub kernel_drops: u64,
 }
 
 /// What the sockets of each role did, those that are closed included.
@@ -185,7 +191,8 @@ pub struct Booked {
 pub struct SocketBooks(pub(super) [Booked; 5]);
 
 impl SocketBooks {
-    pub(super) const ROLES: [(UdpRole, &'static str); 5] = [
+    /// Each role and its label, by place.
+    pub const ROLES: [(UdpRole, &'static str); 5] = [
         (UdpRole::QuicListen, "quic_listen"),
         (UdpRole::QuicDial, "quic_dial"),
         (UdpRole::Ingress, "ingress"),
@@ -239,6 +246,8 @@ pub struct DirectionSnapshot {
     pub account: Account,
     /// Datagrams that waited.
     pub queued: u64,
+    /// Bytes of the datagrams that were delivered.
+    pub delivered_bytes: u64,
 }
 
 impl DirectionSnapshot {
@@ -246,6 +255,37 @@ impl DirectionSnapshot {
     #[must_use]
     pub fn balances(&self) -> bool {
         self.account.balances(self.queued)
+    }
+}
+
+/// What passed per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PeerRates {
+    /// Datagrams delivered, uplink and downlink.
+    pub datagrams: [f64; 2],
+    /// Bytes of those.
+    pub bytes: [f64; 2],
+    /// Lane packets sent.
+    pub packets_sent: f64,
+    /// Lane packets declared lost.
+    pub packets_lost: f64,
+}
+
+impl PeerRates {
+    pub(super) fn of(meter: &Meter<6>) -> Option<Self> {
+        let [up, up_bytes, down, down_bytes, packets_sent, packets_lost] = meter.last()?.per_second();
+        Some(Self { datagrams: [up, down], bytes: [up_bytes, down_bytes], packets_sent, packets_lost })
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, one) in self.datagrams.iter_mut().zip(other.datagrams) {
+            *sum += one;
+        }
+        for (sum, one) in self.bytes.iter_mut().zip(other.bytes) {
+            *sum += one;
+        }
+        self.packets_sent += other.packets_sent;
+        self.packets_lost += other.packets_lost;
     }
 }
 
@@ -272,8 +312,20 @@ pub struct PeerSnapshot {
     pub queue_age: Duration,
     /// Flows of both openers.
     pub flows: usize,
+    /// Datagrams that wait in its queues, and their bytes.
+    pub waiting: (usize, usize),
+    /// TCP forwards that are open.
+    pub tcp_streams: u32,
+    /// Whether it has no lanes: standard mode.
+    pub standard: bool,
+    /// Lane packets sent.
+    pub packets_sent: u64,
+    /// Lane packets received.
+    pub packets_received: u64,
     /// Lane packets that were declared lost.
     pub packets_lost: u64,
+    /// What passed per second when that was last looked at; `None` before.
+    pub rates: Option<PeerRates>,
     /// The connection: its far end, since when, and what that calls itself.
     pub connection: Option<(SocketAddr, Instant, Arc<str>)>,
     /// The address that was dialled last.
@@ -311,12 +363,31 @@ impl Snapshots {
         for peer in &mut sum.peers {
             for direction in [&mut peer.uplink, &mut peer.downlink] {
                 let Account { handed_over, taken_over, .. } = direction.account;
-                // What is between two workers waits in the agent.
+                // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over
+                // had received it since it published.
                 direction.queued += handed_over.saturating_sub(taken_over);
+                direction.account.received += taken_over.saturating_sub(handed_over);
                 (direction.account.handed_over, direction.account.taken_over) = (0, 0);
             }
         }
         sum
+    }
+
+    /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
+        let mut summary = Summary::default();
+        for place in 0..places {
+            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
+            let current = seen.clone().map(|peer| peer.generation).max();
+            let seen = seen.filter(|peer| Some(peer.generation) == current);
+            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
+            let removed = seen.clone().any(|peer| peer.removed);
+            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
+        }
+        summary
     }
 
     /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
@@ -349,7 +420,17 @@ impl Snapshot {
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
+                    sum.waiting.0 += peer.waiting.0;
+                    sum.waiting.1 += peer.waiting.1;
+                    sum.tcp_streams += peer.tcp_streams;
+                    sum.standard |= peer.standard;
+                    sum.packets_sent += peer.packets_sent;
+                    sum.packets_received += peer.packets_received;
                     sum.packets_lost += peer.packets_lost;
+                    match (&mut sum.rates, &peer.rates) {
+                        (Some(sum), Some(one)) => sum.add(one),
+                        (sum, one) => *sum = sum.or(*one),
+                    }
                     if sum.connection.is_none() {
                         sum.connection.clone_from(&peer.connection);
                     }
@@ -360,6 +441,7 @@ impl Snapshot {
                     for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
                         sum.account.add(&one.account);
                         sum.queued += one.queued;
+                        sum.delivered_bytes += one.delivered_bytes;
                     }
                 }
                 None => self.peers.push(peer.clone()),
@@ -388,6 +470,8 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.mtu_probes_lost += lane.mtu_probes_lost;
     sum.black_holes += lane.black_holes;
     sum.window_overflows += lane.window_overflows;
+    sum.key_updates_initiated += lane.key_updates_initiated;
+    sum.key_updates_followed += lane.key_updates_followed;
     sum.duplicates += lane.duplicates;
     sum.too_old += lane.too_old;
     sum.header_errors += lane.header_errors;

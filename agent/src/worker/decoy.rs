@@ -66,6 +66,11 @@ struct DecoySocket {
 }
 
 impl Decoys {
+    /// Strangers whose datagrams go to the decoy.
+    pub(super) fn count(&self) -> usize {
+        self.flows.len()
+    }
+
     /// What `worker` needs of it: nothing without a decoy, or if it is not the one that has the flows.
     pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
         let decoy = config.access.decoy.filter(|_| worker == OWNER)?;

@@ -240,10 +240,16 @@ impl Worker {
         self.see_to_roster(now);
         self.see_to_tun(now);
         self.take_stock(now);
+        self.look_at_meters(now);
         self.gate.expire(now);
-        if let Some(error) = self.gate.take_journal_error()
-            && let Some(suppressed) = self.journal_log.allow(now)
-        {
+        if let Some(error) = self.gate.take_journal_error() {
+            self.metrics.own.gate_journal_errors.count();
+            self.warn_of_journal(&error, now);
+        }
+    }
+
+    fn warn_of_journal(&mut self, error: &std::io::Error, now: Instant) {
+        if let Some(suppressed) = self.journal_log.allow(now) {
             tracing::warn!(
                 %error,
                 suppressed,

@@ -21,6 +21,7 @@
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
+//! | what an operator may look at inside it | `inspect.rs` |
 //!
 //! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](crate::io::Net) gives
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
@@ -74,6 +75,7 @@ mod dial;
 mod doors;
 mod exchange;
 mod handover;
+mod inspect;
 mod keeper;
 mod knocks;
 mod lanes;
@@ -91,12 +93,15 @@ mod streams;
 mod tests;
 mod tun;
 
-pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
 pub(crate) use exchange::lock;
 pub use handover::Outgoing;
+pub use inspect::{
+    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
+};
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
@@ -115,13 +120,15 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A command from outside.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Command {
     /// Stop taking traffic in, tell the peers, end.
     Shutdown {
         /// How long that may take.
         within: Duration,
     },
+    /// Say what it has, for an operator.
+    Inspect(Arc<Inspection>),
 }
 
 /// When the worker wants its next turn.
@@ -625,6 +632,7 @@ impl Worker {
         while let Some(command) = self.inbox.take() {
             match command {
                 Command::Shutdown { within } => self.shut_down(within, now),
+                Command::Inspect(inspection) => self.inspect(&inspection, now),
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::{
     forward::Local,
     io::Token,
     log::RateLimit,
+    meter::Meter,
     metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Peer, PeerId, Standing},
     relay::{DatagramRelay, Direction, DropReason},
@@ -73,6 +74,7 @@ impl PeerMaker<'_> {
             resolve,
             dialled: None,
             failure: None,
+            meter: Meter::new(now),
             attempts_log: RateLimit::new(LOG_INTERVAL),
             connections_log: RateLimit::new(LOG_INTERVAL),
         }

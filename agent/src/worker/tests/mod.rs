@@ -7,6 +7,7 @@ use std::{
 
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
+mod counted;
 mod crew;
 mod decoy;
 mod decoy_load;
