@@ -20,7 +20,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("transport.pin_cpus", "true", Restart),
     ("transport.gso", "\"off\"", Restart),
     ("transport.mark", "1", Restart),
-    ("transport.advertise", "\"gw.example.org:4433\"", Restart),
+    ("transport.advertise", "\"gw.example.org:4433\"", Now),
     ("transport.max_packet", "1300", Restart),
     ("access.mode", "\"open\"", Now),
     ("access.services", "[\"dns\"]", Now),

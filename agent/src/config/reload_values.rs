@@ -97,7 +97,8 @@ impl Differences {
             pin_cpus: self.plain("transport.pin_cpus", EFFECT, &old.pin_cpus, pin_cpus),
             gso: self.take("transport.gso", EFFECT, &old.gso, gso, auto_or_off),
             mark: self.plain("transport.mark", EFFECT, &old.mark, mark),
-            advertise: self.take("transport.advertise", EFFECT, &old.advertise, advertise, option),
+            // `culvert link` alone goes by it, and reads the file by itself.
+            advertise: self.take("transport.advertise", Effect::Now, &old.advertise, advertise, option),
             max_packet: self.take("transport.max_packet", EFFECT, &old.max_packet, max_packet, |packet| {
                 match packet {
                     MaxPacket::Auto => "auto".to_owned(),
