@@ -85,7 +85,8 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
     })
 }
 
-const CUT_SHORT: &str = "ended at once by a second signal: the peers may not know, and notice it in half a second";
+const CUT_SHORT: &str =
+    "ended at once by a second signal: the peers may not know, and notice it in half a second";
 
 /// Follows SIGHUP and tells the service manager how it stands, for ever.
 async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal) {
@@ -154,7 +155,9 @@ pub fn say_reload(outcome: &Result<Reloaded, Refused>) {
             for problem in error.lines().filter(|line| !line.trim().is_empty()) {
                 tracing::error!("cannot reload: {problem}");
             }
-            tracing::error!("the reload failed and nothing was changed (remedy: see the lines above; culvert check)");
+            tracing::error!(
+                "the reload failed and nothing was changed (remedy: see the lines above; culvert check)"
+            );
         }
     }
 }

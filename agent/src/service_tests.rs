@@ -52,7 +52,9 @@ fn ready_reloading_and_stopping_are_told_in_turn() {
     service.ready(SUMMARY, clock.now());
     assert_eq!(manager.told(), ["READY=1\nSTATUS=2 of 3 peers connected, 7 flows"]);
     service.reloading(clock.now());
-    let [reloading] = &manager.told()[..] else { panic!("one datagram: MONOTONIC_USEC belongs to RELOADING") };
+    let [reloading] = &manager.told()[..] else {
+        panic!("one datagram: MONOTONIC_USEC belongs to RELOADING")
+    };
     let lines: Vec<&str> = reloading.lines().collect();
     let ["RELOADING=1", since, "STATUS=reloading"] = lines[..] else { panic!("{reloading:?}") };
     let since = since.strip_prefix("MONOTONIC_USEC=").unwrap().parse::<u64>().unwrap();
@@ -126,7 +128,7 @@ fn a_worker_that_hangs_stops_the_watchdog_and_one_that_is_late_is_forgiven() {
         // Silent over a sign that was due, for less than what is called stuck.
         (13, 5, vec![0, 15, 30, 45]),
         // For longer: the sign comes as soon as it beats again, in time.
-        (12, 16, vec![0, 15, 28, 43]),
+        (20, 16, vec![0, 15, 36, 51]),
     ] {
         let (manager, clock) = (Manager::new(), ManualClock::default());
         let health = Arc::new(Health::new(2, clock.now()));

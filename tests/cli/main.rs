@@ -6,5 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod logs;
 mod peer;
 mod run;
+mod service;

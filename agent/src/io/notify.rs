@@ -72,8 +72,7 @@ mod tests {
         let name = format!("culvert-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let abstractly = UnixDatagram::bind_addr(&address).unwrap();
-        for (manager, address) in
-            [(at_path, path.as_os_str()), (abstractly, OsStr::new(&format!("@{name}")))]
+        for (manager, address) in [(at_path, path.as_os_str()), (abstractly, OsStr::new(&format!("@{name}")))]
         {
             manager.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             NotifySocket::new(address).unwrap().send("READY=1\nSTATUS=x").unwrap();
