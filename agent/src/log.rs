@@ -2,11 +2,11 @@
 //!
 //! | where standard error goes | `format = "text"` | `format = "json"` |
 //! |---|---|---|
-//! | a terminal | time, level, target, message, fields, in colours | one JSON object per line |
-//! | a file, a pipe | the same without colours | the same |
+//! | a terminal | time, level, target, message, fields; the colour is the level's | one JSON object per line |
+//! | a file, a pipe | the same without a colour | the same |
 //! | systemd's journal | without the time, which the journal has; `<3>` … `<7>` before it, the priority | the same, `<3>` … `<7>` before it |
 //!
-//! An event is one line in each of them: what a peer or a file had to say cannot begin another.
+//! An event is one line in each of them: what a peer or a file had to say cannot begin another, nor steer the terminal.
 
 use std::{
     env, fmt,
@@ -83,22 +83,26 @@ where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(log.level)));
-    let (journal, ansi) = (place == Place::Journal, place == Place::Terminal);
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(writer)
-        .with_ansi(ansi)
+        // The formatter's colours would let escape sequences of values through.
+        .with_ansi(false)
         // It would be told on standard error, which just failed, and ends the process.
         .log_internal_errors(false);
-    let text = format::Format::default().with_ansi(ansi);
-    let layer = match (log.format, journal) {
-        (LogFormat::Text, false) => layer.event_format(Line { inner: text, journal, ansi }).boxed(),
-        (LogFormat::Text, true) => {
-            layer.event_format(Line { inner: text.without_time(), journal, ansi }).boxed()
+    let text = format::Format::default().with_ansi(false);
+    let layer = match (log.format, place) {
+        (LogFormat::Text, Place::Terminal | Place::File) => {
+            layer.event_format(Line { inner: text, place, json: false }).boxed()
+        }
+        (LogFormat::Text, Place::Journal) => {
+            layer.event_format(Line { inner: text.without_time(), place, json: false }).boxed()
         }
         (LogFormat::Json, _) => {
             let inner = text.json().flatten_event(true);
-            let layer = layer.fmt_fields(format::JsonFields::new());
-            layer.event_format(Line { inner, journal, ansi: false }).boxed()
+            layer
+                .fmt_fields(format::JsonFields::new())
+                .event_format(Line { inner, place, json: true })
+                .boxed()
         }
     };
     (tracing_subscriber::registry().with(filter).with(layer), handle)
@@ -107,9 +111,8 @@ where
 /// Makes one line of each event that `inner` formats.
 struct Line<F> {
     inner: F,
-    /// With the priority in front, as `sd-daemon(3)` describes it.
-    journal: bool,
-    ansi: bool,
+    place: Place,
+    json: bool,
 }
 
 impl<S, N, F> FormatEvent<S, N> for Line<F>
@@ -124,12 +127,28 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        if self.journal {
-            write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        const RESET: &str = "\x1b[0m";
+        let level = *event.metadata().level();
+        let colour = colour(level).filter(|_| self.place == Place::Terminal && !self.json);
+        if self.place == Place::Journal {
+            // As `sd-daemon(3)` describes it.
+            write!(writer, "<{}>", priority(level))?;
         }
-        let mut line = OneLine { writer: &mut writer, ended: false, ansi: self.ansi };
+        writer.write_str(colour.unwrap_or_default())?;
+        let mut line = OneLine { writer: &mut writer, ended: false, json: self.json };
         self.inner.format_event(context, Writer::new(&mut line), event)?;
+        writer.write_str(colour.map_or("", |_| RESET))?;
         writer.write_char('\n')
+    }
+}
+
+/// Red, yellow, none, dim.
+fn colour(level: Level) -> Option<&'static str> {
+    match level {
+        Level::ERROR => Some("\x1b[31m"),
+        Level::WARN => Some("\x1b[33m"),
+        Level::INFO => None,
+        Level::DEBUG | Level::TRACE => Some("\x1b[2m"),
     }
 }
 
@@ -148,8 +167,8 @@ struct OneLine<'w, 'l> {
     writer: &'w mut Writer<'l>,
     /// A line feed came that is not the last one if anything follows.
     ended: bool,
-    /// Escape sequences are the formatter's: it has replaced those of values.
-    ansi: bool,
+    /// The formatter has escaped control characters, except for U+007F to U+009F, which JSON lets stand.
+    json: bool,
 }
 
 impl fmt::Write for OneLine<'_, '_> {
@@ -162,10 +181,10 @@ impl fmt::Write for OneLine<'_, '_> {
             let plain = &piece[..piece.len() - control.map_or(0, char::len_utf8)];
             self.writer.write_str(plain)?;
             match control {
-                Some('\n') => self.ended = true,
-                Some('\x1b') if self.ansi => self.writer.write_char('\x1b')?,
-                Some(other) => write!(self.writer, "{}", other.escape_default())?,
                 None => {}
+                Some('\n') => self.ended = true,
+                Some(other) if self.json => write!(self.writer, "\\u{:04x}", u32::from(other))?,
+                Some(other) => write!(self.writer, "{}", other.escape_default())?,
             }
         }
         Ok(())
@@ -211,29 +230,5 @@ impl RateLimit {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_message_per_interval_and_the_rest_is_counted() {
-        #[expect(clippy::disallowed_methods, reason = "any instant will do: only differences count")]
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let mut limit = RateLimit::new(Duration::from_secs(1));
-        assert_eq!(limit.allow(at(0)), Some(0));
-        assert_eq!(limit.allow(at(1)), None);
-        assert_eq!(limit.allow(at(999)), None);
-        assert_eq!(limit.allow(at(1000)), Some(2));
-        assert_eq!(limit.allow(at(500)), None, "a clock that seems to go back holds back");
-        assert_eq!(limit.allow(at(5000)), Some(1));
-    }
-
-    #[test]
-    fn every_level_is_a_filter_that_lets_our_own_level_through() {
-        let levels = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
-        for (level, name) in levels.into_iter().zip(["error", "warn", "info", "debug", "trace"]) {
-            let filter = EnvFilter::builder().parse(directives(level)).unwrap();
-            assert_eq!(filter.max_level_hint().unwrap().to_string(), name);
-        }
-    }
-}
+#[path = "log_tests.rs"]
+mod tests;

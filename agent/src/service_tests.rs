@@ -128,7 +128,7 @@ fn a_worker_that_hangs_stops_the_watchdog_and_one_that_is_late_is_forgiven() {
         // Silent over a sign that was due, for less than what is called stuck.
         (13, 5, vec![0, 15, 30, 45]),
         // For longer: the sign comes as soon as it beats again, in time.
-        (12, 16, vec![0, 15, 28, 43]),
+        (20, 16, vec![0, 15, 36, 51]),
     ] {
         let (manager, clock) = (Manager::new(), ManualClock::default());
         let health = Arc::new(Health::new(2, clock.now()));

@@ -64,14 +64,15 @@ impl Running {
         self.signal("TERM");
     }
 
-    /// Sends it the signal of this name, as `kill` calls it.
+    /// Sends it a signal, named without `SIG`.
     ///
     /// # Panics
     /// When the signal cannot be sent.
     pub fn signal(&self, name: &str) {
         // The shell's own `kill`, because std sends no signal but SIGKILL.
-        let script = format!("kill -{name} \"$1\"");
-        let status = Command::new("sh").args(["-c", &script, "sh", &self.pid().to_string()]).status();
+        let mut shell = Command::new("sh");
+        let status =
+            shell.args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &self.pid().to_string()]).status();
         assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{name} to {}", self.what);
     }
 
