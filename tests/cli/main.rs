@@ -8,3 +8,4 @@ mod demo;
 mod doctor;
 mod peer;
 mod run;
+mod status;
