@@ -13,3 +13,4 @@ mod qlog;
 mod reload;
 mod run;
 mod service;
+mod status;

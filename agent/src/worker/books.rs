@@ -491,4 +491,57 @@ mod tests {
             assert_eq!(role_place(role), place, "{role:?}");
         }
     }
+
+    #[test]
+    fn workers_that_published_at_different_moments_balance_together() {
+        let side = |received, handed_over, taken_over, delivered| {
+            let account = Account { received, handed_over, taken_over, delivered, ..Account::default() };
+            DirectionSnapshot { account, queued: 0, delivered_bytes: 0 }
+        };
+        let snapshots = |uplinks: [DirectionSnapshot; 2]| {
+            let snapshots = Snapshots::default();
+            for (worker, uplink) in uplinks.into_iter().enumerate() {
+                let peer = PeerSnapshot { uplink, ..PeerSnapshot::nobody() };
+                snapshots.set(worker, Snapshot { peers: vec![peer], kernel_drops: 0 }, |_, _| {});
+            }
+            snapshots.get().peers.remove(0).uplink
+        };
+        // Two of five are between the workers.
+        let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 3, 3)]);
+        assert_eq!((sum.account.received, sum.queued, sum.balances()), (5, 2, true));
+        // The first published before it received and handed over three more.
+        let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 8, 8)]);
+        assert_eq!((sum.account.received, sum.queued, sum.balances()), (8, 0, true));
+        // A worker whose own account is wrong is not excused.
+        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances());
+    }
+
+    impl PeerSnapshot {
+        fn nobody() -> Self {
+            Self {
+                name: "nobody".into(),
+                origin: Origin::Config,
+                removed: false,
+                generation: 0,
+                connected: false,
+                lanes_up: 0,
+                inner_mtu: None,
+                rtt: None,
+                queue_age: Duration::ZERO,
+                flows: 0,
+                waiting: (0, 0),
+                tcp_streams: 0,
+                standard: false,
+                packets_sent: 0,
+                packets_received: 0,
+                packets_lost: 0,
+                rates: None,
+                connection: None,
+                dialled: None,
+                failure: None,
+                uplink: DirectionSnapshot::default(),
+                downlink: DirectionSnapshot::default(),
+            }
+        }
+    }
 }

@@ -152,8 +152,9 @@ fn scaled(value: f64, unit: &str) -> String {
     let mut prefix = "";
     while let Some(next) = prefixes.next() {
         prefix = next;
-        // 999.95 would be written as 1000.0.
-        if value < 999.95 || prefixes.peek().is_none() {
+        // What is just below would be written as 1000.
+        let most = if prefix.is_empty() { 999.5 } else { 999.95 };
+        if value < most || prefixes.peek().is_none() {
             break;
         }
         value /= 1_000.0;

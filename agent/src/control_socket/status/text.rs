@@ -42,8 +42,9 @@ impl Status {
         }
         self.drops(&mut page);
         for (what, counts) in [("handshakes", &self.handshakes), ("gate", &self.gate)] {
+            let counts = counts.iter().filter(|(_, count)| **count > 0);
             let counts: Vec<String> =
-                counts.iter().map(|(outcome, count)| format!("{outcome} {count}")).collect();
+                counts.map(|(outcome, count)| format!("{} {count}", plain(outcome))).collect();
             if !counts.is_empty() {
                 page.gap();
                 page.line(format!("{what}: {}", counts.join(", ")));
@@ -75,7 +76,7 @@ impl Status {
             ("TCP streams of one peer", limits.tcp_streams_per_peer),
             ("descriptors", limits.descriptors),
         ];
-        let used = used.iter().filter(|(_, used)| used.limit > 0);
+        let used = used.iter().filter(|(_, used)| used.used > 0);
         let used: Vec<_> =
             used.map(|(what, Used { used, limit })| format!("{what} {used}/{limit}")).collect();
         if !used.is_empty() {
@@ -216,19 +217,7 @@ impl PeerStatus {
 /// The compact table of lanes.
 pub(super) fn lane_table<'a>(lanes: impl Iterator<Item = (&'a str, &'a LaneStatus)>, page: &mut Page) {
     let head = [
-        "LANE",
-        "STATE",
-        "WORKER",
-        "REMOTE",
-        "SENT",
-        "RECEIVED",
-        "LOST",
-        "IN FLIGHT",
-        "RTT",
-        "KEYS",
-        "PACKET",
-        "OFFLOAD",
-        "FLOWS",
+        "LANE", "STATE", "SENT", "RECEIVED", "LOST", "UNACKED", "RTT", "KEYS", "PACKET", "OFFLOAD", "FLOWS",
         "HEARD",
     ];
     let mut rows = vec![head.map(str::to_owned)];
@@ -239,14 +228,12 @@ pub(super) fn lane_table<'a>(lanes: impl Iterator<Item = (&'a str, &'a LaneStatu
 }
 
 impl LaneStatus {
-    fn row(&self, peer: &str) -> [String; 14] {
+    fn row(&self, peer: &str) -> [String; 12] {
         let rates = self.rates.as_ref();
         let rate = |bytes: f64, packets: f64| format!("{} {}", bits(bytes), per_second(packets));
         [
             format!("{peer}/{}", self.index),
             self.state.clone(),
-            self.worker.to_string(),
-            or_dash(self.remote_address.clone()),
             or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second))),
             or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
             self.lost(),
@@ -256,7 +243,7 @@ impl LaneStatus {
             self.packet(),
             self.offload(),
             self.flows.to_string(),
-            or_dash(self.heard_seconds.map(|seconds| format!("{} ago", short_time(seconds)))),
+            or_dash(self.heard_seconds.map(short_time)),
         ]
     }
 
@@ -284,11 +271,12 @@ impl LaneStatus {
     /// What the kernel does for its packets.
     pub(super) fn offload(&self) -> String {
         let gso = match self.gso.as_str() {
-            "on" => "GSO",
-            "failed" => "GSO failed",
-            _ => "no GSO",
+            "on" => Some("GSO"),
+            "failed" => Some("GSO failed"),
+            _ => None,
         };
-        format!("{gso}, {}", if self.gro { "GRO" } else { "no GRO" })
+        let all: Vec<&str> = [gso, self.gro.then_some("GRO")].into_iter().flatten().collect();
+        if all.is_empty() { "none".to_owned() } else { all.join("+") }
     }
 }
 

@@ -17,6 +17,7 @@ mod handshakes;
 mod harness;
 mod host;
 mod hostile;
+mod inspect;
 mod mtu;
 mod packing;
 mod recorded;
