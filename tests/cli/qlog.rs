@@ -99,7 +99,10 @@ fn a_lane_is_captured_live_and_the_file_agrees_with_the_metrics() {
     let (header, events) = parsed(file_of(&path));
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(text(&output.stdout).trim(), format!("{out}: {} events", events.len()));
-    assert_eq!((header.qlog_format.as_str(), header.trace.vantage_point.ty), ("JSON-SEQ", VantagePointType::Client));
+    assert_eq!(
+        (header.qlog_format.as_str(), header.trace.vantage_point.ty),
+        ("JSON-SEQ", VantagePointType::Client)
+    );
     let sent: Vec<u64> = data(&events)
         .filter_map(|data| match data {
             EventData::PacketSent(sent) => sent.header.packet_number,
@@ -162,6 +165,10 @@ fn a_control_connection_is_captured_from_its_handshake_on() {
     let path = pair.exit.folder().join("none.sqlog");
     let output = qlog(&pair.exit, &["entry", "--control", "--for", "1s", "--out", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("remedy: a longer --for, or --reconnect"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("remedy: a longer --for, or --reconnect"),
+        "{}",
+        text(&output.stderr)
+    );
     assert!(!path.exists());
 }
