@@ -150,7 +150,7 @@ impl Captures {
         let listed = named.ok_or_else(|| Refusal::UnknownPeer(order.peer.clone()))?;
         let dialled = check(order, &listed, self.exchange.dialled(listed.id), config)?;
         let running = &mut *lock(&self.running);
-        running.captures.retain(|one| !one.capture.is_abandoned(now) && one.ended.is_none());
+        self.forget_abandoned(running, now);
         let same = |one: &One| one.capture.peer == listed.id && one.capture.subject == order.subject;
         if running.captures.iter().any(same) {
             return Err(Refusal::Taken);
@@ -189,6 +189,8 @@ impl Captures {
     pub fn take(&self, id: u64) -> Result<Taken, Refusal> {
         let now = self.clock.now();
         let running = &mut *lock(&self.running);
+        // One that was given up is not taken up again: its worker may have let it be.
+        self.forget_abandoned(running, now);
         let one = running.captures.iter_mut().find(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
         one.capture.asked(now);
         let removed = !self
@@ -226,6 +228,16 @@ impl Captures {
         let one = running.captures.swap_remove(place);
         self.end(&one.capture, self.clock.now());
         Ok(())
+    }
+
+    fn forget_abandoned(&self, running: &mut Running, now: Instant) {
+        running.captures.retain(|one| {
+            let abandoned = one.capture.is_abandoned(now);
+            if abandoned {
+                self.end(&one.capture, now);
+            }
+            !abandoned
+        });
     }
 
     fn end(&self, capture: &Arc<Capture>, now: Instant) {

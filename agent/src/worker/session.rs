@@ -104,10 +104,12 @@ pub(super) fn control(
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
-        let mut server =
-            tls::server_config(tls::initial_crypto(identity)?, Arc::new(accepted(config)), token_key);
+        let (max_packet, streams) = (max_packet(config), config.limits.tcp_streams_per_peer);
+        // The dialler keeps the connection alive: it is the one behind a NAT.
+        let transport = move || tls::transport_config(None, max_packet, streams);
+        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-        let transport = captured(config, (roster, exchange), clock);
+        let transport = captured(transport, (roster, exchange), clock);
         let (identity, roster, refusals, clock) =
             (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
@@ -128,24 +130,17 @@ pub(super) fn control(
     Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
 }
 
-/// The transport of connections that others dial.
-fn accepted(config: &Config) -> TransportConfig {
-    // The dialler keeps the connection alive: it is the one behind a NAT.
-    tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer)
-}
-
 /// Makes the transport of a connection of a peer that an operator wants to look at.
 fn captured(
-    config: &Config,
+    transport: impl Fn() -> TransportConfig + 'static,
     (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
     clock: &Arc<dyn Clock + Send + Sync>,
 ) -> OwnTransport {
-    let (config, roster, exchange, clock) =
-        (config.clone(), Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
+    let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
     Box::new(move |admission: &Admission| {
         let roster::Admits::Peer(peer) = roster.admits(&admission.agreement) else { return None };
         let stream = exchange.taps().stream(peer, clock.now())?;
-        let mut transport = accepted(&config);
+        let mut transport = transport();
         transport.qlog_stream(Some(stream));
         Some(Arc::new(transport))
     })

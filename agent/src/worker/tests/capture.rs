@@ -180,11 +180,8 @@ fn a_control_connection_is_captured_from_its_first_packet_at_both_ends() {
     let (at_entry, at_exit) = (pair.captures(entry), pair.captures(exit));
     let waiting = pair.start(&at_exit, exit, &order("entry", Subject::Control, 10)).unwrap();
     pair.world.run(Duration::from_secs(2));
-    assert_eq!(
-        at_exit.take(waiting).unwrap().begun,
-        0,
-        "the one that there is was not recorded from its start"
-    );
+    let header = at_exit.take(waiting).unwrap();
+    assert_eq!(header.begun, 0, "the one that there is was not recorded from its start");
     let reconnect = Order { reconnect: true, ..order("exit", Subject::Control, 5) };
     let dialled = pair.start(&at_entry, entry, &reconnect).unwrap();
     pair.world.run(Duration::from_secs(6));
@@ -193,10 +190,10 @@ fn a_control_connection_is_captured_from_its_first_packet_at_both_ends() {
     assert_eq!(client.receive().len(), 2, "the flow lives on");
     assert_eq!(pair.world.peer(entry).flows, 1);
 
-    for (captures, id) in [(at_entry, dialled), (at_exit, waiting)] {
+    for (captures, id, before) in [(at_entry, dialled, ""), (at_exit, waiting, &*header.text)] {
         let taken = captures.take(id).unwrap();
         assert_eq!((taken.begun, taken.lost), (1, 0));
-        let events = events(taken.text);
+        let events = events(format!("{before}{}", taken.text));
         let types = |event: &qlog::events::Event| match &event.data {
             EventData::PacketSent(sent) => Some((true, sent.header.packet_type.clone())),
             EventData::PacketReceived(received) => Some((false, received.header.packet_type.clone())),
