@@ -89,6 +89,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         ],
     ),
     (
+        "reload",
+        &[
+            to("what a changed configuration would do", "culvert reload --dry-run"),
+            to("follow it", "culvert reload"),
+        ],
+    ),
+    (
         "peer",
         &[
             to("who is known", "culvert peer list"),

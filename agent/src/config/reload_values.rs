@@ -26,16 +26,12 @@ impl Differences {
         self.0.extend(later.0);
     }
 
-    pub(super) fn push(&mut self, change: Change) {
-        self.0.push(change);
-    }
-
     pub(super) fn added(&mut self, what: String, description: String, effect: Effect) {
         self.0.push(Change { what, kind: Kind::Added(description), effect });
     }
 
-    pub(super) fn removed(&mut self, what: String, description: String) {
-        self.0.push(Change { what, kind: Kind::Removed(description), effect: Effect::Now });
+    pub(super) fn removed(&mut self, what: String, description: String, effect: Effect) {
+        self.0.push(Change { what, kind: Kind::Removed(description), effect });
     }
 
     /// Records a key whose value is another one.
@@ -69,8 +65,8 @@ impl Differences {
     }
 }
 
-/// A value that may have to wait for another one.
-fn unless(waits: bool) -> Effect {
+/// When a value is in effect that may have to wait for another one.
+pub(super) fn unless(waits: bool) -> Effect {
     if waits { Effect::Restart } else { Effect::Now }
 }
 
@@ -243,8 +239,7 @@ impl Differences {
                 None
             }
             (Some(old), None) => {
-                let kind = Kind::Removed(described(old));
-                self.push(Change { what: "tun".to_owned(), kind, effect: EFFECT });
+                self.removed("tun".to_owned(), described(old), EFFECT);
                 Some(old.clone())
             }
             (Some(old), Some(new)) => {

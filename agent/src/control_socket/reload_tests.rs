@@ -48,7 +48,7 @@ impl Peers for Reloading {
         Ok(())
     }
 
-    fn status(&self, _: &crate::control_socket::status::Scope) -> Status {
+    fn status(&self, _: &Scope) -> Status {
         Status::default()
     }
 
