@@ -95,7 +95,7 @@ pub(super) fn holds(running: &Config, plan: &Plan, after: &Config, text: &str) {
         }
         for (place, forward) in new.iter().enumerate() {
             assert_eq!(forward.open, forward.peer < after.peers.len());
-            assert_eq!(forward.open || forward.peer == Forward::NOBODY, true);
+            assert!(forward.open || forward.peer == Forward::NOBODY);
             let was_open = old.get(place).is_some_and(|old| old.open);
             assert_eq!(opened.contains(&place), forward.open && !was_open);
         }

@@ -2,7 +2,12 @@
 //!
 //! Every section is taken apart without `..`: a new key does not compile until its effect is decided here.
 
-use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    fmt::Display,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{
     Access, AccessMode, Config, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel,
@@ -79,8 +84,11 @@ impl Differences {
         state_dir: PathBuf,
     ) -> (PathBuf, PathBuf) {
         let key_file =
-            self.take("identity.key_file", Effect::Restart, &running.identity_key_file, key_file, path);
-        let state_dir = self.take("identity.state_dir", Effect::Restart, &running.state_dir, state_dir, path);
+            self.take("identity.key_file", Effect::Restart, &running.identity_key_file, key_file, |file| {
+                path(file)
+            });
+        let state_dir =
+            self.take("identity.state_dir", Effect::Restart, &running.state_dir, state_dir, |dir| path(dir));
         (key_file, state_dir)
     }
 
@@ -264,7 +272,7 @@ impl Differences {
 
     pub(super) fn control(&mut self, old: Option<&PathBuf>, new: Option<PathBuf>) -> Option<PathBuf> {
         self.take("control.socket", Effect::Restart, &old.cloned(), new, |socket| {
-            socket.as_ref().map_or_else(|| NONE.to_owned(), path)
+            socket.as_deref().map_or_else(|| NONE.to_owned(), path)
         })
     }
 
@@ -350,7 +358,7 @@ fn option<T: Display>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string)
 }
 
-fn path(path: &PathBuf) -> String {
+fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
