@@ -411,11 +411,13 @@ impl Config {
         path: &Path,
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
-        let draft = Draft::read(&read(path)?, folder_of(path), read_state);
-        let (config, identity) = draft.finish_with_identity(path)?;
-        let path =
+        let text = read(path)?;
+        // Paths in it are the same ones wherever it is read from: a reload names the file by its absolute path.
+        let absolute =
             std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
-        Ok((Self { path: Some(path), ..config }, identity))
+        let draft = Draft::read(&text, folder_of(&absolute), read_state);
+        let (config, identity) = draft.finish_with_identity(path)?;
+        Ok((Self { path: Some(absolute), ..config }, identity))
     }
 
     /// The control socket that the file at `path` names, whatever else is wrong with the file: a daemon that runs with an

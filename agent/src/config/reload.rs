@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     AccessMode, Config, Forward, Knock, Peer, PeerOrigin, Service,
-    reload_values::{Differences, list},
+    reload_values::{Differences, list, unless},
     resolve::MAX_SERVICES,
     value,
 };
@@ -226,7 +226,7 @@ impl Differences {
         }
         for ((service, kept), old) in services.iter_mut().zip(kept).zip(running) {
             if !kept && old.is_served() {
-                self.removed(format!("service \"{}\"", old.name), old.upstream.to_string());
+                self.removed(format!("service \"{}\"", old.name), old.upstream.to_string(), Effect::Now);
                 (service.udp, service.tcp) = (false, false);
             }
         }
@@ -259,7 +259,7 @@ impl Plan {
         let what = |peer: &Peer| format!("peer \"{}\"", peer.name);
         for old in running.peers.iter().filter(configured) {
             if !fresh.iter().filter(configured).any(|peer| peer.name == old.name) {
-                changes.removed(what(old), described(old));
+                changes.removed(what(old), described(old), Effect::Now);
                 self.removed.push(Arc::clone(&old.name));
             }
         }
@@ -327,12 +327,24 @@ impl Differences {
         let wanted: Vec<Forward> = fresh.into_iter().filter(|forward| forward.open).collect();
         let claims =
             claims(held, &wanted, |old, new| old.service == new.service && old_peer(old) == new_peer(new));
+        let mut blocked = around.blocked.to_vec();
         let mut forwards = held.to_vec();
         for (place, forward) in forwards.iter_mut().enumerate() {
-            if forward.open && !claims.contains(&Some(place)) {
-                self.removed(what(forward), leads_to(forward, old_peer(forward)));
-                *forward = Forward { peer: Forward::NOBODY, open: false, ..forward.clone() };
+            if !forward.open || claims.contains(&Some(place)) {
+                continue;
             }
+            let in_the_way = wanted.iter().any(|new| value::clashes(forward.listen, new.listen));
+            let peer = around.peers.iter().position(|peer| *peer.name == *old_peer(forward));
+            let effect = unless(in_the_way && peer.is_some());
+            self.removed(what(forward), leads_to(forward, old_peer(forward)), effect);
+            if in_the_way {
+                blocked.push(forward.listen);
+            }
+            *forward = match peer.filter(|_| in_the_way) {
+                // What takes its place cannot be opened beside it, and it had better go on than be lost.
+                Some(peer) => Forward { peer, ..forward.clone() },
+                None => Forward { peer: Forward::NOBODY, open: false, ..forward.clone() },
+            };
         }
         let mut opened = Vec::new();
         for (forward, claim) in wanted.into_iter().zip(claims) {
@@ -346,10 +358,9 @@ impl Differences {
                 forwards[place] = forward;
                 continue;
             }
-            let blocked = around.blocked.iter().any(|own| value::clashes(*own, forward.listen));
-            let effect = if blocked { Effect::Restart } else { Effect::Now };
-            self.added(what(&forward), leads_to(&forward, new_peer(&forward)), effect);
-            if blocked {
+            let waits = blocked.iter().any(|own| value::clashes(*own, forward.listen));
+            self.added(what(&forward), leads_to(&forward, new_peer(&forward)), unless(waits));
+            if waits {
                 continue;
             }
             let place = claim.unwrap_or(forwards.len());

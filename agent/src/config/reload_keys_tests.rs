@@ -1,14 +1,15 @@
 //! Every key of the reference: that a reload has the effect that the reference says.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, env, fs, path::PathBuf};
 
 use super::{
-    file,
-    reload::{self, Effect},
+    Config, file,
+    reload::{self, Effect, Plan},
     reload_tests::parse,
     tests::{KEY_2, root},
 };
 
+use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
@@ -149,4 +150,20 @@ fn the_reference_says_the_effect_of_every_key() {
         }
     }
     assert_eq!(documented, effects);
+}
+
+/// A daemon that was started with a relative path reads the file by its absolute one.
+#[test]
+fn paths_are_the_same_wherever_the_file_is_read_from() {
+    let folder = tempfile::tempdir().unwrap();
+    Identity::generate().unwrap().write_new(&folder.path().join("id.key")).unwrap();
+    let text = "identity = { key_file = \"id.key\", state_dir = \"state\" }\ncontrol.socket = \"control\"\n\
+                transport.listen = [\"127.0.0.1:4433\"]\n";
+    fs::write(folder.path().join("agent.toml"), text).unwrap();
+    let up: PathBuf = env::current_dir().unwrap().components().skip(1).map(|_| "..").collect();
+    let relative = up.join(folder.path().strip_prefix("/").unwrap()).join("agent.toml");
+    let (started, _) = Config::load(&relative).unwrap();
+    assert!(relative.is_relative() && started.identity_key_file.is_absolute());
+    let (again, _) = Config::load(started.path.as_ref().unwrap()).unwrap();
+    assert_eq!(reload::plan(&started, again), Plan::default());
 }

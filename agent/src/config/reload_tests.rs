@@ -95,7 +95,7 @@ pub(super) fn holds(running: &Config, plan: &Plan, after: &Config, text: &str) {
         }
         for (place, forward) in new.iter().enumerate() {
             assert_eq!(forward.open, forward.peer < after.peers.len());
-            assert_eq!(forward.open || forward.peer == Forward::NOBODY, true);
+            assert!(forward.open || forward.peer == Forward::NOBODY);
             let was_open = old.get(place).is_some_and(|old| old.open);
             assert_eq!(opened.contains(&place), forward.open && !was_open);
         }
@@ -271,6 +271,39 @@ fn a_port_that_is_ours_until_a_restart_waits_for_it() {
         ]
     );
     assert_eq!((plan.config, after.udp.len()), (None, 2));
+}
+
+/// Two sockets of overlapping addresses cannot be open at a time.
+#[test]
+fn a_port_that_overlaps_the_one_it_follows_waits_for_a_restart() {
+    let text =
+        replaced(&base(), "[[udp]]\nlisten = \"127.0.0.1:5300\"", "[[udp]]\nlisten = \"0.0.0.0:5300\"");
+    let (plan, after) = planned(&parse(&base()), &text);
+    assert_eq!(
+        lines(&plan),
+        [
+            "- udp \"127.0.0.1:5300\": service \"dns\" of peer \"exit\" (restart)",
+            "+ udp \"0.0.0.0:5300\": service \"dns\" of peer \"exit\" (restart)"
+        ]
+    );
+    assert_eq!((plan.config, &after.udp), (None, &parse(&base()).udp));
+
+    // Without its peer it goes at once, and what follows it finds the address free the next time.
+    let [exit, branch, _] = KEYS;
+    let text = without(&text, "listen = \"127.0.0.1:5301\"").replace("\"exit\"", "\"gate\"");
+    let text = text.replace(branch, "swap").replace(exit, branch).replace("swap", exit);
+    let plan = reload::plan(&after, parse(&text));
+    let ports: Vec<String> = lines(&plan).into_iter().filter(|line| line.contains("udp")).collect();
+    assert_eq!(
+        ports,
+        [
+            "- udp \"127.0.0.1:5300\": service \"dns\" of peer \"exit\"",
+            "- udp \"127.0.0.1:5301\": service \"echo\" of peer \"branch\"",
+            "+ udp \"0.0.0.0:5300\": service \"dns\" of peer \"gate\" (restart)"
+        ]
+    );
+    let (plan, _) = planned(&plan.config.unwrap(), &text);
+    assert_eq!(plan.udp_opened, [2]);
 }
 
 #[test]

@@ -2,7 +2,12 @@
 //!
 //! Every section is taken apart without `..`: a new key does not compile until its effect is decided here.
 
-use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    fmt::Display,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{
     Access, AccessMode, Config, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel,
@@ -26,16 +31,12 @@ impl Differences {
         self.0.extend(later.0);
     }
 
-    pub(super) fn push(&mut self, change: Change) {
-        self.0.push(change);
-    }
-
     pub(super) fn added(&mut self, what: String, description: String, effect: Effect) {
         self.0.push(Change { what, kind: Kind::Added(description), effect });
     }
 
-    pub(super) fn removed(&mut self, what: String, description: String) {
-        self.0.push(Change { what, kind: Kind::Removed(description), effect: Effect::Now });
+    pub(super) fn removed(&mut self, what: String, description: String, effect: Effect) {
+        self.0.push(Change { what, kind: Kind::Removed(description), effect });
     }
 
     /// Records a key whose value is another one.
@@ -69,8 +70,8 @@ impl Differences {
     }
 }
 
-/// A value that may have to wait for another one.
-fn unless(waits: bool) -> Effect {
+/// When a value is in effect that may have to wait for another one.
+pub(super) fn unless(waits: bool) -> Effect {
     if waits { Effect::Restart } else { Effect::Now }
 }
 
@@ -83,8 +84,11 @@ impl Differences {
         state_dir: PathBuf,
     ) -> (PathBuf, PathBuf) {
         let key_file =
-            self.take("identity.key_file", Effect::Restart, &running.identity_key_file, key_file, path);
-        let state_dir = self.take("identity.state_dir", Effect::Restart, &running.state_dir, state_dir, path);
+            self.take("identity.key_file", Effect::Restart, &running.identity_key_file, key_file, |file| {
+                path(file)
+            });
+        let state_dir =
+            self.take("identity.state_dir", Effect::Restart, &running.state_dir, state_dir, |dir| path(dir));
         (key_file, state_dir)
     }
 
@@ -243,8 +247,7 @@ impl Differences {
                 None
             }
             (Some(old), None) => {
-                let kind = Kind::Removed(described(old));
-                self.push(Change { what: "tun".to_owned(), kind, effect: EFFECT });
+                self.removed("tun".to_owned(), described(old), EFFECT);
                 Some(old.clone())
             }
             (Some(old), Some(new)) => {
@@ -269,7 +272,7 @@ impl Differences {
 
     pub(super) fn control(&mut self, old: Option<&PathBuf>, new: Option<PathBuf>) -> Option<PathBuf> {
         self.take("control.socket", Effect::Restart, &old.cloned(), new, |socket| {
-            socket.as_ref().map_or_else(|| NONE.to_owned(), path)
+            socket.as_deref().map_or_else(|| NONE.to_owned(), path)
         })
     }
 
@@ -355,7 +358,7 @@ fn option<T: Display>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string)
 }
 
-fn path(path: &PathBuf) -> String {
+fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
