@@ -291,8 +291,12 @@ impl Identity {
         if !rest.is_empty() {
             return Err(KeyError::Damaged);
         }
-        let seed = <[u8; 32]>::try_from(seed).map_err(|_| KeyError::Damaged)?;
-        let identity = Self::from_seed(Zeroizing::new(seed))?;
+        let mut wiped = Zeroizing::new([0; 32]);
+        if seed.len() != wiped.len() {
+            return Err(KeyError::Damaged);
+        }
+        wiped.copy_from_slice(seed);
+        let identity = Self::from_seed(wiped)?;
         if body.first() == Some(&DER_ATTRIBUTES) {
             body = der_element(body, DER_ATTRIBUTES)?.1;
         }
@@ -330,7 +334,11 @@ impl Identity {
     #[must_use]
     pub fn to_pem(&self) -> Zeroizing<String> {
         let body = Zeroizing::new(BASE64.encode(&self.pkcs8_der()));
-        Zeroizing::new(format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", *body))
+        let lines = ["-----BEGIN PRIVATE KEY-----\n", &body, "\n-----END PRIVATE KEY-----\n"];
+        // Room for all of it up front: growing would leave unwiped copies behind.
+        let mut pem = Zeroizing::new(String::with_capacity(lines.map(str::len).iter().sum()));
+        lines.iter().for_each(|line| pem.push_str(line));
+        pem
     }
 
     /// The key as a PKCS#8 version 1 structure, which every TLS library reads; wiped when dropped.

@@ -74,6 +74,7 @@ impl PeerMaker<'_> {
             failure: None,
             attempts_log: RateLimit::new(LOG_INTERVAL),
             connections_log: RateLimit::new(LOG_INTERVAL),
+            brakes: crate::peer::Brakes::new(LOG_INTERVAL),
         }
     }
 
