@@ -1,5 +1,10 @@
 //! Who an agent is: its Ed25519 key, the public key that others pin (both here), what the key is used for beside TLS
 //! (`agreement.rs`), and the share link that tells others whom to expect where (`link.rs`).
+//!
+//! Our copies of private bytes are wiped when they are dropped: the file's text, its DER, the seed, and what is derived from it.
+//! What libraries hold we cannot wipe: ring's key pair and digests, rustls' session secrets, snow's cipher states, the line that the
+//! PEM reader decodes, and what a move leaves on the stack. So `culvert run` keeps the whole process from core files and debuggers,
+//! too: `io::process::hide_memory`.
 
 use std::{
     fmt,
