@@ -8,7 +8,7 @@ use std::{
     fmt::Write as _,
     io,
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicU8, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -30,7 +30,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{metrics::Metrics, task};
+use crate::{log::RateLimit, metrics::Metrics, task};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: u32 = 64;
@@ -54,9 +54,10 @@ pub async fn serve(
 async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Receiver<bool>) {
     // After errors that last, such as EMFILE: long enough not to spin, short enough not to be missed.
     const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+    const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
-    let mut failing = false;
+    let mut failed_log = RateLimit::new(LOG_INTERVAL);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -64,7 +65,6 @@ async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Recei
         };
         match accepted {
             Ok((stream, _)) => {
-                failing = false;
                 if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
                     task::spawn(
                         "admin connection",
@@ -74,8 +74,8 @@ async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Recei
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "the admin server cannot accept connections");
+                if let Some(suppressed) = failed_log.allow((admin.clock)()) {
+                    tracing::warn!(%error, suppressed, "the admin server cannot accept connections");
                 }
                 sleep(ACCEPT_PAUSE).await;
             }
@@ -171,7 +171,9 @@ impl Admin {
                 answer
             }
             Err(error) => {
-                tracing::error!(%error, "the metrics cannot be shown");
+                // Once: it is as wrong for the next scrape.
+                static LOGGED: Once = Once::new();
+                LOGGED.call_once(|| tracing::error!(%error, "the metrics cannot be shown"));
                 text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be shown\n")
             }
         }

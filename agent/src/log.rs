@@ -9,9 +9,12 @@
 //! An event is one line in each of them: what a peer or a file had to say cannot begin another, nor steer the terminal.
 
 use std::{
+    backtrace::{Backtrace, BacktraceStatus},
     env, fmt,
     io::{self, IsTerminal},
+    panic,
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -31,6 +34,7 @@ use tracing_subscriber::{
 use crate::{
     config::{Log, LogFormat, LogLevel},
     io::process,
+    task,
 };
 
 /// The process has a subscriber already.
@@ -54,7 +58,21 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
     };
     let (subscriber, filter) = subscriber(log, place, io::stderr);
     subscriber.try_init().map_err(|_| AlreadySet)?;
+    panic::set_hook(Box::new(log_panic));
     FILTER.set(filter).map_err(|_| AlreadySet)
+}
+
+/// A panic is an event too, where std would write several lines of its own; with RUST_BACKTRACE, the way to it is a field.
+fn log_panic(panic: &panic::PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    tracing::error!(
+        thread = thread::current().name(),
+        location = panic.location().map(tracing::field::display),
+        backtrace,
+        "panic: {}",
+        task::panic_text(panic.payload())
+    );
 }
 
 /// Has the process log at `level` from now on. Without effect before [`init`].

@@ -144,6 +144,20 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
 }
 
 #[test]
+fn a_panic_is_one_event() {
+    let text = logged(log(LogFormat::Text), Place::Journal, |_| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(log_panic));
+        let caught = panic::catch_unwind(|| panic!("on\npurpose"));
+        panic::set_hook(before);
+        assert!(caught.is_err());
+    });
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("<3>ERROR culvert::log: panic: on\\npurpose "), "{text}");
+    assert!(text.contains("location=agent/src/log_tests.rs:"), "{text}");
+}
+
+#[test]
 fn one_message_per_interval_and_the_rest_is_counted() {
     #[expect(clippy::disallowed_methods, reason = "any instant will do: only differences count")]
     let start = Instant::now();

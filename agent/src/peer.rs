@@ -145,6 +145,30 @@ pub struct Peer {
     pub attempts_log: RateLimit,
     /// The brake on what is logged about its connections.
     pub connections_log: RateLimit,
+    /// Those on what else is logged about it.
+    pub brakes: Brakes,
+}
+
+/// The brakes on what is logged of one peer, whose path or whose twin with the same key may have it come and go all day.
+#[derive(Debug)]
+pub struct Brakes {
+    /// It connected: once a second, for that is news each time.
+    pub connected: RateLimit,
+    /// It fell silent.
+    pub silent: RateLimit,
+    /// It is heard again.
+    pub heard: RateLimit,
+    /// It takes no IP packets.
+    pub no_tunnel: RateLimit,
+}
+
+impl Brakes {
+    /// With so long between two lines of a kind.
+    #[must_use]
+    pub fn new(interval: Duration) -> Self {
+        let [silent, heard, no_tunnel] = std::array::from_fn(|_| RateLimit::new(interval));
+        Self { connected: RateLimit::new(Duration::from_secs(1)), silent, heard, no_tunnel }
+    }
 }
 
 /// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of

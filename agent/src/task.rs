@@ -28,7 +28,8 @@ pub fn spawn(name: &'static str, future: impl Future<Output = ()> + Send + 'stat
     }))
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+/// What a panic says.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
         .copied()

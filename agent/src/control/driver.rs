@@ -22,6 +22,7 @@ use quinn_proto::{
     EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId,
 };
 use rustc_hash::FxHashMap;
+use zeroize::Zeroizing;
 
 use super::{
     Traffic,
@@ -136,9 +137,9 @@ impl ControlConnection {
 
     /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
     #[must_use]
-    pub fn exported(&self) -> Option<[u8; 32]> {
-        let mut bytes = [0; 32];
-        self.quinn.crypto_session().export_keying_material(&mut bytes, POSSESSION_LABEL, &[]).ok()?;
+    pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
+        let mut bytes = Zeroizing::new([0; 32]);
+        self.quinn.crypto_session().export_keying_material(bytes.as_mut(), POSSESSION_LABEL, &[]).ok()?;
         Some(bytes)
     }
 

@@ -27,6 +27,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use zeroize::Zeroize as _;
 
 use super::suite::{SuiteClientConfig, SuiteServerConfig};
 
@@ -67,9 +68,12 @@ impl TlsIdentity {
     /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, TlsError> {
         let der = PrivatePkcs8KeyDer::from(pkcs8);
-        let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
+        let mut pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
             .map_err(TlsError::Key)?;
-        let certificate = self_signed(&pair).map_err(TlsError::Certificate)?;
+        let certificate = self_signed(&pair).map_err(TlsError::Certificate);
+        // Its copy of the file; what ring made of it goes with it, unwiped.
+        pair.zeroize();
+        let certificate = certificate?;
         let public_key = spki_key(&certificate).ok_or(CertificateError::BadEncoding);
         let public_key = public_key.map_err(rustls::Error::from)?;
         let signing_key = provider::sign::any_eddsa_type(&der)?;

@@ -217,7 +217,7 @@ pub fn seal(
     payload[8..].copy_from_slice(&hello_hash(client_hello));
     let mut knock = [0; KNOCK_BYTES];
     let prologue = server.prologue(dcid);
-    let mut noise = noise(own, server, *ephemeral)
+    let mut noise = noise(own, server, ephemeral)
         .prologue(&prologue)
         .and_then(|builder| builder.local_private_key(own.secret())?.remote_public_key(&server.agreement))
         .and_then(snow::Builder::build_initiator)
@@ -268,7 +268,7 @@ pub fn open(own: &AgreementKey, server: &ServerKey, dcid: &[u8], token: &[u8]) -
         server.mask(dcid, ephemeral);
     }
     let prologue = server.prologue(dcid);
-    let mut noise = noise(own, server, [0; 32])
+    let mut noise = noise(own, server, &[0; 32])
         .prologue(&prologue)
         .and_then(|builder| builder.local_private_key(own.secret()))
         .and_then(snow::Builder::build_responder)
@@ -289,8 +289,8 @@ fn noise_error(error: snow::Error) -> KnockError {
     if error == snow::Error::Dh { KnockError::SmallOrder } else { KnockError::Noise }
 }
 
-fn noise<'a>(own: &AgreementKey, server: &ServerKey, ephemeral: [u8; 32]) -> snow::Builder<'a> {
-    let primitives = Primitives { own_public: *own.public(), ephemeral: Zeroizing::new(ephemeral) };
+fn noise<'a>(own: &AgreementKey, server: &ServerKey, ephemeral: &[u8; 32]) -> snow::Builder<'a> {
+    let primitives = Primitives { own_public: *own.public(), ephemeral: Zeroizing::new(*ephemeral) };
     snow::Builder::with_resolver(server.noise.clone(), Box::new(primitives))
 }
 

@@ -261,7 +261,7 @@ fn a_payload_of_another_version_is_named() {
     for version in [1, 2] {
         let mut knock = [0; KNOCK_BYTES];
         payload[0] = version;
-        let mut noise = noise(&own, &server, [3; 32])
+        let mut noise = noise(&own, &server, &[3; 32])
             .prologue(&prologue)
             .and_then(|builder| builder.local_private_key(own.secret())?.remote_public_key(&server.agreement))
             .and_then(snow::Builder::build_initiator)

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use super::{
     knock::{self, KNOCK_BYTES, KnockError, Opened, ServerKey},
     retry::RetryKey,
@@ -26,7 +28,7 @@ impl Own {
         let server =
             ServerKey::new(&identity.public_key()).expect("a public key made from a seed is a point");
         let ids = identity.derive("culvert connection ids");
-        let mut key = [0; 16];
+        let mut key = Zeroizing::new([0; 16]);
         key.copy_from_slice(&ids[..16]);
         Arc::new(Self {
             agreement: Arc::new(identity.agreement_key()),

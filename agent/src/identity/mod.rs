@@ -1,5 +1,10 @@
 //! Who an agent is: its Ed25519 key, the public key that others pin (both here), what the key is used for beside TLS
 //! (`agreement.rs`), and the share link that tells others whom to expect where (`link.rs`).
+//!
+//! Our copies of private bytes are wiped when they are dropped: the file's text, its DER, the seed, and what is derived from it.
+//! What libraries hold we cannot wipe: ring's key pair and digests, rustls' session secrets, snow's cipher states, the line that the
+//! PEM reader decodes, and what a move leaves on the stack. So `culvert run` keeps the whole process from core files and debuggers,
+//! too: `io::process::hide_memory`.
 
 use std::{
     fmt,
@@ -291,8 +296,12 @@ impl Identity {
         if !rest.is_empty() {
             return Err(KeyError::Damaged);
         }
-        let seed = <[u8; 32]>::try_from(seed).map_err(|_| KeyError::Damaged)?;
-        let identity = Self::from_seed(Zeroizing::new(seed))?;
+        let mut wiped = Zeroizing::new([0; 32]);
+        if seed.len() != wiped.len() {
+            return Err(KeyError::Damaged);
+        }
+        wiped.copy_from_slice(seed);
+        let identity = Self::from_seed(wiped)?;
         if body.first() == Some(&DER_ATTRIBUTES) {
             body = der_element(body, DER_ATTRIBUTES)?.1;
         }
@@ -330,7 +339,11 @@ impl Identity {
     #[must_use]
     pub fn to_pem(&self) -> Zeroizing<String> {
         let body = Zeroizing::new(BASE64.encode(&self.pkcs8_der()));
-        Zeroizing::new(format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", *body))
+        let lines = ["-----BEGIN PRIVATE KEY-----\n", &body, "\n-----END PRIVATE KEY-----\n"];
+        // Room for all of it up front: growing would leave unwiped copies behind.
+        let mut pem = Zeroizing::new(String::with_capacity(lines.map(str::len).iter().sum()));
+        lines.iter().for_each(|line| pem.push_str(line));
+        pem
     }
 
     /// The key as a PKCS#8 version 1 structure, which every TLS library reads; wiped when dropped.

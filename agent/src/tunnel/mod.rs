@@ -330,31 +330,38 @@ impl Keeper {
     /// Sets again what somebody has removed or changed, and what the kernel removes when the device goes down, however shortly:
     /// IPv6 addresses, and routes.
     fn restore(&mut self, link: &Link, now: Instant) {
-        let mut say = |text: &str| {
-            if self.said.is_due(text, now) {
-                tracing::warn!("{text}");
-            }
+        // Somebody may undo it each second.
+        let mut say = |text: &str, warn: bool| match self.said.is_due(text, now) {
+            true if warn => tracing::warn!("{text}"),
+            true => tracing::info!("{text}"),
+            false => {}
         };
         // First, as below 1280 there are no IPv6 addresses.
         if self.kernel.restore_mtu(link.mtu) {
-            say(&format!("the TUN device's MTU was {}, and is set again", link.mtu));
+            say(&format!("the TUN device's MTU was {}, and is set again", link.mtu), true);
             set_quiet(&self.tun.name);
         }
         for address in &self.tun.addresses {
             match self.kernel.netlink().add_address(self.index, *address) {
-                Ok(()) => tracing::info!(%address, "an address of the tunnel was gone, and is set again"),
+                Ok(()) => {
+                    say(&format!("the address {address} of the tunnel was gone, and is set again"), false)
+                }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => say(&TunnelError::of_address(&self.tun.name, *address, error).to_string()),
+                Err(error) => {
+                    say(&TunnelError::of_address(&self.tun.name, *address, error).to_string(), true)
+                }
             }
         }
         match self.kernel.restore_rules() {
             0 => {}
-            rules => say(&format!("{rules} routing rules of the tunnel were gone, and are set again")),
+            rules => say(&format!("{rules} routing rules of the tunnel were gone, and are set again"), true),
         }
         match self.kernel.find_lost_routes() {
             Ok(0) => {}
-            Ok(routes) => tracing::info!(routes, "routes into the tunnel were gone, and are set again"),
-            Err(error) => say(&format!("cannot list the routes of the tunnel: {error}")),
+            Ok(routes) => {
+                say(&format!("{routes} routes into the tunnel were gone, and are set again"), false)
+            }
+            Err(error) => say(&format!("cannot list the routes of the tunnel: {error}"), true),
         }
     }
 

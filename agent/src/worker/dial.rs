@@ -90,7 +90,9 @@ impl Worker {
         let crypto = match tls::client_crypto(&self.identity, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
-                tracing::error!(peer = &*name, %error, "cannot set up TLS for the peer");
+                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                    tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
+                }
                 return;
             }
         };
@@ -100,7 +102,13 @@ impl Worker {
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
         let choice = keys.choose(self.doors.rng());
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
-            tracing::error!(peer = &*name, "the peer's key is no point of its curve (remedy: culvert check)");
+            if let Some(suppressed) = peer.attempts_log.allow(now) {
+                tracing::error!(
+                    peer = &*name,
+                    suppressed,
+                    "the peer's key is no point of its curve (remedy: culvert check)"
+                );
+            }
             return;
         };
         let knock = Knock {
@@ -114,7 +122,9 @@ impl Worker {
         let underlay = match self.doors.dial(&mut self.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
-                tracing::warn!(peer = &*name, %remote, %error, "cannot open a socket to the peer");
+                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                    tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
+                }
                 return;
             }
         };

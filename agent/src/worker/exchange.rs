@@ -10,6 +10,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -112,6 +113,15 @@ pub(super) struct Connected {
     pub(super) wanted: u8,
 }
 
+/// The secrets of a lane. They are wiped when dropped, and never shown.
+pub(super) struct LaneSecrets(pub(super) [Zeroizing<[u8; 48]>; 2]);
+
+impl fmt::Debug for LaneSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LaneSecrets")
+    }
+}
+
 /// All that a worker needs to keep a lane.
 #[derive(Debug)]
 pub(super) struct LaneOrder {
@@ -120,7 +130,7 @@ pub(super) struct LaneOrder {
     pub(super) remote_cid: ConnectionId,
     pub(super) suite: Suite,
     /// To send with and to receive with; as long as the suite's hash.
-    pub(super) secrets: [Zeroizing<[u8; 48]>; 2],
+    pub(super) secrets: LaneSecrets,
     pub(super) initial_rtt: Duration,
     /// The largest packet at first, in bytes of UDP payload.
     pub(super) budget: usize,

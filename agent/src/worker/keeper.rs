@@ -31,7 +31,7 @@ impl Worker {
         if self.link_named(peer, session).is_none() {
             return;
         }
-        let Some((underlay, remote)) = self.lane_socket(order) else {
+        let Some((underlay, remote)) = self.lane_socket(order, now) else {
             self.report_lane(order.name, LaneLoss::NoSocket, now);
             return;
         };
@@ -57,7 +57,11 @@ impl Worker {
     }
 
     /// The socket of a lane, and where to if this end dials.
-    fn lane_socket(&mut self, order: &LaneOrder) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
+    fn lane_socket(
+        &mut self,
+        order: &LaneOrder,
+        now: Instant,
+    ) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
         match order.port {
             LanePort::Shared(underlay, remote) => {
                 self.underlays.get(underlay).is_some().then_some((underlay, remote))
@@ -66,8 +70,16 @@ impl Worker {
             LanePort::Dial(remote) => match self.doors.dial(&mut self.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    let (peer, lane) = (self.peer_name(order.name.peer), order.name.index);
-                    tracing::warn!(peer, lane, %error, "cannot open a socket for a lane");
+                    if let Some(suppressed) = self.lane_logs.socket.allow(now) {
+                        let (peer, lane) = (self.peer_name(order.name.peer), order.name.index);
+                        tracing::warn!(
+                            peer,
+                            lane,
+                            %error,
+                            suppressed,
+                            "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
+                        );
+                    }
                     None
                 }
             },
@@ -78,8 +90,8 @@ impl Worker {
         let len = order.suite.secret_len();
         let config = LaneConfig {
             suite: order.suite,
-            send_secret: &order.secrets[0][..len],
-            receive_secret: &order.secrets[1][..len],
+            send_secret: &order.secrets.0[0][..len],
+            receive_secret: &order.secrets.0[1][..len],
             remote_cid: order.remote_cid,
             local_cid: order.local_cid,
             ack: match self.peers.get(order.name.peer.0 as usize)?.config.profile {

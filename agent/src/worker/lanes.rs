@@ -8,8 +8,8 @@ use quinn_proto::{ConnectionHandle, Side};
 use zeroize::Zeroizing;
 
 use super::{
-    Timer, Worker,
-    exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
+    LOG_INTERVAL, Timer, Worker,
+    exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
     session::largest_packet,
 };
 use crate::{
@@ -18,11 +18,32 @@ use crate::{
         suite,
     },
     lanes::{VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
+    log::RateLimit,
     peer::{PeerId, Session, SessionId},
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
 const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
+
+/// The brakes on what is logged about lanes.
+#[derive(Debug)]
+pub(super) struct LaneLogs {
+    refused: RateLimit,
+    closed: RateLimit,
+    unvalidated: RateLimit,
+    ended: RateLimit,
+    silent: RateLimit,
+    /// No socket for one.
+    pub(super) socket: RateLimit,
+}
+
+impl LaneLogs {
+    pub(super) fn new() -> Self {
+        let brake = || RateLimit::new(LOG_INTERVAL);
+        let [refused, closed, unvalidated, ended, silent, socket] = std::array::from_fn(|_| brake());
+        Self { refused, closed, unvalidated, ended, silent, socket }
+    }
+}
 
 impl Worker {
     /// Asks the peer for lane `index`.
@@ -132,7 +153,7 @@ impl Worker {
             local_cid,
             remote_cid,
             suite,
-            secrets,
+            secrets: LaneSecrets(secrets),
             initial_rtt: quinn.rtt(),
             budget: self.packet_budget(id).unwrap_or(TRANSMIT_CAPACITY),
             largest: self.largest_to(id).into(),
@@ -150,7 +171,15 @@ impl Worker {
     pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
         let Some(session) = self.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
-            tracing::warn!(peer = self.peer_name(id), lane = end.lane, reason = ?end.reason, "the peer refused a lane");
+            if let Some(suppressed) = self.lane_logs.refused.allow(now) {
+                tracing::warn!(
+                    peer = self.peer_name(id),
+                    lane = end.lane,
+                    reason = ?end.reason,
+                    suppressed,
+                    "the peer refused a lane"
+                );
+            }
             self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
         }
     }
@@ -162,7 +191,15 @@ impl Worker {
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
         }
-        tracing::info!(peer = self.peer_name(id), lane = end.lane, reason = ?end.reason, "the peer closed a lane");
+        if let Some(suppressed) = self.lane_logs.closed.allow(now) {
+            tracing::info!(
+                peer = self.peer_name(id),
+                lane = end.lane,
+                reason = ?end.reason,
+                suppressed,
+                "the peer closed a lane"
+            );
+        }
         let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
         self.drain_at_keeper(lane, now);
         self.tell_lanes(id, now);
@@ -201,15 +238,18 @@ impl Worker {
         match why {
             LaneLoss::Unvalidated => {
                 self.totals.lanes_unvalidated += 1;
-                tracing::warn!(
-                    peer = self.peer_name(peer),
-                    lane = index,
-                    again,
-                    "a lane's path was not validated in time"
-                );
+                if let Some(suppressed) = self.lane_logs.unvalidated.allow(now) {
+                    tracing::warn!(
+                        peer = self.peer_name(peer),
+                        lane = index,
+                        again,
+                        suppressed,
+                        "a lane's path was not validated in time (remedy: let UDP from any port of the dialler through)"
+                    );
+                }
             }
             LaneLoss::Ended(error) => {
-                if let Some(suppressed) = self.lane_log.allow(now) {
+                if let Some(suppressed) = self.lane_logs.ended.allow(now) {
                     let reason =
                         error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                     tracing::warn!(
@@ -284,12 +324,15 @@ impl Worker {
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
-        tracing::warn!(
-            peer = self.peer_name(lane.peer),
-            lane = lane.index,
-            "a lane fell silent; {}",
-            if dialled { "opening it again" } else { "its dialler is to open it again" }
-        );
+        if let Some(suppressed) = self.lane_logs.silent.allow(now) {
+            tracing::warn!(
+                peer = self.peer_name(lane.peer),
+                lane = lane.index,
+                suppressed,
+                "a lane fell silent; {}",
+                if dialled { "opening it again" } else { "its dialler is to open it again" }
+            );
+        }
         self.drain_at_keeper(lane, now);
         self.tell_lanes(lane.peer, now);
         if dialled {

@@ -225,7 +225,7 @@ pub struct Worker {
     too_large_log: RateLimit,
     refusal_log: RateLimit,
     accept_log: RateLimit,
-    lane_log: RateLimit,
+    lane_logs: lanes::LaneLogs,
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,

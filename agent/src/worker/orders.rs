@@ -252,8 +252,11 @@ impl Worker {
         let Some(link) = self.link_named(id, session) else { return };
         link.suspect = suspect;
         if !suspect {
-            if self.session_of(id).is_some() {
-                tracing::info!(peer = self.peer_name(id), "the peer is heard again");
+            if self.session_of(id).is_some()
+                && let Some(state) = self.peers.get_mut(id.0 as usize)
+                && let Some(suppressed) = state.brakes.heard.allow(now)
+            {
+                tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
             }
             self.stop_dialling(id, now);
             self.settle_flows(id);
@@ -273,7 +276,9 @@ impl Worker {
         // A peer that dials us does so again when it notices.
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
         if !state.dialler.is_scheduled() && !state.config.endpoints.is_empty() {
-            tracing::warn!(peer = &*state.name, "the peer fell silent; dialling it anew");
+            if let Some(suppressed) = state.brakes.silent.allow(now) {
+                tracing::warn!(peer = &*state.name, suppressed, "the peer fell silent; dialling it anew");
+            }
             state.dialler.restart(true, now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);

@@ -77,6 +77,7 @@ impl PeerMaker<'_> {
             meter: Meter::new(now),
             attempts_log: RateLimit::new(LOG_INTERVAL),
             connections_log: RateLimit::new(LOG_INTERVAL),
+            brakes: crate::peer::Brakes::new(LOG_INTERVAL),
         }
     }
 

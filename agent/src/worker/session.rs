@@ -221,9 +221,9 @@ impl Worker {
         self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
         if key == self.identity.public_key() {
             if let Some(suppressed) = self.violation_log.allow(now) {
-                tracing::error!(
+                tracing::warn!(
                     suppressed,
-                    "this agent reached itself: an endpoint in the configuration is its own"
+                    "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
                 );
             }
             self.close(handle, CloseReason::SelfConnect, now);
@@ -456,7 +456,18 @@ impl Worker {
         match peer.origin {
             roster::Origin::Open => tracing::debug!(peer = peer_name, remote, software, "a guest connected"),
             roster::Origin::Config | roster::Origin::State => {
-                tracing::info!(peer = peer_name, remote, software, services = ?offered, dialled, lanes = wanted, "connected");
+                if let Some(suppressed) = peer.brakes.connected.allow(now) {
+                    tracing::info!(
+                        peer = peer_name,
+                        remote,
+                        software,
+                        services = ?offered,
+                        dialled,
+                        lanes = wanted,
+                        suppressed,
+                        "connected"
+                    );
+                }
             }
         }
         let openings = Openings::new(wanted);
@@ -479,7 +490,7 @@ impl Worker {
             }
         }
         self.warn_of_missing_services(id);
-        self.warn_of_missing_tunnel(id);
+        self.warn_of_missing_tunnel(id, now);
         // A client without lanes may have sent datagrams that overtook its hello.
         self.plain_datagrams(handle, now);
     }

@@ -217,7 +217,7 @@ impl Worker {
             too_large_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),
-            lane_log: RateLimit::new(LOG_INTERVAL),
+            lane_logs: super::lanes::LaneLogs::new(),
             drops_log: RateLimit::new(LOG_INTERVAL),
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),

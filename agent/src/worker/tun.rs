@@ -117,15 +117,17 @@ impl Worker {
 
 impl Worker {
     /// Says of a new session that the peer takes no IP packets, although some are for it.
-    pub(super) fn warn_of_missing_tunnel(&self, id: PeerId) {
-        let Some(peer) = self.peers.get(id.0 as usize).filter(|_| self.tun.is_some()) else { return };
+    pub(super) fn warn_of_missing_tunnel(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|_| self.tun.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
+            && let Some(suppressed) = peer.brakes.no_tunnel.allow(now)
         {
             tracing::warn!(
                 peer = &*peer.name,
                 software = &*session.software,
+                suppressed,
                 "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
             );
         }

@@ -1,9 +1,12 @@
 //! From a secret to the keys of one direction (RFC 9001 §5.1).
+//!
+//! What passes through this file is wiped; the keys that `ring` makes of it are not, because `ring` wipes nothing.
 
 use std::fmt;
 
 use ring::aead::{self, LessSafeKey, UnboundKey, quic};
 use ring::hkdf;
+use zeroize::Zeroizing;
 
 use super::aead::IV_LEN;
 use super::{HeaderKey, PacketKey, Suite};
@@ -33,7 +36,7 @@ impl Secret {
     /// The key and IV of this generation.
     pub(crate) fn packet_key(&self) -> PacketKey {
         let algorithm = Algorithms::of(self.suite).aead;
-        let (mut key, mut iv) = ([0; MAX_KEY_LEN], [0; IV_LEN]);
+        let (mut key, mut iv) = (Zeroizing::new([0; MAX_KEY_LEN]), [0; IV_LEN]);
         let key = &mut key[..algorithm.key_len()];
         expand_label(&self.prk, b"quic key", key);
         expand_label(&self.prk, b"quic iv", &mut iv);
@@ -44,7 +47,7 @@ impl Secret {
     /// The header-protection key. Only that of the first generation is used (RFC 9001 §6).
     pub(crate) fn header_key(&self) -> HeaderKey {
         let algorithm = Algorithms::of(self.suite).header;
-        let mut key = [0; MAX_KEY_LEN];
+        let mut key = Zeroizing::new([0; MAX_KEY_LEN]);
         let key = &mut key[..algorithm.key_len()];
         expand_label(&self.prk, b"quic hp", key);
         let key =
@@ -54,7 +57,7 @@ impl Secret {
 
     /// The secret of the next generation (RFC 9001 §6.1).
     pub(crate) fn next(&self) -> Self {
-        let mut secret = [0; MAX_SECRET_LEN];
+        let mut secret = Zeroizing::new([0; MAX_SECRET_LEN]);
         let secret = &mut secret[..self.suite.secret_len()];
         expand_label(&self.prk, b"quic ku", secret);
         Self { suite: self.suite, prk: hkdf::Prk::new_less_safe(Algorithms::of(self.suite).hkdf, secret) }
