@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod init;
 mod manual;
 mod peer;
 mod run;

@@ -22,6 +22,7 @@ pub(crate) mod out;
 mod peer;
 mod pubkey;
 mod reach;
+mod reference;
 mod run;
 mod status;
 
