@@ -12,8 +12,9 @@ use culvert_tests::{
     agent::binary,
     clock::{self, PATIENCE},
     place::Place,
+    probe,
     process::Running,
-    sites::Plan,
+    sites::{Family, Plan},
 };
 
 use super::possible;
@@ -96,8 +97,10 @@ fn command<'a>(said: &'a str, begin: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no command begins with {begin:?}: {said}"))
 }
 
-/// Two fresh hosts; the peer is added before the exit's daemon runs, or while it does.
+/// Two fresh hosts. The peer is added before the exit's daemon runs; or while it does, with the networks behind both hosts.
 fn first_ping(first: &str, running: bool) {
+    let [behind_exit, behind_entry] =
+        if running { [" --allowed-ip 10.9.1.0/24", " --allowed-ip 10.9.2.0/24"] } else { [""; 2] };
     let sites = Plan::two().prepare();
     let mut exit = Shell::at(&sites.a().gateway);
     let mut entry = Shell::at(&sites.b().gateway);
@@ -109,9 +112,9 @@ fn first_ping(first: &str, running: bool) {
         exit.starts(&start);
     }
     // The entry: the command that the exit printed.
-    let at_entry = entry.does(command(&told, "culvert init"));
+    let at_entry = entry.does(&(command(&told, "culvert init").to_owned() + behind_exit));
     // The exit again, with what the entry printed.
-    exit.does(command(&at_entry, "culvert peer add"));
+    exit.does(&(command(&at_entry, "culvert peer add").to_owned() + behind_entry));
     if !running {
         exit.starts(&start);
     }
@@ -121,6 +124,9 @@ fn first_ping(first: &str, running: bool) {
         (code, _) if code == "0" => Ok(()),
         (_, said) => Err(said),
     });
+    if running {
+        probe::reaches(&sites.b().host, sites.a().host_address(Family::V4), &[]);
+    }
     // Who reads on finds no mistake in what was written.
     for shell in [&mut exit, &mut entry] {
         shell.does("culvert check --config /etc/culvert/agent.toml");
