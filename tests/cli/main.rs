@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod init;
 mod logs;
 mod manual;
 mod peer;

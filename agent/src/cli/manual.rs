@@ -17,7 +17,7 @@ use clap_mangen::{
 use super::{
     Cli, Failure,
     examples::{self, Example},
-    out,
+    out, reference,
 };
 
 /// Write the manual pages, for packages
@@ -53,6 +53,7 @@ fn pages() -> io::Result<Vec<Page>> {
     root.build();
     let mut pages = Vec::new();
     add(&mut pages, &root, None)?;
+    pages.push(Page { file_name: "culvert.toml.5".to_owned(), text: reference_page()? });
     Ok(pages)
 }
 
@@ -98,16 +99,37 @@ fn page(command: &Command, parent: Option<&str>) -> io::Result<Vec<u8>> {
         see_also(roff, command, parent);
     })?;
     let body = String::from_utf8(text).map_err(io::Error::other)?;
-    Ok(format!("{}{}", title(command), tidy(&body)).into_bytes())
+    Ok(format!("{}{}", title(&full_name(command).to_uppercase(), 1), tidy(&body)).into_bytes())
+}
+
+/// The page of the configuration.
+fn reference_page() -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    sections(&mut text, |roff| {
+        heading(roff, "NAME");
+        roff.text([roman("culvert.toml - the configuration of culvert")]);
+        reference::sections(roff);
+        heading(roff, "SEE ALSO");
+        roff.text([
+            bold("culvert"),
+            roman("(1), "),
+            bold("culvert-init"),
+            roman("(1), "),
+            bold("culvert-check"),
+            roman("(1)"),
+        ]);
+    })?;
+    let body = String::from_utf8(text).map_err(io::Error::other)?;
+    Ok(format!("{}{}", title("CULVERT.TOML", 5), tidy(&body)).into_bytes())
 }
 
 /// The command that all others belong to.
 const ROOT: &str = "culvert";
 
 /// The head of a page. Lines are neither justified nor hyphenated, because they are full of names.
-fn title(command: &Command) -> String {
-    let name = full_name(command).to_uppercase();
-    format!(".TH {name} 1 \"{}\" \"culvert {}\" \"Culvert\"\n.nh\n.ad l\n", date(), env!("CARGO_PKG_VERSION"))
+fn title(name: &str, section: u8) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(".TH {name} {section} \"{}\" \"culvert {version}\" \"Culvert\"\n.nh\n.ad l\n", date())
 }
 
 /// The date of the page: what builds a package says it (<https://reproducible-builds.org/specs/source-date-epoch/>); else none.
@@ -232,7 +254,7 @@ fn files(roff: &mut Roff, command: &Command, all: bool) {
     }
     heading(roff, "FILES");
     for (path, what) in [
-        ("/etc/culvert/agent.toml", "The configuration."),
+        ("/etc/culvert/agent.toml", "The configuration; culvert.toml(5) has all its keys."),
         (
             "/etc/culvert/identity.key",
             "The private key. Keep a copy: who loses it is somebody else to all peers.",
@@ -277,13 +299,11 @@ fn see_also(roff: &mut Roff, command: &Command, parent: Option<&str>) {
     heading(roff, "SEE ALSO");
     let inner = shown(command).map(full_name).filter(|_| parent.is_some());
     let pages: Vec<String> = parent.map(str::to_owned).into_iter().chain(inner).collect();
-    for (index, page) in pages.iter().enumerate() {
-        let end = if index + 1 == pages.len() { "" } else { "," };
-        roff.text([bold(page.as_str()), roman(format!("(1){end}"))]);
+    for page in &pages {
+        roff.text([bold(page.as_str()), roman("(1),")]);
     }
-    if !pages.is_empty() {
-        roff.control("PP", []);
-    }
+    roff.text([bold("culvert.toml"), roman("(5)")]);
+    roff.control("PP", []);
     roff.text([roman("The documents in "), italic("/usr/share/doc/culvert"), roman(".")]);
 }
 
@@ -298,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_command_that_the_help_shows_has_a_page_with_all_sections() {
-        for page in pages().unwrap() {
+        for page in pages().unwrap().into_iter().filter(|page| page.file_name.ends_with(".1")) {
             let text = String::from_utf8(page.text).unwrap();
             let parts = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "\"EXIT STATUS\"", "\"SEE ALSO\""];
             let places: Vec<Option<usize>> =

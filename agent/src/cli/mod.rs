@@ -24,6 +24,7 @@ mod peer;
 mod pubkey;
 mod qlog;
 mod reach;
+mod reference;
 mod reload;
 mod run;
 mod status;

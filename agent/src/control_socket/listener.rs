@@ -28,7 +28,7 @@ use super::{
     Desk,
     wire::{Answer, MAX_REQUEST_BYTES},
 };
-use crate::task;
+use crate::{config::defaults, io::folder, task};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;
@@ -77,6 +77,11 @@ impl ControlSocket {
     /// See [`ListenError`].
     pub fn open(path: &Path, desk: Desk) -> Result<Self, ListenError> {
         let refused = |cause| ListenError::Refused { path: path.to_owned(), cause };
+        if path == Path::new(defaults::CONTROL_SOCKET) {
+            // systemd makes this folder for its service; for an agent that is started by hand nobody has. Whether it is
+            // there, and ours, is what binding finds out.
+            path.parent().map(folder::make);
+        }
         let (listener, file) = bind(path)?;
         listener.set_nonblocking(true).map_err(refused)?;
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(refused)?;

@@ -46,9 +46,10 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
     let mut made = Made::default();
     let folder = folder_of(new.config);
     let refused = |path: &Path, cause: io::Error| {
-        let remedy = match cause.kind() {
-            io::ErrorKind::NotFound => "make its folder, or name another file with --config",
-            _ => "do it as root, or name a file in a folder of yours with --config",
+        let remedy = if cause.kind() == io::ErrorKind::NotFound {
+            "make its folder, or name another file with --config"
+        } else {
+            "do it as root, or name a file in a folder of yours with --config"
         };
         WriteError::Refused { path: path.to_owned(), cause, remedy }
     };
@@ -141,6 +142,22 @@ mod tests {
         assert_eq!(fs::read_to_string(&config).unwrap(), "x = 1\n");
         assert_eq!(Identity::load(&key).unwrap().public_key(), identity.public_key());
         assert!(matches!(is_free(&config), Err(WriteError::Exists(_))));
+    }
+
+    #[test]
+    fn what_root_writes_is_for_the_group_of_the_service_but_the_key() {
+        const GROUP: u32 = 65_534;
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("culvert");
+        let (config, key) = (inner.join("agent.toml"), inner.join("identity.key"));
+        let identity = Identity::generate().unwrap();
+        let group = Some(GROUP);
+        write(&New { config: &config, text: "", key: Some((&key, &identity)), group }).unwrap();
+        let gid = |path: &Path| fs::metadata(path).unwrap().gid();
+        let ours = fs::metadata(folder.path()).unwrap();
+        // Who is not root keeps the group that he has.
+        let expected = if ours.uid() == 0 { GROUP } else { ours.gid() };
+        assert_eq!([gid(&inner), gid(&config), gid(&key)], [expected, expected, ours.gid()]);
     }
 
     #[test]

@@ -11,7 +11,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 
 use super::{Failure, keygen::with_remedy, out, reach::DEFAULT_CONFIG};
@@ -140,8 +139,7 @@ impl Init {
             file: &self.config,
             facts: &facts,
         };
-        out::say(&steps.text().map_err(|error| anyhow!(error))?)?;
-        Ok(())
+        Ok(out::say(&steps.text()?)?)
     }
 }
 

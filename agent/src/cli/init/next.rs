@@ -6,13 +6,14 @@ use std::{
     path::Path,
 };
 
+use anyhow::Context as _;
 use ipnet::IpNet;
 
 use super::{Pair, Role, host::Facts, plan::Plan};
 use crate::{
     cli::reach::DEFAULT_CONFIG,
     config::Config,
-    identity::{PublicKey, ShareLink, ShareLinkError},
+    identity::{PublicKey, ShareLink},
 };
 
 /// What the next steps depend on.
@@ -29,17 +30,17 @@ impl Steps<'_> {
     /// What to tell the operator.
     ///
     /// # Errors
-    /// Never for a configuration that was checked: an exit's has its address.
-    pub(super) fn text(&self) -> Result<String, ShareLinkError> {
+    /// An exit's configuration says no address, which a plan that was checked always does.
+    pub(super) fn text(&self) -> anyhow::Result<String> {
         match self.plan.role {
             Role::Exit => self.of_exit(),
             Role::Entry => Ok(self.of_entry()),
         }
     }
 
-    fn of_exit(&self) -> Result<String, ShareLinkError> {
+    fn of_exit(&self) -> anyhow::Result<String> {
         let transport = &self.config.transport;
-        let endpoint = transport.advertise.clone().ok_or(ShareLinkError::Scheme)?;
+        let endpoint = transport.advertise.clone().context("this exit has no address to advertise")?;
         let link = ShareLink { endpoint, key: self.key };
         let mut text = format!("\nIts link, for entries:\n    {link}\n\nNext:\n");
         let mut entry = format!("culvert init --role entry --peer {link}");

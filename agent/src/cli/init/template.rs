@@ -51,7 +51,7 @@ fn head(role: Role) -> String {
     };
     format!(
         "# {what} Written by culvert init; yours to change.\n\
-         # A line that is commented out shows a default, or what could stand there. All keys: docs/configuration.md.\n\
+         # A line that is commented out shows a default, or what could stand there. All keys: man culvert.toml.\n\
          # After a change: culvert check --config FILE, then culvert reload.\n"
     )
 }
@@ -110,7 +110,7 @@ fn no_service(plan: &Plan) -> String {
 fn peer(plan: &Plan) -> String {
     let Some(link) = &plan.peer else {
         return "# Entries are added with culvert peer add, which the daemon keeps in its state folder, or here:\n\
-                # [[peer]]\n# name = \"branch\"\n# public_key = \"\"            # what culvert init printed there\n\
+                # [[peer]]\n# name = \"branch\"\n# public_key = \"\"               # what culvert init printed there\n\
                 # allowed_ips = [\"10.9.0.2/32\"]  # its own addresses in the tunnel\n\
                 # services = [\"dns\"]\n"
             .to_owned();

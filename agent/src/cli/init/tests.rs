@@ -71,7 +71,7 @@ fn every_combination_of_options_makes_a_configuration() {
                     assert_eq!(config.tun.is_some(), !tunnel.is_empty());
                     assert_eq!(config.services.len(), service.matches("--service").count());
                     assert!(config.transport.advertise.is_some() && config.peers.is_empty());
-                    assert_eq!(config.control.unwrap().is_absolute(), true);
+                    assert!(config.control.unwrap().is_absolute());
                     seen += 1;
                 }
             }
