@@ -112,6 +112,12 @@ impl Agent {
         &self.key
     }
 
+    /// Where it serves its metrics.
+    #[must_use]
+    pub fn metrics(&self) -> SocketAddr {
+        self.metrics
+    }
+
     /// Where it runs.
     #[must_use]
     pub fn place(&self) -> &Place {

@@ -61,10 +61,18 @@ impl Running {
     /// # Panics
     /// When the signal cannot be sent.
     pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends it the signal of this name, as `kill` calls it.
+    ///
+    /// # Panics
+    /// When the signal cannot be sent.
+    pub fn signal(&self, name: &str) {
         // The shell's own `kill`, because std sends no signal but SIGKILL.
-        let status =
-            Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &self.pid().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot send SIGTERM to {}", self.what);
+        let script = format!("kill -{name} \"$1\"");
+        let status = Command::new("sh").args(["-c", &script, "sh", &self.pid().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{name} to {}", self.what);
     }
 
     /// Kills it.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Where the configuration is when it is not named.
-const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
+pub(super) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
 
 /// Which daemon.
 #[derive(Clone, Debug, Args)]

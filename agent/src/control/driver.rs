@@ -24,6 +24,7 @@ use quinn_proto::{
 use rustc_hash::FxHashMap;
 
 use super::{
+    Traffic,
     accept::{Acceptance, Admission, Pending},
     messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL},
 };
@@ -199,6 +200,8 @@ pub struct Control {
     pub(super) scratch: Vec<u8>,
     /// What it counted.
     pub stats: ControlStats,
+    /// Of connections that are gone.
+    retired: Traffic,
 }
 
 impl Control {
@@ -218,6 +221,7 @@ impl Control {
             closed: false,
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
+            retired: Traffic::default(),
         }
     }
 
@@ -226,12 +230,10 @@ impl Control {
         self.pending.set_most(most);
     }
 
-    /// The operator wants so many streams of the other end at a time, at most, on every connection.
-    pub fn set_most_streams(&mut self, most: u32) {
-        for handle in self.handles() {
-            if let Some(quinn) = self.quinn(handle) {
-                quinn.set_max_concurrent_streams(Dir::Bi, most.into());
-            }
+    /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
+    pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
+        if let Some(quinn) = self.quinn(handle) {
+            quinn.set_max_concurrent_streams(Dir::Bi, super::tls::streams_for(most));
         }
     }
 
@@ -332,7 +334,9 @@ impl Control {
     /// Forgets a connection that is drained; its socket.
     pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
         self.pending.end(handle);
-        self.connections.remove(&handle).map(|connection| connection.underlay)
+        let connection = self.connections.remove(&handle)?;
+        self.retired.add(&connection.quinn.stats());
+        Some(connection.underlay)
     }
 
     /// The connection is a peer's session now: it may live for as long as it likes.
@@ -355,9 +359,19 @@ impl Control {
         }
     }
 
-    /// Handshakes that others have begun and that are no session yet.
+    /// What all connections sent and received, those that are gone included. Looks at each.
     #[must_use]
-    pub fn handshakes(&self) -> usize {
+    pub fn traffic(&self) -> Traffic {
+        let mut sum = self.retired;
+        for connection in self.iter() {
+            sum.add(&connection.quinn.stats());
+        }
+        sum
+    }
+
+    /// Handshakes that others have begun and not completed.
+    #[must_use]
+    pub fn handshakes_pending(&self) -> usize {
         self.pending.len()
     }
 

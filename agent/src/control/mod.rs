@@ -9,6 +9,7 @@
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
+//! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
@@ -22,7 +23,10 @@ pub mod knock;
 pub mod messages;
 pub mod suite;
 pub mod tls;
+mod traffic;
 mod wire;
+
+pub use traffic::{Traffic, Way};
 
 #[cfg(test)]
 mod testing;

@@ -16,7 +16,12 @@ use super::{
     wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
-use crate::peer::PeerId;
+use crate::{
+    clock::{Clock, ManualClock},
+    peer::PeerId,
+    roster::Roster,
+    worker::Exchange,
+};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -26,6 +31,7 @@ struct Fake {
     config: Arc<Config>,
     peers: Mutex<Vec<config::Peer>>,
     refuses: bool,
+    captures: Captures,
 }
 
 impl Peers for Fake {
@@ -55,13 +61,29 @@ impl Peers for Fake {
         Arc::clone(&self.config)
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
-        if self.refuses { Err("there is no file".into()) } else { Ok(Reloaded::default()) }
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        let notes = if dry_run { vec!["a dry run".to_owned()] } else { Vec::new() };
+        if self.refuses {
+            Err("there is no file".into())
+        } else {
+            Ok(Reloaded { notes, ..Reloaded::default() })
+        }
+    }
+
+    fn captures(&self) -> &Captures {
+        &self.captures
     }
 
     fn status(&self, _: &Scope) -> Status {
         Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
     }
+}
+
+/// Captures of an agent that has one worker, which does nothing.
+pub(super) fn no_captures(config: &Config) -> Captures {
+    let clock = ManualClock::default();
+    let exchange = Exchange::new(1, config.peers.len(), clock.now());
+    Captures::new(Roster::new(config, PublicKey([9; 32])), exchange, Arc::new(clock))
 }
 
 /// A desk over fake peers, with its state in a folder.
@@ -82,13 +104,16 @@ impl Case {
         );
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
         let peers = Mutex::new(config.peers.clone());
-        Self { folder, peers: Arc::new(Fake { config, peers, refuses }) }
+        let captures = no_captures(&config);
+        Self { folder, peers: Arc::new(Fake { config, peers, refuses, captures }) }
     }
 
     fn set_config(&mut self, config: Config) {
         let peers =
             Mutex::new(self.peers.list().iter().map(|listed| config::Peer::clone(&listed.peer)).collect());
-        self.peers = Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses });
+        let captures = no_captures(&config);
+        self.peers =
+            Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses, captures });
     }
 
     fn desk(&self) -> Desk {
@@ -235,7 +260,7 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
 }
 
 #[test]
-fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
+fn the_ports_of_a_peer_that_comes_back_open_with_a_reload() {
     let mut case = Case::new(false);
     let mut config = Config::clone(&case.peers.config);
     config.closed = vec!["b".to_owned()];
@@ -243,7 +268,7 @@ fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
     let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
         panic!("it was refused")
     };
-    assert!(note.contains("open with the next start"), "{note}");
+    assert!(note.ends_with("open with culvert reload"), "{note}");
 }
 
 #[test]
@@ -320,7 +345,15 @@ fn messages_are_lines_that_carry_the_version() {
                    \"endpoints\":[],\"lanes\":0,\"services\":[]}]}";
     let Some(Answer::Peers { peers }) = Answer::from_line(listed) else { panic!("an older daemon's list") };
     assert_eq!(peers[0].allowed_ips, Vec::<String>::new());
-    for request in [Request::Status(Scope::default()), Request::PeerList {}, add("a", KEY), remove("a")] {
+    let reload = |dry_run| Request::Reload { dry_run };
+    for request in [
+        Request::Status(Scope::default()),
+        Request::PeerList {},
+        reload(true),
+        reload(false),
+        add("a", KEY),
+        remove("a"),
+    ] {
         assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
     }
     let status = Answer::Status { status: Box::default() };

@@ -17,7 +17,9 @@
 //! | addresses, routes and rules of the kernel | `netlink/` |
 //! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
-//! | the limits and CPUs of this process | `process.rs` |
+//! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
+//! | the service manager's socket | `notify.rs` |
+//! | what this host can do, tried without changing it | `host.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
@@ -35,10 +37,12 @@ pub mod alarm;
 pub mod batch;
 mod delivery;
 pub mod folder;
+pub mod host;
 pub mod journal;
 pub mod kernel;
 pub mod memory;
 pub mod netlink;
+pub mod notify;
 pub mod packets;
 pub mod ports;
 pub mod process;

@@ -109,6 +109,9 @@ metrics! {
     /// One peer on one worker.
     group PeerMetrics(peer) {
         peer_connected: level "culvert_peer_connected", "Established control connections of the peer.";
+        peer_endpoints: gauge "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.";
+        peer_lanes: gauge "culvert_peer_lanes", "Lanes of the peer that carry payloads.";
+        peer_lanes_wanted: gauge "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.";
         peer_rtt: gauge "culvert_peer_rtt_seconds", "Smoothed round-trip time of the control connection.";
         flows: level "culvert_flows", "UDP sessions now known, of both openers.";
         flows_opened: counter "culvert_flows_opened_total", "Flows opened, of both openers.";
@@ -127,6 +130,10 @@ metrics! {
         queue_packets: level "culvert_queue_packets", "Payloads waiting in the relay's queue.";
         queue_bytes: level "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.";
         queue_age: gauge "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.";
+        queue_limit_packets: level "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.";
+        queue_limit_bytes: level "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.";
+        queue_limit_age: gauge "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.";
+        peer_tcp_streams: level "culvert_peer_tcp_streams", "TCP forwards now open with the peer.";
     }
 
     /// One direction of one peer on one worker: received = delivered + queued + dropped.
@@ -178,9 +185,13 @@ metrics! {
         lane_received_bytes: counter "culvert_lane_received_bytes_total", "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.";
     }
 
-    /// The control stream's messages in one direction.
+    /// One direction of all control connections of one worker.
     group ControlMetrics(direction) {
         control_messages: counter "culvert_control_messages_total", "Control messages, sent (uplink) or received (downlink).";
+        control_datagrams: counter "culvert_control_datagrams_total", "UDP datagrams of control connections, sent (uplink) or received (downlink).";
+        control_bytes: counter "culvert_control_bytes_total", "Bytes of UDP payload of those datagrams.";
+        control_ack_frames: counter "culvert_control_ack_frames_total", "ACK frames on control connections, sent (uplink) or received (downlink).";
+        control_datagram_frames: counter "culvert_control_datagram_frames_total", "DATAGRAM frames on control connections (standard mode), sent (uplink) or received (downlink).";
     }
 
     /// One direction of all TCP forwards of one worker.
@@ -211,6 +222,14 @@ metrics! {
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
+        handshakes_pending: level "culvert_handshakes_pending", "Handshakes that others have begun and not completed.";
+        control_packets_sent: counter "culvert_control_packets_sent_total", "QUIC packets sent on control connections.";
+        control_packets_lost: counter "culvert_control_packets_lost_total", "QUIC packets sent on control connections and declared lost.";
+        control_packets_blocked: counter "culvert_control_packets_blocked_total", "Datagrams of control connections that found no room in the socket; QUIC sends again what they held.";
+        control_black_holes: counter "culvert_control_black_holes_total", "Times that a control connection's path stopped carrying packets of the size in use.";
+        lane_probes: counter "culvert_lane_probes_total", "Packets sent on lanes because the last ones stayed unacknowledged.";
+        lane_window_overflows: counter "culvert_lane_window_overflows_total", "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.";
+        gate_journal_errors: counter "culvert_gate_journal_errors_total", "Times that used knocks could not be written down; after a restart none of before would be trusted.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
         decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
@@ -225,12 +244,15 @@ metrics! {
         limit: level "culvert_limit" [limit], "Ceilings of the section limits, by key; those that count.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.";
         workers: level "culvert_workers" [], "Threads that move packets.";
+        worker_beats: counter "culvert_worker_beats_total" [worker], "Times that a worker showed that it is alive: at least once a second.";
+        peers: level "culvert_peers" [origin], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).";
         datagrams_dropped: counter "culvert_datagrams_dropped_total" [direction, reason], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.";
         flow_messages: counter "culvert_flow_messages_total" [direction, kind], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).";
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
         lanes: level "culvert_lanes" [state], "Lanes by state.";
         lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
+        lane_key_updates: counter "culvert_lane_key_updates_total" [initiator], "Key updates of lanes, by the end that began them: local or remote.";
         handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
         refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";
         gate_datagrams: counter "culvert_gate_datagrams_total" [step], "Datagrams at the gate, by the step at which they ended.";
@@ -242,6 +264,7 @@ metrics! {
         tun_dropped: counter "culvert_tun_dropped_packets_total" [reason], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.";
         tun_answers: counter "culvert_tun_icmp_sent_total" [kind], "ICMP messages sent to senders of IP packets that could not be carried, by kind.";
         tun_kernel_dropped: counter "culvert_tun_kernel_dropped_packets_total" [direction], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).";
+        tun_device: level "culvert_tun_device" [], "1 while the agent has its TUN device, 0 once somebody removed it; not there without a section tun.";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -64,7 +64,7 @@ impl Metrics {
     pub fn new(version: &str) -> Result<Self, MetricsError> {
         let mut registrar = Registrar { registry: Registry::new(), info: Vec::new() };
         let families = Families::register(&mut registrar)?;
-        registrar.collector(process::PROCESS_FAMILIES, process::ProcessCollector::new()?)?;
+        registrar.collector(process::ProcessCollector::new()?)?;
         families.build_info.with_label_values(&[version]).set(1);
         let metrics = Self { registry: registrar.registry, families, info: registrar.info };
         metrics.bind_reloads();
@@ -248,15 +248,9 @@ impl Registrar {
         Ok(family)
     }
 
-    /// Registers a collector of its own making, whose families are of the kinds in `kinds`.
-    fn collector<C: Collector + 'static>(
-        &mut self,
-        families: &'static [process::Family],
-        collector: C,
-    ) -> Result<(), MetricsError> {
-        let kind =
-            |name: &str| families.iter().find(|family| family.name == name).map_or("", |f| f.kind_name());
-        self.describe(&collector, kind);
+    /// Registers the process's own collector.
+    fn collector(&mut self, collector: process::ProcessCollector) -> Result<(), MetricsError> {
+        self.describe(&collector, process::kind_of);
         self.registry.register(Box::new(collector))?;
         Ok(())
     }

@@ -1,11 +1,19 @@
 //! The process as the kernel sees it, read from `/proc/self` at each scrape.
 
-use std::{fs, io};
+use std::{collections::BTreeMap, fs, io};
 
 use prometheus::{
     core::{Collector, Desc},
     proto,
 };
+
+/// CPU time by the names of threads: a worker's is `culvert-` and its number. Those that look up names come and go, and have
+/// other names.
+const THREADS: (&str, &str, &str) = (
+    "culvert_process_thread_cpu_seconds_total",
+    "thread",
+    "User and system CPU time of the agent's own threads; culvert-0 is the first worker.",
+);
 
 /// One family of [`ProcessCollector`].
 pub(super) struct Family {
@@ -13,6 +21,12 @@ pub(super) struct Family {
     help: &'static str,
     kind: proto::MetricType,
     value: fn(&Process) -> f64,
+}
+
+/// The type of the family `name`, as `docs/metrics.md` says it.
+pub(super) fn kind_of(name: &str) -> &'static str {
+    let family = PROCESS_FAMILIES.iter().find(|family| family.name == name);
+    family.map_or("counter", Family::kind_name)
 }
 
 impl Family {
@@ -41,6 +55,12 @@ pub(super) const PROCESS_FAMILIES: &[Family] = &[
         value: |process| process.open_fds,
     },
     Family {
+        name: "culvert_process_max_fds",
+        help: "File descriptors that the process may have open: its limit RLIMIT_NOFILE.",
+        kind: proto::MetricType::GAUGE,
+        value: |process| process.max_fds,
+    },
+    Family {
         name: "culvert_process_start_time_seconds",
         help: "Start of the process, since the Unix epoch.",
         kind: proto::MetricType::GAUGE,
@@ -64,7 +84,10 @@ impl ProcessCollector {
         let desc = |family: &Family| {
             Desc::new(family.name.to_owned(), family.help.to_owned(), Vec::new(), Default::default())
         };
-        Ok(Self { descs: PROCESS_FAMILIES.iter().map(desc).collect::<Result<_, _>>()? })
+        let mut descs = PROCESS_FAMILIES.iter().map(desc).collect::<Result<Vec<_>, _>>()?;
+        let (name, label, help) = THREADS;
+        descs.push(Desc::new(name.to_owned(), help.to_owned(), vec![label.to_owned()], Default::default())?);
+        Ok(Self { descs })
     }
 }
 
@@ -75,8 +98,32 @@ impl Collector for ProcessCollector {
 
     fn collect(&self) -> Vec<proto::MetricFamily> {
         let Ok(process) = Process::read() else { return Vec::new() };
-        PROCESS_FAMILIES.iter().map(|family| family_of(family, (family.value)(&process))).collect()
+        let mut families: Vec<_> =
+            PROCESS_FAMILIES.iter().map(|family| family_of(family, (family.value)(&process))).collect();
+        families.extend(threads().ok().map(|threads| family_of_threads(&threads)));
+        families
     }
+}
+
+fn family_of_threads(threads: &BTreeMap<String, f64>) -> proto::MetricFamily {
+    let (name, label, help) = THREADS;
+    let metric = |(thread, seconds): (&String, &f64)| {
+        let mut pair = proto::LabelPair::default();
+        pair.set_name(label.to_owned());
+        pair.set_value(thread.clone());
+        let mut counter = proto::Counter::default();
+        counter.set_value(*seconds);
+        let mut metric = proto::Metric::default();
+        metric.set_label(vec![pair]);
+        metric.set_counter(counter);
+        metric
+    };
+    let mut out = proto::MetricFamily::default();
+    out.set_name(name.to_owned());
+    out.set_help(help.to_owned());
+    out.set_field_type(proto::MetricType::COUNTER);
+    out.set_metric(threads.iter().map(metric).collect());
+    out
 }
 
 fn family_of(family: &Family, value: f64) -> proto::MetricFamily {
@@ -104,6 +151,7 @@ struct Process {
     cpu_seconds: f64,
     resident_bytes: f64,
     open_fds: f64,
+    max_fds: f64,
     start_time_seconds: f64,
     threads: f64,
 }
@@ -113,30 +161,62 @@ impl Process {
         let stat = fs::read_to_string("/proc/self/stat")?;
         let status = fs::read_to_string("/proc/self/status")?;
         let kernel = fs::read_to_string("/proc/stat")?;
+        let limits = fs::read_to_string("/proc/self/limits")?;
         // The listing holds a descriptor of its own while it counts.
         let open_fds = fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
-        Self::parse(&stat, &status, &kernel, open_fds).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        Self::parse([&stat, &status, &kernel, &limits], open_fds)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// proc_pid_stat(5), proc_pid_status(5), proc_stat(5).
-    fn parse(stat: &str, status: &str, kernel: &str, open_fds: usize) -> Option<Self> {
-        // USER_HZ: part of the kernel's user-space ABI on every architecture we build for.
-        const TICKS_PER_SECOND: f64 = 100.0;
-        // The second field is the program's name in parentheses, which may hold spaces and parentheses.
-        let after_name = stat.rsplit_once(')')?.1;
-        let field = |number: usize| after_name.split_whitespace().nth(number - 3)?.parse::<f64>().ok();
+    /// proc_pid_stat(5), proc_pid_status(5), proc_stat(5), proc_pid_limits(5).
+    fn parse([stat, status, kernel, limits]: [&str; 4], open_fds: usize) -> Option<Self> {
+        let after_name = name_and_rest(stat)?.1;
         let line = |text: &str, key: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(key))?;
             value.split_whitespace().next()?.parse::<f64>().ok()
         };
         Some(Self {
-            cpu_seconds: (field(14)? + field(15)?) / TICKS_PER_SECOND,
+            cpu_seconds: cpu_seconds(after_name)?,
             resident_bytes: line(status, "VmRSS:")? * 1024.0,
             open_fds: open_fds as f64,
-            start_time_seconds: line(kernel, "btime ")? + field(22)? / TICKS_PER_SECOND,
+            // "unlimited" is above every ceiling of the kernel.
+            max_fds: line(limits, "Max open files").unwrap_or(f64::INFINITY),
+            start_time_seconds: line(kernel, "btime ")? + field(after_name, 22)? / TICKS_PER_SECOND,
             threads: line(status, "Threads:")?,
         })
     }
+}
+
+/// USER_HZ: part of the kernel's user-space ABI on every architecture we build for.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// The name of a `stat` file, and what follows it. The name is in parentheses, and may hold spaces and parentheses.
+fn name_and_rest(stat: &str) -> Option<(&str, &str)> {
+    let (start, rest) = stat.rsplit_once(')')?;
+    Some((start.split_once('(')?.1, rest))
+}
+
+/// A field by its number in proc_pid_stat(5); the third is the first after the name.
+fn field(after_name: &str, number: usize) -> Option<f64> {
+    after_name.split_whitespace().nth(number - 3)?.parse().ok()
+}
+
+fn cpu_seconds(after_name: &str) -> Option<f64> {
+    Some((field(after_name, 14)? + field(after_name, 15)?) / TICKS_PER_SECOND)
+}
+
+/// CPU seconds by the names of threads.
+fn threads() -> io::Result<BTreeMap<String, f64>> {
+    let mut threads = BTreeMap::new();
+    for thread in fs::read_dir("/proc/self/task")? {
+        // A thread may end while it is looked at.
+        let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else { continue };
+        let read = name_and_rest(&stat).and_then(|(name, rest)| Some((name, cpu_seconds(rest)?)));
+        if let Some((name, seconds)) = read.filter(|(name, _)| name.starts_with("culvert")) {
+            *threads.entry(name.to_owned()).or_default() += seconds;
+        }
+    }
+    Ok(threads)
 }
 
 #[cfg(test)]
@@ -146,6 +226,7 @@ mod tests {
     const STAT: &str = "4242 (a (b) c) S 1 4242 4242 0 -1 4194560 900 0 0 0 \
         1234 66 0 0 20 0 3 0 5050 123456789 2048 18446744073709551615";
     const STATUS: &str = "Name:\ta\nVmHWM:\t  9999 kB\nVmRSS:\t    2048 kB\nThreads:\t3\n";
+    const LIMITS: &str = "Limit   Soft Limit  Hard Limit  Units\nMax open files            1024                 524288               files\n";
     const KERNEL: &str = "cpu  1 2 3\nbtime 1700000000\nprocesses 5\n";
 
     #[test]
@@ -154,25 +235,30 @@ mod tests {
             cpu_seconds: 13.0,
             resident_bytes: 2_097_152.0,
             open_fds: 7.0,
+            max_fds: 1024.0,
             start_time_seconds: 1_700_000_050.5,
             threads: 3.0,
         };
-        assert_eq!(Process::parse(STAT, STATUS, KERNEL, 7), Some(expected));
+        assert_eq!(Process::parse([STAT, STATUS, KERNEL, LIMITS], 7), Some(expected));
     }
 
     #[test]
     fn broken_files_give_nothing() {
         for stat in ["", "1 (a", "1 (a) S 1", "1 (a) x x x x x x x x x x x x x x x x x x x x x x"] {
-            assert_eq!(Process::parse(stat, STATUS, KERNEL, 0), None);
+            assert_eq!(Process::parse([stat, STATUS, KERNEL, LIMITS], 0), None);
         }
-        assert_eq!(Process::parse(STAT, "", KERNEL, 0), None);
-        assert_eq!(Process::parse(STAT, STATUS, "", 0), None);
+        assert_eq!(Process::parse([STAT, "", KERNEL, LIMITS], 0), None);
+        assert_eq!(Process::parse([STAT, STATUS, "", LIMITS], 0), None);
     }
 
     #[test]
     fn this_process_has_plausible_values() {
         let process = Process::read().unwrap();
         assert!(process.resident_bytes > 100_000.0 && process.open_fds >= 3.0 && process.threads >= 1.0);
-        assert!(process.start_time_seconds > 1_600_000_000.0);
+        assert!(process.start_time_seconds > 1_600_000_000.0 && process.max_fds >= process.open_fds);
+        let worker = std::thread::Builder::new().name("culvert-77".to_owned());
+        let names =
+            worker.spawn(|| threads().unwrap().into_keys().collect::<Vec<_>>()).unwrap().join().unwrap();
+        assert!(names.contains(&"culvert-77".to_owned()), "{names:?}");
     }
 }

@@ -4,12 +4,17 @@
 //! |---|---|
 //! | what the daemon knows of itself, and who changes what | this one |
 //! | what an operator is shown | `status.rs` |
+//! | reading the configuration again | `reload.rs`, beside this folder |
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use arc_swap::ArcSwap;
 
 use crate::{
+    capture::Captures,
     clock::Clock,
     config::{self, Config},
     control_socket::{
@@ -21,7 +26,7 @@ use crate::{
     metrics::Metrics,
     roster::{Listed, Origin, Roster},
     tunnel,
-    worker::{Snapshots, shell::Inbox},
+    worker::{Exchange, Snapshots, shell::Inbox},
 };
 
 mod status;
@@ -42,6 +47,12 @@ pub struct Running {
     pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,
+    /// What operators look at.
+    pub captures: Captures,
+    /// How its workers are told.
+    pub exchange: Arc<Exchange>,
+    /// One reload at a time.
+    pub reloading: Mutex<()>,
     /// When it was started.
     pub since: Instant,
     /// Tells the time.
@@ -70,8 +81,12 @@ impl Peers for Running {
         self.config.load_full()
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
-        Err("this version does not reload".into())
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        Ok(self.reload_now(dry_run)?)
+    }
+
+    fn captures(&self) -> &Captures {
+        &self.captures
     }
 
     fn status(&self, scope: &Scope) -> Status {

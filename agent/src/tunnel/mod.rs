@@ -29,7 +29,7 @@ use prometheus::IntGauge;
 
 use self::{
     kernel::Kernel,
-    plan::{LEAST_MTU, Mtus, Narrow, Plan, Underlay, Width},
+    plan::{Mtus, Narrow, Plan, Underlay, Width},
     said::Said,
 };
 use crate::{
@@ -54,10 +54,11 @@ mod said;
 mod table;
 
 pub use checks::TunnelError;
-pub(crate) use checks::routes_are_free;
+pub(crate) use checks::{before, routes_are_free};
+pub(crate) use plan::LEAST_MTU;
 
 /// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
-const QUEUE_PACKETS: u32 = 1_000;
+pub(crate) const QUEUE_PACKETS: u32 = 1_000;
 
 /// How often the peers, the device and its counters are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -152,7 +153,7 @@ impl Tunnel {
     ) -> Result<(Self, Vec<TunPort>), TunnelError> {
         let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
         let mut netlink = Netlink::open().map_err(failed("the device"))?;
-        checks::before(&mut netlink, tun)?;
+        before(&mut netlink, tun)?;
         let device = TunDevice::open(&tun.name, workers, tun.offload)
             .map_err(|error| TunnelError::of_device(&tun.name, error))?;
         set_quiet(&tun.name);
@@ -174,11 +175,13 @@ impl Tunnel {
             dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
             health: Arc::clone(health),
             ready: metrics.families().ready.with_label_values(&[] as &[&str]),
+            present: metrics.families().tun_device.with_label_values(&[] as &[&str]),
             narrow: Narrow::default(),
             device: Device::Up,
             said: Said::default(),
         };
         keeper.begin()?;
+        keeper.present.set(1);
         let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
@@ -226,6 +229,7 @@ struct Keeper {
     dropped: Counters,
     health: Arc<Health>,
     ready: IntGauge,
+    present: IntGauge,
     narrow: Narrow,
     device: Device,
     said: Said,
@@ -316,6 +320,7 @@ impl Keeper {
     fn say_gone(&self) {
         self.health.set_ready(false);
         self.ready.set(0);
+        self.present.set(0);
         tracing::warn!(
             name = &*self.tun.name,
             "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"

@@ -10,13 +10,14 @@ use quic_core::LaneStats;
 
 use super::{handover::Kind, streams::TcpRefusal};
 use crate::{
-    control::messages::MessageError,
+    control::{Traffic, messages::MessageError},
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
     meter::Meter,
     peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
+    service::Summary,
 };
 
 /// Handshakes by what this end saw of them.
@@ -165,6 +166,8 @@ pub(super) struct Totals {
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
     pub(super) tcp: TcpTotals,
+    /// Of control connections, when last looked at.
+    pub(super) control: Traffic,
 }
 
 impl Totals {
@@ -370,6 +373,23 @@ impl Snapshots {
         sum
     }
 
+    /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
+        let mut summary = Summary::default();
+        for place in 0..places {
+            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
+            let current = seen.clone().map(|peer| peer.generation).max();
+            let seen = seen.filter(|peer| Some(peer.generation) == current);
+            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
+            let removed = seen.clone().any(|peer| peer.removed);
+            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
+        }
+        summary
+    }
+
     /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
     pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
         let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -450,6 +470,8 @@ pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
     sum.mtu_probes_lost += lane.mtu_probes_lost;
     sum.black_holes += lane.black_holes;
     sum.window_overflows += lane.window_overflows;
+    sum.key_updates_initiated += lane.key_updates_initiated;
+    sum.key_updates_followed += lane.key_updates_followed;
     sum.duplicates += lane.duplicates;
     sum.too_old += lane.too_old;
     sum.header_errors += lane.header_errors;

@@ -24,6 +24,7 @@ use zeroize::Zeroizing;
 
 use super::handover::{Parcel, Ring};
 use crate::{
+    capture::{Capture, Taps},
     config::{self, Config},
     control::messages::{CloseReason, Hello, Service},
     io::{Ready, Token, ports::Ports},
@@ -72,6 +73,8 @@ pub(super) enum Order {
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
     /// A peer is known no more: all that it has ends.
     PeerRemoved { id: PeerId },
+    /// An operator wants to look at a lane, or has seen enough.
+    Capture(Arc<Capture>),
     /// The operator wants a peer otherwise.
     PeerChanged { id: PeerId, peer: Arc<config::Peer> },
     /// The operator wants the agent otherwise.
@@ -168,6 +171,8 @@ pub struct Exchange {
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
+    /// Which control connections an operator wants to look at.
+    taps: Taps,
     /// What times are counted from.
     base: Instant,
 }
@@ -213,6 +218,7 @@ impl Exchange {
             flows,
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
+            taps: Taps::default(),
             base: now,
         })
     }
@@ -288,6 +294,32 @@ impl Exchange {
             let ports = shares.next().unwrap_or_default();
             Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
         });
+    }
+
+    /// All workers are to look whether a capture of a lane is theirs, or over.
+    pub(crate) fn capture(&self, capture: &Arc<Capture>) {
+        self.post_all(|| Order::Capture(Arc::clone(capture)));
+    }
+
+    /// The captures of control connections.
+    pub(crate) fn taps(&self) -> &Taps {
+        &self.taps
+    }
+
+    /// Whether this end dialled the session with a peer; `None` if there is no session.
+    pub(crate) fn dialled(&self, peer: PeerId) -> Option<bool> {
+        self.record(peer).map(|record| record.dialled)
+    }
+
+    /// Ends the session with a peer, if there is one.
+    pub(crate) fn end_session(&self, peer: PeerId, reason: CloseReason) {
+        if let Some(Record { owner, session, .. }) = self.record(peer) {
+            self.post(owner, Order::EndSession { peer, session, reason });
+        }
+    }
+
+    fn record(&self, peer: PeerId) -> Option<Record> {
+        *lock(&self.peers.load().get(peer.0 as usize)?.session)
     }
 
     /// The orders that wait for `worker`, oldest first.

@@ -273,7 +273,7 @@ impl Worker {
             flows,
             sockets: self.socket_rows(),
             tun: self.tun_row(),
-            handshakes: self.control.handshakes(),
+            handshakes: self.control.handshakes_pending(),
             used_tokens: self.gate.remembered(),
             decoy_flows: self.decoys.as_ref().map_or(0, super::decoy::Decoys::count),
         };

@@ -12,6 +12,7 @@
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | another configuration meanwhile | `reload.rs` |
 //! | what came to the wrong worker | `handover.rs` |
+//! | the lanes that an operator looks at | `capture.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
@@ -70,6 +71,7 @@ use crate::{
 };
 
 mod books;
+mod capture;
 mod decoy;
 mod dial;
 mod doors;
@@ -190,6 +192,8 @@ pub struct Worker {
     /// By place in [`Config::peers`]: which peer bears that name now.
     forward_peers: Vec<PeerId>,
     lanes: Lanes,
+    /// What operators look at; nothing, almost always.
+    captures: Vec<capture::Armed>,
     underlays: Underlays,
     locals: Locals,
     /// The TUN device, of an agent that has one, and where the tunnel's thread reads what fits into packets.
@@ -279,6 +283,7 @@ impl Worker {
         self.poll_control(now);
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
+        self.see_to_captures(now);
         self.settle();
         self.hand_over();
         self.end_if_done(all_stopped);
@@ -467,7 +472,7 @@ impl Worker {
                 self.check_silence(id, now);
             }
             Due::Reopen => self.end_lane(id, LaneLoss::Unvalidated, now),
-            Due::Remove => self.remove_lane(id),
+            Due::Remove => self.remove_lane(id, now),
         }
     }
 

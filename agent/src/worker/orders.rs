@@ -118,6 +118,7 @@ impl Worker {
             Order::PeerRemoved { id } => self.peer_removed(id, now),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             Order::Configured(new) => self.configured(*new, now),
+            Order::Capture(capture) => self.capture(capture, now),
         }
     }
 

@@ -30,7 +30,7 @@ use crate::{
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Levels, Metrics,
-        PeerDirectionMetrics, PeerMetrics, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
+        PeerDirectionMetrics, PeerMetrics, Published, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
     peer::{Peer, PeerId},
     relay::{Context, Direction, DropReason},
@@ -53,6 +53,12 @@ const REFUSED_PACKETS: [&str; 7] =
 /// Why lanes were opened again: the label `reason`.
 const LANES_REOPENED: [&str; 3] = ["unvalidated", "silent", "refused"];
 
+/// Which end began a key update: the label `initiator`.
+const INITIATORS: [&str; 2] = ["local", "remote"];
+
+/// How peers came to be known: the label `origin`.
+const ORIGINS: [&str; 3] = ["config", "state", "open"];
+
 /// The handles of one worker.
 pub struct Publisher {
     worker: usize,
@@ -63,7 +69,10 @@ pub struct Publisher {
     peers: Vec<Option<PeerHandles>>,
     dropped: [Counters; 2],
     sockets: [SocketMetrics; 5],
+    beats: Published,
+    known: Levels,
     lanes: Levels,
+    key_updates: Counters,
     lane_directions: [LaneDirectionMetrics; 2],
     refused_packets: Counters,
     lanes_reopened: Counters,
@@ -116,6 +125,9 @@ impl Publisher {
             dropped: [uplink, downlink]
                 .map(|label| Counters::bind(&families.datagrams_dropped, &[label], &reasons)),
             sockets: SocketBooks::ROLES.map(|(_, label)| SocketMetrics::bind(metrics, label)),
+            beats: families.worker_beats.with_label_values(&[&worker.to_string()]).into(),
+            known: Levels::bind(&families.peers, &[], &ORIGINS),
+            key_updates: Counters::bind(&families.lane_key_updates, &[], &INITIATORS),
             lanes: Levels::bind(&families.lanes, &[], &LaneState::LABELS),
             lane_directions: [uplink, downlink].map(|label| LaneDirectionMetrics::bind(metrics, label)),
             refused_packets: Counters::bind(&families.lane_refused_packets, &[], &REFUSED_PACKETS),
@@ -173,6 +185,10 @@ impl Publisher {
             handles.totals.lane_packet_bytes.set(0.0);
             handles.totals.peer_inner_mtu.set(0.0);
             handles.totals.queue_age.set(0.0);
+            handles.totals.queue_limit_age.set(0.0);
+            handles.totals.peer_endpoints.set(0.0);
+            handles.totals.peer_lanes.set(0.0);
+            handles.totals.peer_lanes_wanted.set(0.0);
         }
     }
 
@@ -184,7 +200,8 @@ impl Publisher {
     }
 
     /// The worker is alive.
-    pub(super) fn beat(&self, now: Instant) {
+    pub(super) fn beat(&mut self, now: Instant) {
+        self.beats.count();
         self.health.beat(self.worker, now);
     }
 }
@@ -198,6 +215,7 @@ impl Worker {
             peer.relay.flows.count_lanes(&mut lane_flows);
         }
         self.totals.lane_flows = lane_flows;
+        self.totals.control = self.control.traffic();
         let before = self.doors.books().kernel_drops();
         self.book_sockets(true);
         let dropped = self.doors.books().kernel_drops() - before;
@@ -276,12 +294,19 @@ impl Worker {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
                 handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
                 handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
+                let pool = peer.link.as_ref().map(|link| &link.pool);
+                handles.totals.peer_lanes.set(pool.map_or(0.0, |pool| f64::from(pool.up.count_ones())));
+                handles.totals.peer_lanes_wanted.set(pool.map_or(0.0, |pool| f64::from(pool.wanted)));
+                handles.totals.peer_endpoints.set(peer.config.endpoints.len() as f64);
+                handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }
             let remote = control.map(|connection| connection.path().destination);
             snapshots.push(PeerSnapshot { inner_mtu: mtu, ..snapshot(peer, stats, (*up, rtt, remote), now) });
         }
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
+        // Every worker knows them all.
+        let known = if place == 0 { self.by_origin() } else { [0; ORIGINS.len()] };
         let lane_indices = self.lane_indices();
         let handles = &self.metrics.peers;
         self.metrics.snapshots.set(place, Snapshot { peers: snapshots, kernel_drops }, |peer, age| {
@@ -293,6 +318,7 @@ impl Worker {
         });
         let metrics = &mut self.metrics;
         metrics.lanes.set(&lanes);
+        metrics.known.set(&known);
         for (counters, totals) in metrics.dropped.iter_mut().zip(&sums.dropped) {
             counters.publish(totals);
         }
@@ -310,6 +336,20 @@ impl Worker {
         self.publish_decoy();
         self.publish_tun();
         self.metrics.beat(now);
+    }
+
+    /// Peers in the order of [`ORIGINS`].
+    fn by_origin(&self) -> [u64; ORIGINS.len()] {
+        let mut known = [0; ORIGINS.len()];
+        for peer in self.peers.iter().filter(|peer| peer.is_live()) {
+            let place = match peer.origin {
+                Origin::Config => 0,
+                Origin::State => 1,
+                Origin::Open => 2,
+            };
+            known[place] += 1;
+        }
+        known
     }
 
     /// By the lanes' index: flows, bytes sent, bytes received.
@@ -359,6 +399,18 @@ impl Worker {
         metrics.own.gate_used_tokens.set(self.gate.remembered() as u64);
         metrics.control[0].control_messages.publish(control.messages_sent);
         metrics.control[1].control_messages.publish(control.messages_received);
+        let traffic = &totals.control;
+        for (handles, way) in metrics.control.iter_mut().zip([&traffic.sent, &traffic.received]) {
+            handles.control_datagrams.publish(way.datagrams);
+            handles.control_bytes.publish(way.bytes);
+            handles.control_ack_frames.publish(way.ack_frames);
+            handles.control_datagram_frames.publish(way.datagram_frames);
+        }
+        metrics.own.control_packets_sent.publish(traffic.packets_sent);
+        metrics.own.control_packets_lost.publish(traffic.packets_lost);
+        metrics.own.control_black_holes.publish(traffic.black_holes);
+        metrics.own.control_packets_blocked.publish(control.packets_blocked);
+        metrics.own.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
         for (_, (_, _, forward)) in &self.tcp {
@@ -393,6 +445,9 @@ impl Publisher {
             lanes.integrity_limit,
             lanes.violations,
         ]);
+        self.key_updates.publish(&[lanes.key_updates_initiated, lanes.key_updates_followed]);
+        self.own.lane_probes.publish(lanes.probes_sent);
+        self.own.lane_window_overflows.publish(lanes.window_overflows);
         self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
         let hand_over = [&totals.handed_out, &totals.handed_in, &totals.hand_over_drops];
         for (counters, totals) in self.hand_over.iter_mut().zip(hand_over) {
@@ -472,6 +527,12 @@ impl PeerHandles {
         totals.lane_black_holes.publish(lanes.black_holes);
         totals.queue_packets.set((relay.queue.datagrams() + relay.awaiting.datagrams()) as u64);
         totals.queue_bytes.set((relay.queue.bytes() + relay.awaiting.bytes()) as u64);
+        // One that was removed may hold nothing any more.
+        let (packets, bytes) =
+            if peer.is_live() { (peer.config.queue.packets, peer.config.queue.bytes) } else { (0, 0) };
+        totals.queue_limit_packets.set(packets as u64);
+        totals.queue_limit_bytes.set(bytes as u64);
+        totals.peer_tcp_streams.set(u64::from(peer.tcp_streams));
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
         let packets = [relay.stats.tun_uplink, relay.stats.tun_downlink];
         for (((direction, handles), bytes), (packets, packet_bytes)) in

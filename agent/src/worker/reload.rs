@@ -29,19 +29,24 @@ impl Worker {
         let old = mem::replace(&mut self.config, Arc::clone(&config));
         self.name_forward_peers();
         self.follow_services(&old.services, &config.services, now);
+        let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in &mut self.peers {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
             peer.relay.set_ingresses(&names);
-            // Whether a new forward's service is offered is said anew.
-            peer.known_services = None;
+            if forwards_differ {
+                // Whether a new forward's service is offered is said anew.
+                peer.known_services = None;
+            }
         }
         self.follow_udp(&old, &config, now);
         self.follow_tcp(&old, &config, now);
         self.gate.set_window(config.access.clock_window);
         self.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.place.1)));
-        self.control.set_most_streams(config.limits.tcp_streams_per_peer);
+        for handle in self.control.handles() {
+            self.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
+        }
         self.follow_decoy(now);
         for id in self.peer_ids() {
             self.offer_services(id);

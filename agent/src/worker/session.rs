@@ -20,19 +20,19 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use quinn_proto::{ConnectionHandle, Side, crypto::HandshakeTokenKey};
+use quinn_proto::{ConnectionHandle, Side, TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
 
 use super::{
     StartError, Timer, Worker,
-    exchange::{Connected, Order, Record},
+    exchange::{Connected, Exchange, Order, Record},
     number, publish,
 };
 use crate::{
     clock::Clock,
     config::{self, Config, MaxPacket},
     control::{
-        accept::{Acceptance, Admission},
+        accept::{Acceptance, Admission, OwnTransport},
         cid::ConnectionIds,
         driver::{Control, Event},
         messages::{self, CloseReason, Features, Hello, Message, MessageError},
@@ -87,7 +87,7 @@ impl tls::ClientKeys for Guest {
 pub(super) fn control(
     config: &Config,
     (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
-    (ids, roster, refusals): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>),
+    (ids, roster, refusals, exchange): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>, &Arc<Exchange>),
     metrics: &publish::Publisher,
     (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
 ) -> Result<Control, StartError> {
@@ -104,10 +104,10 @@ pub(super) fn control(
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
-        // The dialler keeps the connection alive: it is the one behind a NAT.
-        let transport = tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer);
-        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport), token_key);
+        let mut server =
+            tls::server_config(tls::initial_crypto(identity)?, Arc::new(accepted(config)), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
+        let transport = captured(config, (roster, exchange), clock);
         let (identity, roster, refusals, clock) =
             (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
@@ -122,10 +122,33 @@ pub(super) fn control(
             };
             tls::server_crypto(&identity, Arc::new(guest)).ok()
         };
-        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), knock })
+        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };
     // All workers together may have as many as the operator says.
     Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
+}
+
+/// The transport of connections that others dial.
+fn accepted(config: &Config) -> TransportConfig {
+    // The dialler keeps the connection alive: it is the one behind a NAT.
+    tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer)
+}
+
+/// Makes the transport of a connection of a peer that an operator wants to look at.
+fn captured(
+    config: &Config,
+    (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
+    clock: &Arc<dyn Clock + Send + Sync>,
+) -> OwnTransport {
+    let (config, roster, exchange, clock) =
+        (config.clone(), Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
+    Box::new(move |admission: &Admission| {
+        let roster::Admits::Peer(peer) = roster.admits(&admission.agreement) else { return None };
+        let stream = exchange.taps().stream(peer, clock.now())?;
+        let mut transport = accepted(&config);
+        transport.qlog_stream(Some(stream));
+        Some(Arc::new(transport))
+    })
 }
 
 /// Our wall clock, as quinn-proto asks for it: when was a Retry token made?
@@ -199,6 +222,8 @@ impl Worker {
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
+        // The limit may have changed since the endpoint was made.
+        self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
         if key == self.identity.public_key() {
             if let Some(suppressed) = self.violation_log.allow(now) {
                 tracing::error!(

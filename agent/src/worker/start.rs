@@ -131,7 +131,7 @@ impl Worker {
         let control = session::control(
             &config,
             (&identity, &own),
-            (&ids, &roster, &refusals),
+            (&ids, &roster, &refusals, &exchange),
             &metrics,
             (&clock, rng.random()),
         )?;
@@ -192,6 +192,7 @@ impl Worker {
             forward_peers: (0..).map(PeerId).take(config.peers.len()).collect(),
             peers,
             lanes: Lanes::default(),
+            captures: Vec::new(),
             underlays: Underlays::default(),
             locals: Locals::new(most_segments),
             tun,

@@ -207,6 +207,9 @@ pub(super) struct TunHandles {
 impl TunHandles {
     pub(super) fn bind(metrics: &Metrics) -> Self {
         let families = metrics.families();
+        let directions = Direction::ALL.map(Direction::label);
+        // The device's keeper counts them; without a device they stay at 0.
+        Counters::bind(&families.tun_kernel_dropped, &[], &directions);
         Self {
             directions: Direction::ALL.map(|direction| TunDirectionMetrics::bind(metrics, direction.label())),
             dropped: Counters::bind(&families.tun_dropped, &[], &TunDrop::LABELS),

@@ -7,6 +7,8 @@ use std::{
 
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
+mod capture;
+mod counted;
 mod crew;
 mod decoy;
 mod decoy_load;
@@ -19,6 +21,7 @@ mod inspect;
 mod mtu;
 mod packing;
 mod recorded;
+mod reload;
 mod rogue;
 mod roster;
 mod siege;

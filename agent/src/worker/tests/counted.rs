@@ -1,0 +1,96 @@
+//! What operators read: counts of control connections, ceilings, and how many series an agent has.
+
+use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
+
+use super::Pair;
+use crate::{
+    admin::Health,
+    clock::{Clock, SystemClock},
+    config::Config,
+    identity::Identity,
+    metrics::Metrics,
+    worker::{Publisher, Snapshots},
+};
+
+const DOC: &str = include_str!("../../../../docs/metrics.md");
+
+#[test]
+fn control_connections_are_counted_and_what_ended_is_kept() {
+    let mut pair = Pair::connected(70, "", "");
+    let (entry, exit) = (pair.entry, pair.exit);
+    pair.world.run(Duration::from_secs(2));
+    for place in [entry, exit] {
+        for what in ["datagrams", "bytes", "ack_frames"] {
+            for direction in ["uplink", "downlink"] {
+                let series = format!("culvert_control_{what}_total{{direction=\"{direction}\"}}");
+                assert!(pair.world.metric(place, &series) > 0, "{series}");
+            }
+        }
+        assert!(pair.world.metric(place, "culvert_control_packets_sent_total") > 0);
+        assert_eq!(pair.world.metric(place, "culvert_connections"), 1);
+        assert_eq!(pair.world.metric(place, "culvert_handshakes_pending"), 0);
+    }
+    let before = pair.world.agent(entry).workers[0].control.traffic();
+    pair.world.stop(exit);
+    pair.world.run_till(Duration::from_secs(30), |world| world.metric(entry, "culvert_connections") == 0);
+    let after = pair.world.agent(entry).workers[0].control.traffic();
+    assert!(after.packets_sent >= before.packets_sent, "{before:?} {after:?}");
+    assert!(after.received.datagrams > before.received.datagrams, "the close came: {before:?} {after:?}");
+    assert!(after.sent.bytes >= before.sent.bytes, "{before:?} {after:?}");
+}
+
+#[test]
+fn peers_their_ceilings_and_the_workers_lives_are_shown() {
+    let mut pair =
+        Pair::with_workers(71, (2, 1), "queue = { packets = 100, bytes = \"1MiB\", time = \"250ms\" }", "");
+    pair.wait_for_lanes(2);
+    let (entry, exit) = (pair.entry, pair.exit);
+    pair.world.run(Duration::from_secs(3));
+    let mut shown = |place, series: &str| pair.world.metric(place, series);
+    assert_eq!(shown(entry, "culvert_peer_endpoints{peer=\"exit\"}"), 1);
+    assert_eq!(shown(exit, "culvert_peer_endpoints{peer=\"entry\"}"), 0);
+    assert_eq!(shown(entry, "culvert_queue_limit_packets{peer=\"exit\"}"), 200, "100 at each worker");
+    assert_eq!(shown(entry, "culvert_queue_limit_bytes{peer=\"exit\"}"), 2 << 20);
+    assert_eq!(shown(entry, "culvert_peers{origin=\"config\"}"), 1, "not one for each worker");
+    assert_eq!(shown(entry, "culvert_peers{origin=\"open\"}"), 0);
+    for what in ["lanes", "lanes_wanted"] {
+        assert_eq!(shown(entry, &format!("culvert_peer_{what}{{peer=\"exit\"}}")), 2, "{what}");
+        assert_eq!(shown(exit, &format!("culvert_peer_{what}{{peer=\"entry\"}}")), 2, "{what}");
+    }
+    for worker in 0..2 {
+        let beats = shown(entry, &format!("culvert_worker_beats_total{{worker=\"{worker}\"}}"));
+        assert!(beats >= 3, "worker {worker} beat {beats} times in 3 s");
+    }
+}
+
+/// Series of an agent with this many peers and two workers, without its process.
+fn series(peers: usize) -> usize {
+    let mut text = "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n".to_owned();
+    for place in 0..peers {
+        let key = Identity::generate().unwrap().public_key();
+        writeln!(text, "[[peer]]\nname = \"peer-{place}\"\npublic_key = \"{key}\"").unwrap();
+    }
+    let config = Config::parse(&text, Path::new("")).unwrap();
+    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
+    metrics.configured(&config.limits, Duration::ZERO);
+    let health = Arc::new(Health::new(2, SystemClock.now()));
+    let snapshots = Arc::<Snapshots>::default();
+    let publishers = [0, 1]
+        .map(|worker| Publisher::new(&metrics, &config, worker, Arc::clone(&health), Arc::clone(&snapshots)));
+    let shown = metrics.render().unwrap();
+    drop(publishers);
+    shown.lines().filter(|line| !line.starts_with('#') && !line.starts_with("culvert_process_")).count()
+}
+
+#[test]
+fn a_thousand_peers_stay_far_below_a_hundred_thousand_series() {
+    let (none, thousand) = (series(0), series(1000));
+    let each = (thousand - none) / 1000;
+    assert_eq!(none + 1000 * each, thousand, "what is not a peer's does not grow with them");
+    assert!(each < 60, "{each} series for each peer");
+    assert!(thousand < 100_000, "{thousand} series");
+    let said = format!("{each} series for each peer");
+    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}, and {none} for all others");
+    let said = format!("some {} others", none.next_multiple_of(50));
+    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}");
+}
