@@ -59,7 +59,13 @@ fn a_real_daemons_figures_are_true_and_documented() {
         return;
     }
     let (pair, _echo) = pair(COUNT);
-    let status = json(&pair.entry, &[]);
+    let status = clock::until("the workers have looked at their meters", PATIENCE, || {
+        let status = json(&pair.entry, &[]);
+        let peer = &status["peers"][0];
+        let lanes = peer["lanes"].as_array().unwrap().iter();
+        let measured = lanes.chain([peer]).all(|part| part["rates"].is_object());
+        if measured { Ok(status) } else { Err(status.to_string()) }
+    });
     let peer = &status["peers"][0];
     for direction in ["uplink", "downlink"] {
         // It may have sent again what a loaded machine was late with.
@@ -218,7 +224,8 @@ fn the_screen_of_watch_fits_and_the_terminal_is_given_back() {
     assert!(!after.contains("culvert"), "{after}");
     assert!(!drawn.contains("\x1b[2J"), "nothing is cleared, so that nothing flickers");
     for frame in drawn.split("\x1b[H").skip(1) {
-        let lines: Vec<&str> = frame.split("\r\n").collect();
+        // The terminal adds a return to each line.
+        let lines: Vec<&str> = frame.split("\r\r\n").collect();
         assert!(lines.len() <= 20, "{frame}");
         let widest = lines.iter().map(|line| shown_width(line)).max().unwrap();
         assert!(widest <= 70, "{frame}");

@@ -84,6 +84,8 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "status",
         &[
             to("how it goes", "culvert status"),
+            to("again every second, until Ctrl-C", "culvert status --watch"),
+            to("inside the first lane of one peer", "culvert status --lane exit/0"),
             to("for a program", "culvert status --json"),
             to("of a daemon with another configuration", "culvert status --config /etc/culvert/lab.toml"),
         ],

@@ -7,7 +7,7 @@ use std::{
 
 use super::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait};
 use crate::io::{
-    Delivery, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole,
+    Delivery, Gso, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole,
     UdpSocket, sys::Outgoing, transmit::GSO_RETRY,
 };
 
@@ -203,6 +203,10 @@ async fn after_eio_datagrams_go_singly_until_gso_is_tried_again() {
     assert!(got.iter().enumerate().all(|(number, datagram)| datagram.bytes == payload(number, 700)));
     let stats = from.stats();
     assert_eq!((stats.gso_messages, stats.gso_fallbacks, stats.sent_datagrams), (0, 2, 100));
+    let offload = from.offload(way.destination);
+    assert_eq!((offload.gso, offload.gro), (Gso::Failed, true));
+    let elsewhere = SocketAddr::from(([192, 0, 2, 1], 1));
+    assert_eq!(from.offload(elsewhere).gso, Gso::On, "it is a matter of the destination");
 
     // GSO would work again, but the destination is not tried before its time.
     from.transmitter.raw = |call, socket| call.send(socket);
@@ -214,6 +218,7 @@ async fn after_eio_datagrams_go_singly_until_gso_is_tried_again() {
     burst(&mut batch);
     assert_eq!(send(&mut from, &mut batch).len(), 2);
     assert_eq!((from.stats().gso_messages, from.stats().gso_fallbacks), (2, 4));
+    assert_eq!(from.offload(way.destination).gso, Gso::On);
     assert_eq!(receive(&mut *to, &ready, B, 200).await.len(), 200);
 }
 

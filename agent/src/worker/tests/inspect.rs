@@ -2,9 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use super::{CLIENT, Pair, UPSTREAM, harness::World};
+use super::{
+    CLIENT, Pair, UPSTREAM,
+    harness::World,
+    tunnel::{Given, How, Tunnel},
+};
 use crate::{
-    io::Gso,
+    io::{Gso, TunOffload},
+    l3::model::Recipe,
     lanes::LaneState,
     relay::flow::Standing,
     worker::{Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView},
@@ -151,4 +156,20 @@ fn a_worker_that_takes_no_commands_does_not_answer() {
     pair.world.run(Duration::ZERO);
     let views = inspection.wait(Duration::ZERO);
     assert_eq!(views.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+}
+
+#[test]
+fn the_device_is_shown_as_its_queue_saw_it() {
+    let mut tunnel = Tunnel::new(1704, (1, 1), "").settled(1);
+    let [entry, exit] = tunnel.ends();
+    let given = Given::new(&Recipe { payload: 4_000, ..Recipe::TCP }, How::Super(1_000));
+    tunnel.push(entry, 0, &given);
+    tunnel.run(1_100);
+    let [near, far] = [entry, exit]
+        .map(|place| inspect(&mut tunnel.pair.world, place, Asks::default()).remove(0).tun.unwrap());
+    assert_eq!((near.packets, near.stats.read_super, near.dropped), ([4, 0], 1, [0, 0]));
+    assert_eq!((far.packets, far.stats.write_super), ([0, 4], 1), "merged again");
+    assert_eq!(far.stats.write_bytes, near.stats.read_bytes);
+    assert_eq!(near.offload, TunOffload { tcp: true, udp: true });
+    assert_eq!(near.growth.unwrap().counts, [4, near.stats.read_bytes, 0, 0]);
 }
