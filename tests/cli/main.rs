@@ -7,4 +7,5 @@ mod check;
 mod demo;
 mod doctor;
 mod peer;
+mod preflight;
 mod run;

@@ -73,6 +73,8 @@ pub fn gather(options: &Options) -> (Facts, Option<Config>) {
 /// The configuration, as far as it is valid, and the key, if all of it is.
 fn read_config(path: Option<&Path>) -> (ConfigFile, Option<Config>, Option<Identity>) {
     let Some(path) = path else { return (ConfigFile::default(), None, None) };
+    // So that the remedies name files that are found from anywhere.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let file = ConfigFile { path: Some(path.to_owned()), ..ConfigFile::default() };
     match Config::load(path) {
         Ok((config, identity)) => {
@@ -86,7 +88,7 @@ fn read_config(path: Option<&Path>) -> (ConfigFile, Option<Config>, Option<Ident
             let text = fs::read_to_string(path).ok();
             let folder = path.parent().unwrap_or_else(|| Path::new(""));
             let config = text.and_then(|text| Config::parse(&text, folder).ok());
-            let config = config.map(|config| Config { path: std::path::absolute(path).ok(), ..config });
+            let config = config.map(|config| Config { path: Some(path.clone()), ..config });
             (ConfigFile { problems: problems.problems, ..file }, config, None)
         }
     }
@@ -129,7 +131,7 @@ fn files(config: &Config) -> Files {
 
 fn place(path: &Path) -> Place {
     if path.as_os_str().is_empty() {
-        return Place { path: PathBuf::from("."), found: found(Path::new(".")) };
+        return Place::default();
     }
     Place { path: path.to_owned(), found: found(path) }
 }
