@@ -154,11 +154,8 @@ fn a_buffer_beyond_the_kernels_limit_is_found_unless_it_does_not_bind() {
 
 #[test]
 fn a_host_on_which_all_is_well_ends_with_0() {
-    let needed = &[
-        needs::Need::Root,
-        needs::Need::Tool("ip", "iproute2"),
-        needs::Need::Tool("setpriv", "util-linux"),
-    ];
+    let needed =
+        &[needs::Need::Root, needs::Need::Tool("ip", "iproute2"), needs::Need::Tool("setpriv", "util-linux")];
     if !needs::met("a host on which all is well", needed) {
         return;
     }
@@ -166,7 +163,7 @@ fn a_host_on_which_all_is_well_ends_with_0() {
     let file = case.file(LITTLE);
     let (code, report) = examine(&mut cable.places()[0].command(binary()), file.to_str().unwrap(), &[]);
     assert_eq!(code, Some(0), "{report:#}");
-    for check in ["configuration", "key-file", "state-folder", "udp-segmentation", "ports", "open-files"] {
+    for check in ["key-file", "state-folder", "udp-segmentation", "ports", "open-files"] {
         only(&report, check, "ok");
     }
 }
@@ -191,7 +188,8 @@ fn the_text_ends_with_what_is_to_be_done() {
     let _taken = UdpSocket::bind(case.listen).unwrap();
     let file = case.file(LITTLE);
     let output = culvert(&["doctor", "--offline", "--config", file.to_str().unwrap()]);
-    let (shown, error) = (text(&output.stdout), format!("\nerror: ports: transport.listen {} UDP: taken\n", case.listen));
+    let (shown, error) =
+        (text(&output.stdout), format!("\nerror: ports: transport.listen {} UDP: taken\n", case.listen));
     assert!(shown.contains(&error) && shown.contains("\n  remedy: stop it: ss -lunp"), "{shown}");
     assert_eq!(output.status.code(), Some(2));
     assert!(shown.lines().last().is_some_and(|line| line.starts_with("1 error, ")), "{shown}");
