@@ -144,17 +144,13 @@ fn run(facts: &mut Facts) {
 }
 
 fn status(facts: &mut Facts) -> &mut Status {
-    match &mut facts.daemon {
-        Daemon::Running(status) => status,
-        other => panic!("{other:?}"),
-    }
+    let Daemon::Running(status) = &mut facts.daemon else { panic!("no daemon runs") };
+    status
 }
 
 fn addresses(facts: &mut Facts) -> &mut Vec<Address> {
-    match &mut facts.peers[0].endpoints[0].lookup {
-        Lookup::Found(addresses) => addresses,
-        other => panic!("{other:?}"),
-    }
+    let Lookup::Found(addresses) = &mut facts.peers[0].endpoints[0].lookup else { panic!("no addresses") };
+    addresses
 }
 
 /// The exit by two addresses.
