@@ -75,7 +75,9 @@ fn a_closed_port_is_not_silent() {
 #[test]
 fn wrong_usage_is_refused_with_a_reason() {
     for (arguments, reason) in [
-        (&["doctor"][..], "--probe"),
+        (&["doctor", "--seed", "1"][..], "--probe"),
+        (&["doctor", "--probe", "127.0.0.1:1", "--offline"], "--offline"),
+        (&["doctor", "--rate", "5"], "write bits per second"),
         (&["doctor", "--probe", "gw.example.net"], "write a host and a port"),
         (&["doctor", "--probe", "127.0.0.1:0"], "write a host and a port"),
         (&["doctor", "--probe", "127.0.0.1:1", "--wait", "1h"], "write 10ms to 10s"),

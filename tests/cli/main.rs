@@ -12,6 +12,7 @@ mod manual;
 mod peer;
 mod qlog;
 mod reload;
+mod preflight;
 mod run;
 mod service;
 mod status;

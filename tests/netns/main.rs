@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod reach;
 mod striping;
 
 use std::net::{Ipv4Addr, SocketAddr};

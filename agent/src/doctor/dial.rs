@@ -16,12 +16,11 @@ use crate::{
     config::{Config, Transport, defaults},
     daemon::Daemon,
     identity::{self, Identity},
+    l3::INNER_OVERHEAD,
+    metrics::PeerMetrics,
     peer::SETTLE_TIME,
-    worker::PeerSnapshot,
+    worker::{self, PeerSnapshot},
 };
-
-/// For how long the path is measured at most once the last peer has answered: a narrow one is known only then.
-const MEASURING: Duration = SETTLE_TIME.saturating_add(Duration::from_millis(250));
 
 /// How often is looked: as often as workers publish.
 const LOOK: Duration = Duration::from_millis(50);
@@ -46,8 +45,9 @@ pub(super) fn dial(
             break;
         }
         let remotes: Vec<_> = targets.iter().map(|(place, address)| (*place, address.remote)).collect();
-        let daemon = Daemon::start(small(config, &remotes), identity)?;
-        let answers = answers(&daemon, remotes.len(), wait);
+        let config = small(config, &remotes);
+        let daemon = Daemon::start(config.clone(), identity)?;
+        let answers = answers(&daemon, &config, wait);
         daemon.stop()?;
         for ((_, address), answer) in targets.into_iter().zip(answers) {
             address.answer = Some(answer);
@@ -100,39 +100,57 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
     }
 }
 
-/// What came of dialling its `count` peers, in their order.
-fn answers(daemon: &Daemon, count: usize, wait: Duration) -> Vec<Answer> {
+/// What came of dialling its peers, in their order, once all of it is known or was waited for.
+fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
+    let most = worker::most_mtu(config);
     let began = SystemClock.now();
-    let mut end = began + wait;
-    let mut all_connected: Option<Instant> = None;
+    let mut connected: Vec<Option<Instant>> = vec![None; config.peers.len()];
     loop {
         let (now, peers) = (SystemClock.now(), daemon.snapshot().peers);
-        if peers.len() == count && peers.iter().all(|peer| peer.connected) {
-            let since = *all_connected.get_or_insert(now);
-            end = end.max(since + MEASURING);
-            if peers.iter().all(|peer| peer.inner_mtu.is_some() && peer.rtt.is_some()) {
-                return peers.iter().map(answer).collect();
+        let mut ended = true;
+        let mut found = Vec::with_capacity(connected.len());
+        for (place, since) in connected.iter_mut().enumerate() {
+            let Some(peer) = peers.get(place) else {
+                ended &= now >= began + wait;
+                found.push(no_answer());
+                continue;
+            };
+            if peer.connected {
+                // A path that carries less than the most is known only when the search for it has ended.
+                let settled = now >= *since.get_or_insert(now) + SETTLE_TIME;
+                let inner_mtu = inner_mtu(daemon, peer).filter(|mtu| settled || *mtu >= most);
+                ended &= settled || (inner_mtu.is_some() && peer.rtt.is_some());
+                found.push(Answer::Connected { rtt: peer.rtt, inner_mtu });
+            } else {
+                *since = None;
+                ended &= now >= began + wait;
+                found.push(peer.failure.as_ref().map_or_else(no_answer, |failure| Answer::Failed {
+                    reason: failure.reason.clone(),
+                    causes: failure.causes.join("; "),
+                }));
             }
         }
-        if now >= end {
-            let found = (0..count).map(|place| peers.get(place).map_or_else(unknown, answer));
-            return found.collect();
+        if ended {
+            return found;
         }
         thread::sleep(LOOK);
     }
 }
 
-fn answer(peer: &PeerSnapshot) -> Answer {
-    if peer.connected {
-        return Answer::Connected { rtt: peer.rtt, inner_mtu: peer.inner_mtu };
-    }
-    peer.failure.as_ref().map_or_else(unknown, |failure| Answer::Failed {
-        reason: failure.reason.clone(),
-        causes: failure.causes.join("; "),
-    })
+/// The largest IP packet that fits into one of the lanes' packets now, in bytes.
+fn inner_mtu(daemon: &Daemon, peer: &PeerSnapshot) -> Option<u16> {
+    let running = daemon.running();
+    let bytes = PeerMetrics::bind(&running.metrics, &peer.name).lane_packet_bytes.get();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a UDP payload's length, or 0"
+    )]
+    let bytes = bytes as u16;
+    bytes.checked_sub(INNER_OVERHEAD as u16)
 }
 
-fn unknown() -> Answer {
+fn no_answer() -> Answer {
     let causes = "is it running, is the endpoint right, does a firewall on the way let UDP pass; does it know our key: culvert \
                   doctor and culvert status there";
     Answer::Failed { reason: "no answer yet".to_owned(), causes: causes.to_owned() }

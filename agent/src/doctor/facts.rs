@@ -199,8 +199,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// `CAP_NET_BIND_SERVICE`
-    pub const NET_BIND_SERVICE: u8 = 10;
     /// `CAP_NET_ADMIN`
     pub const NET_ADMIN: u8 = 12;
     /// `CAP_SYS_RESOURCE`

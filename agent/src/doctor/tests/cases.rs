@@ -1,0 +1,311 @@
+//! When each check fires, and where it is close to firing and does not.
+
+use super::*;
+
+/// When a check fires, and how much that matters. The match has an arm for each check, so that none is forgotten.
+#[expect(clippy::too_many_lines, reason = "a table")]
+pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
+    use Severity::{Error, Note, Warning};
+    match check {
+        Check::Configuration => vec![
+            (Note, AS_IT_IS, |f| f.file.path = None),
+            (Error, AS_IT_IS, |f| f.file.unreadable = Some("gone (remedy: name it)".to_owned())),
+            (Error, AS_IT_IS, |f| f.file.problems = vec![problem("transport.listen")]),
+            (Note, AS_IT_IS, |f| f.file.notes = vec![problem("peer[0].endpoints")]),
+        ],
+        Check::KeyFile => vec![
+            (Error, AS_IT_IS, |f| f.file.problems = vec![problem("identity.key_file")]),
+            (Warning, AS_IT_IS, |f| f.files.key_folder.found = there(0o777, true)),
+        ],
+        Check::StateFolder => vec![
+            (Warning, AS_IT_IS, |f| f.files.state.found = Found::Missing { may_make: false }),
+            (Warning, AS_IT_IS, |f| f.files.state.found = Found::Hidden("permission denied".to_owned())),
+            (Warning, AS_IT_IS, |f| f.files.state.found = there(0o700, false)),
+            (Warning, AS_IT_IS, |f| f.files.state.found = there(0o777, true)),
+            (Warning, AS_IT_IS, |f| {
+                f.files.state.found = Found::There { folder: false, mode: 0o600, owner: 0, writable: true };
+            }),
+            (Note, ("/var/lib/culvert", ""), |_| {}),
+        ],
+        Check::ControlFolder => vec![
+            (Warning, AS_IT_IS, |f| f.files.control.found = Found::Missing { may_make: true }),
+            (Error, ("/run/culvert/", "/run/c/"), |f| {
+                f.files.control.found = Found::Missing { may_make: true }
+            }),
+            (Warning, AS_IT_IS, |f| f.files.control.found = there(0o755, false)),
+            (Warning, AS_IT_IS, |f| f.files.control.found = there(0o777, true)),
+            (Note, AS_IT_IS, |f| f.files.control.found = Found::Hidden("permission denied".to_owned())),
+            (Note, ("/run/culvert/culvert.sock", ""), |_| {}),
+        ],
+        Check::Daemon => vec![
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                status(f).software = "0.0.1".to_owned();
+            }),
+            (Note, AS_IT_IS, |f| f.daemon = Daemon::Mute("permission denied".to_owned())),
+        ],
+        Check::KernelVersion => vec![
+            (Warning, AS_IT_IS, |f| f.kernel.release = "4.19.0-27-amd64".to_owned()),
+            (Note, AS_IT_IS, |f| f.kernel.release = "unknown".to_owned()),
+        ],
+        Check::UdpSegmentation => vec![
+            (Warning, AS_IT_IS, |f| f.kernel.segmentation = Ok(false)),
+            (Note, AS_IT_IS, |f| f.kernel.segmentation = Err("no loopback".to_owned())),
+            (Note, ("gso = \"auto\"", "gso = \"off\""), |_| {}),
+        ],
+        Check::UdpReceiveOffload => vec![
+            (Warning, AS_IT_IS, |f| f.kernel.receive_offload = Ok(false)),
+            (Note, AS_IT_IS, |f| f.kernel.receive_offload = Err("no loopback".to_owned())),
+        ],
+        Check::Steering => vec![(Warning, AS_IT_IS, |f| f.kernel.steering = Ok(false))],
+        Check::Timestamps => vec![(Warning, AS_IT_IS, |f| f.kernel.timestamps = Ok(false))],
+        Check::CpuFeatures => vec![(Note, AS_IT_IS, |f| f.kernel.aes = false)],
+        Check::ReceiveBuffer => vec![
+            (Warning, AS_IT_IS, |f| f.limits.buffers = Some(Buffers { receive: 212_992, ..full(f) })),
+            // 1 Gbit/s for 100 ms.
+            (Warning, AS_IT_IS, |f| f.limits.rate = Some(1_000_000_000)),
+            (Note, AS_IT_IS, |f| f.limits.buffers = None),
+        ],
+        Check::SendBuffer => vec![
+            (Warning, AS_IT_IS, |f| f.limits.buffers = Some(Buffers { send: 212_992, ..full(f) })),
+            (Note, AS_IT_IS, |f| f.limits.buffers = None),
+        ],
+        Check::Backlog => vec![
+            (Warning, AS_IT_IS, |f| f.limits.backlog = Some(999)),
+            (Note, AS_IT_IS, |f| f.limits.backlog_drops = 1),
+        ],
+        Check::UdpDrops => vec![(Note, AS_IT_IS, |f| f.limits.udp_drops = 1)],
+        Check::OpenFiles => vec![
+            // 1000 flows, 1024 TCP streams of each of 2 peers, 8 lanes, 256 others.
+            (Warning, AS_IT_IS, |f| f.limits.descriptors = Some(3_311)),
+            (Warning, AS_IT_IS, |f| {
+                f.limits.capabilities |= 1 << Limits::SYS_RESOURCE;
+                (f.limits.descriptors, f.limits.most_descriptors) = (Some(1_024), Some(2_048));
+            }),
+            (Note, AS_IT_IS, |f| f.limits.descriptors = None),
+        ],
+        Check::Workers => vec![
+            (Warning, AS_IT_IS, |f| f.limits.cpus = 1),
+            (Warning, AS_IT_IS, |f| f.limits.cpu_quota = Some(1.5)),
+            (Warning, AS_IT_IS, |f| f.limits.cpu_quota = Some(0.5)),
+        ],
+        Check::Capabilities => vec![
+            (Error, AS_IT_IS, |f| f.limits.capabilities = 0),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                f.limits.capabilities = 0;
+            }),
+        ],
+        Check::Clock => vec![
+            (Error, AS_IT_IS, |f| f.clock.unix_seconds = 86_400),
+            (Warning, AS_IT_IS, |f| f.clock.state = Some(ClockState { synchronised: false, ..exact(f) })),
+            (Warning, AS_IT_IS, |f| {
+                f.clock.state = Some(ClockState { most_error: Duration::from_secs(46), ..exact(f) });
+            }),
+            (Note, AS_IT_IS, |f| f.clock.state = None),
+        ],
+        Check::Ports => vec![
+            (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Taken),
+            (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Forbidden),
+            (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::NoAddress),
+            (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Failed("no IPv6".to_owned())),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                f.network.ports[0].opened = Opened::Free;
+            }),
+            (Note, AS_IT_IS, |f| {
+                f.network.ports[0].opened = Opened::Taken;
+                f.daemon = Daemon::Mute("permission denied".to_owned());
+            }),
+        ],
+        Check::Forwarding => vec![
+            (Warning, AS_IT_IS, |f| f.network.forwarding[0] = Some(false)),
+            (Warning, AS_IT_IS, |f| f.network.forwarding[1] = Some(false)),
+            (Note, ("allowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]", ""), |f| {
+                f.network.forwarding = [Some(false), Some(true)];
+            }),
+        ],
+        Check::RpFilter => vec![(Warning, AS_IT_IS, |f| f.network.rp_filter[1].1 = 1)],
+        Check::Conntrack => vec![
+            (Warning, AS_IT_IS, |f| table(f).count = 800),
+            (Error, AS_IT_IS, |f| table(f).count = 950),
+            (Note, AS_IT_IS, |f| (table(f).count, table(f).max) = (1, 999)),
+        ],
+        Check::ConntrackTimeout => vec![
+            (Warning, AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(20)),
+            (Warning, ("\"20s\"", "\"0s\""), |_| {}),
+        ],
+        Check::InterfaceOffload => vec![(Warning, AS_IT_IS, |f| f.network.interfaces[0].1 = false)],
+        Check::TunDriver => vec![
+            (Error, AS_IT_IS, |f| f.tun.driver = Some(Err("no such file".to_owned()))),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                f.tun.driver = Some(Err("permission denied".to_owned()));
+            }),
+        ],
+        Check::TunOffload => vec![
+            (Warning, AS_IT_IS, |f| features(f).vnet_header = false),
+            (Warning, AS_IT_IS, |f| features(f).several_queues = false),
+            (Note, AS_IT_IS, |f| f.kernel.release = "6.1.0-40-amd64".to_owned()),
+            (Note, ("offload = \"auto\"", "offload = \"off\""), |_| {}),
+        ],
+        Check::TunDevice => vec![
+            (Error, AS_IT_IS, |f| f.tun.free = Some(Err("taken (remedy: another tun.name)".to_owned()))),
+            (Note, AS_IT_IS, |f| {
+                f.tun.free = Some(Err("taken (remedy: another tun.name)".to_owned()));
+                f.daemon = Daemon::Mute("permission denied".to_owned());
+            }),
+            (Error, AS_IT_IS, |f| {
+                run(f);
+                f.tun.free = Some(Ok(()));
+            }),
+        ],
+        Check::TunQueue => vec![(Warning, AS_IT_IS, |f| {
+            run(f);
+            f.tun.queue_packets = Some(500);
+        })],
+        Check::TunIpv6 => vec![(Error, AS_IT_IS, |f| f.tun.no_ipv6 = true)],
+        Check::EndpointName => vec![
+            (Error, AS_IT_IS, |f| f.peers[0].endpoints[0].lookup = Lookup::Failed("no such name".to_owned())),
+            (Error, AS_IT_IS, |f| addresses(f).clear()),
+            (Note, AS_IT_IS, |f| f.peers[0].endpoints[0].lookup = Lookup::Unasked),
+            (Warning, AS_IT_IS, |f| {
+                let lookup = Lookup::Failed("no such name".to_owned());
+                f.peers[0].endpoints.push(Endpoint { text: "b.example.net:1".to_owned(), lookup });
+            }),
+        ],
+        Check::EndpointRoute => vec![
+            (Error, AS_IT_IS, |f| addresses(f)[0].way = Err("unreachable".to_owned())),
+            (Note, AS_IT_IS, |f| second_address(f).way = Err("unreachable".to_owned())),
+            (Note, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: REMOTE.ip(), mtu: 65_535 })),
+        ],
+        Check::PathMtu => vec![
+            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_227 })),
+            (Warning, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_338 })),
+            (Warning, AS_IT_IS, |f| second_address(f).way = Ok(Way { source: OURS, mtu: 1_358 })),
+        ],
+        Check::Reachability => vec![
+            (Error, AS_IT_IS, |f| addresses(f)[0].answer = Some(no_answer())),
+            (Warning, AS_IT_IS, |f| second_address(f).answer = Some(no_answer())),
+            (Note, AS_IT_IS, |f| {
+                addresses(f)[0].answer = None;
+                f.peers[0].not_dialled = Some("--offline: nothing is sent");
+            }),
+            (Error, AS_IT_IS, |f| {
+                run(f);
+                let last_error = Some(LastError { reason: "no answer".to_owned(), ..LastError::default() });
+                status(f).peers[0].state = PeerState::Dialling;
+                status(f).peers[0].last_error = last_error;
+            }),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                status(f).peers[1].state = PeerState::Waiting;
+            }),
+        ],
+        Check::InnerMtu => vec![
+            (Warning, AS_IT_IS, |f| {
+                addresses(f)[0].answer = Some(Answer::Connected { rtt: None, inner_mtu: Some(1_279) });
+            }),
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                status(f).peers[1].inner_mtu = Some(1_279);
+            }),
+        ],
+    }
+}
+
+/// Where a check is close to firing, and does not; each is quiet on a host on which all is well, besides.
+pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
+    let nothing: Change = |_| {};
+    match check {
+        Check::KeyFile => vec![(AS_IT_IS, |f| f.files.key_folder.found = there(0o1777, true))],
+        Check::StateFolder => {
+            vec![(AS_IT_IS, |f| f.files.state.found = Found::Missing { may_make: true })]
+        }
+        Check::ControlFolder => vec![(AS_IT_IS, |f| {
+            run(f);
+            f.files.control.found = there(0o755, false);
+        })],
+        Check::KernelVersion => vec![(AS_IT_IS, |f| f.kernel.release = "5.0".to_owned())],
+        Check::Steering => vec![(("workers = 2", "workers = 1"), |f| f.kernel.steering = Ok(false))],
+        Check::CpuFeatures => vec![(AS_IT_IS, |f| f.kernel.vector_aes = Some(false))],
+        Check::ReceiveBuffer => vec![
+            // 335 Mbit/s for 100 ms are 4,187,500 bytes, below 4 MiB.
+            (AS_IT_IS, |f| f.limits.rate = Some(335_000_000)),
+            (AS_IT_IS, |f| {
+                f.limits.rmem_max = Some(212_992);
+                f.limits.buffers = Some(Buffers { forced: true, ..full(f) });
+            }),
+        ],
+        Check::Backlog => vec![(AS_IT_IS, |f| f.limits.backlog = None)],
+        Check::OpenFiles => vec![
+            (AS_IT_IS, |f| f.limits.descriptors = Some(3_312)),
+            (AS_IT_IS, |f| {
+                f.limits.capabilities |= 1 << Limits::SYS_RESOURCE;
+                f.limits.descriptors = Some(1_024);
+            }),
+        ],
+        Check::Workers => vec![(AS_IT_IS, |f| f.limits.cpu_quota = Some(2.0))],
+        Check::Clock => vec![
+            (AS_IT_IS, |f| {
+                f.clock.state = Some(ClockState { most_error: Duration::from_secs(45), ..exact(f) })
+            }),
+            (("gso = \"auto\"", "gso = \"auto\"\n[access]\nclock_window = \"5m\""), |f| {
+                f.clock.state = Some(ClockState { most_error: Duration::from_secs(46), ..exact(f) });
+            }),
+        ],
+        Check::Ports => vec![
+            (AS_IT_IS, |f| {
+                run(f);
+                f.network.ports[0].opened = Opened::Forbidden;
+            }),
+            (AS_IT_IS, run),
+        ],
+        Check::RpFilter => vec![(("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1)],
+        Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
+        Check::TunOffload => vec![
+            (AS_IT_IS, |f| f.kernel.release = "6.2.0".to_owned()),
+            (("workers = 2", "workers = 1"), |f| features(f).several_queues = false),
+        ],
+        Check::TunDevice | Check::TunQueue | Check::Reachability | Check::InnerMtu => vec![(AS_IT_IS, run)],
+        Check::TunIpv6 => vec![((", \"fd09::1/128\"", ""), |f| f.tun.no_ipv6 = true)],
+        Check::PathMtu => vec![
+            (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_339 })),
+            (AS_IT_IS, |f| second_address(f).way = Ok(Way { source: OURS, mtu: 1_359 })),
+        ],
+        Check::Configuration
+        | Check::Daemon
+        | Check::UdpSegmentation
+        | Check::UdpReceiveOffload
+        | Check::Timestamps
+        | Check::SendBuffer
+        | Check::UdpDrops
+        | Check::Capabilities
+        | Check::Forwarding
+        | Check::Conntrack
+        | Check::InterfaceOffload
+        | Check::TunDriver
+        | Check::EndpointName
+        | Check::EndpointRoute => vec![(AS_IT_IS, nothing)],
+    }
+}
+
+fn full(facts: &Facts) -> Buffers {
+    facts.limits.buffers.unwrap()
+}
+
+fn exact(facts: &Facts) -> ClockState {
+    facts.clock.state.unwrap()
+}
+
+fn table(facts: &mut Facts) -> &mut Conntrack {
+    facts.network.conntrack.as_mut().unwrap()
+}
+
+fn features(facts: &mut Facts) -> &mut TunFeatures {
+    facts.tun.driver.as_mut().unwrap().as_mut().unwrap()
+}
+
+fn no_answer() -> Answer {
+    Answer::Failed { reason: "no answer".to_owned(), causes: "is it running?".to_owned() }
+}

@@ -1,0 +1,308 @@
+//! Each check on made-up facts: when it fires, when it does not, and that the document lists it.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::{
+    facts::{
+        Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found, Kernel, Limits,
+        Lookup, Network, Opened, Peer, Place, Port, Tun,
+    },
+    *,
+};
+use crate::{
+    config::ConfigProblem,
+    control_socket::status::{LastError, PeerState, PeerStatus, Status},
+    io::host::{Buffers, ClockState, TunFeatures, Way},
+};
+
+mod cases;
+
+use cases::{fires, quiet};
+
+const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
+const OTHER_KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
+
+/// A hub with a mark that dials one peer, and is dialled by another. A scenario replaces parts of the text.
+fn text() -> String {
+    format!(
+        "[identity]\nkey_file = \"/etc/culvert/identity.key\"\nstate_dir = \"/var/lib/culvert\"\n\
+         [transport]\nlisten = [\"0.0.0.0:4433\"]\nworkers = 2\nmark = 7\ngso = \"auto\"\n\
+         [control]\nsocket = \"/run/culvert/culvert.sock\"\n\
+         [tun]\naddress = [\"10.9.0.1/32\", \"fd09::1/128\"]\noffload = \"auto\"\n\
+         [limits]\nflows = 1000\n\
+         [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
+         [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\nendpoints = [\"exit.example.net:4433\"]\nkeepalive = \"20s\"\n\
+         allowed_ips = [\"10.9.1.0/24\", \"fd09:1::/64\"]\n\
+         [[peer]]\nname = \"spoke\"\npublic_key = \"{OTHER_KEY}\"\nallowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]\n"
+    )
+}
+
+fn folder(path: &str) -> Place {
+    let found = Found::There { folder: true, mode: 0o700, owner: 0, writable: true };
+    Place { path: PathBuf::from(path), found }
+}
+
+const REMOTE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 4_433);
+const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
+
+/// A host on which all is well, and no daemon runs.
+fn facts() -> Facts {
+    let key = Found::There { folder: false, mode: 0o440, owner: 0, writable: true };
+    let answer = Some(Answer::Connected { rtt: Some(Duration::from_millis(12)), inner_mtu: Some(1_421) });
+    let address = Address { remote: REMOTE, way: Ok(Way { source: OURS, mtu: 1_500 }), answer };
+    let endpoint =
+        Endpoint { text: "exit.example.net:4433".to_owned(), lookup: Lookup::Found(vec![address]) };
+    let port = Port {
+        key: "transport.listen",
+        tcp: false,
+        address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4_433)),
+        opened: Opened::Free,
+    };
+    let buffers = Buffers { receive: 4 << 20, send: 4 << 20, forced: false };
+    Facts {
+        file: ConfigFile { path: Some(PathBuf::from("/etc/culvert/agent.toml")), ..ConfigFile::default() },
+        files: Files {
+            key: Place { path: PathBuf::from("/etc/culvert/identity.key"), found: key },
+            key_folder: folder("/etc/culvert"),
+            state: folder("/var/lib/culvert"),
+            control: folder("/run/culvert"),
+        },
+        daemon: Daemon::Absent,
+        kernel: Kernel {
+            release: "6.12.48+deb13-amd64".to_owned(),
+            segmentation: Ok(true),
+            receive_offload: Ok(true),
+            steering: Ok(true),
+            timestamps: Ok(true),
+            aes: true,
+            vector_aes: Some(true),
+        },
+        limits: Limits {
+            rate: None,
+            buffers: Some(buffers),
+            rmem_max: Some(4 << 20),
+            wmem_max: Some(4 << 20),
+            backlog: Some(1_000),
+            backlog_drops: 0,
+            udp_drops: 0,
+            descriptors: Some(524_288),
+            most_descriptors: Some(1 << 20),
+            cpus: 2,
+            cpu_quota: None,
+            user: 0,
+            capabilities: 1 << Limits::NET_ADMIN,
+        },
+        clock: Clock {
+            unix_seconds: 1_790_000_000,
+            state: Some(ClockState { synchronised: true, most_error: Duration::from_millis(20) }),
+        },
+        network: Network {
+            ports: vec![port],
+            unprivileged_ports: Some(1_024),
+            forwarding: [Some(true), Some(true)],
+            rp_filter: vec![("culvert0".to_owned(), 1), ("wan".to_owned(), 2)],
+            conntrack: Some(Conntrack { count: 799, max: 1_000, udp_timeout: Duration::from_secs(120) }),
+            interfaces: vec![("wan".to_owned(), true)],
+        },
+        tun: Tun {
+            driver: Some(Ok(TunFeatures { vnet_header: true, several_queues: true })),
+            free: Some(Ok(())),
+            queue_packets: None,
+            no_ipv6: false,
+        },
+        peers: vec![
+            Peer { name: "exit".to_owned(), endpoints: vec![endpoint], not_dialled: None },
+            Peer { name: "spoke".to_owned(), endpoints: Vec::new(), not_dialled: None },
+        ],
+    }
+}
+
+/// The same host while the daemon runs.
+fn run(facts: &mut Facts) {
+    let peer = |name: &str| PeerStatus {
+        name: name.to_owned(),
+        state: PeerState::Connected,
+        address: Some(REMOTE.to_string()),
+        rtt_seconds: Some(0.012),
+        inner_mtu: Some(1_421),
+        ..PeerStatus::default()
+    };
+    let software = env!("CARGO_PKG_VERSION").to_owned();
+    let peers = vec![peer("exit"), peer("spoke")];
+    facts.daemon = Daemon::Running(Box::new(Status { software, peers, ..Status::default() }));
+    facts.tun.free =
+        Some(Err("there is an interface culvert0 already (remedy: another tun.name)".to_owned()));
+    facts.tun.queue_packets = Some(1_000);
+    facts.network.ports[0].opened = Opened::Taken;
+    for address in addresses(facts) {
+        address.answer = None;
+    }
+}
+
+fn status(facts: &mut Facts) -> &mut Status {
+    let Daemon::Running(status) = &mut facts.daemon else { panic!("no daemon runs") };
+    status
+}
+
+fn addresses(facts: &mut Facts) -> &mut Vec<Address> {
+    let Lookup::Found(addresses) = &mut facts.peers[0].endpoints[0].lookup else { panic!("no addresses") };
+    addresses
+}
+
+/// The exit by two addresses.
+fn second_address(facts: &mut Facts) -> &mut Address {
+    let list = addresses(facts);
+    let remote = "[2001:db8::1]:4433".parse().unwrap();
+    list.push(Address { remote, ..list[0].clone() });
+    &mut list[1]
+}
+
+fn problem(key_path: &str) -> ConfigProblem {
+    ConfigProblem {
+        file: None,
+        key_path: key_path.to_owned(),
+        line: Some(3),
+        problem: "is wrong".to_owned(),
+        remedy: "write another".to_owned(),
+    }
+}
+
+fn there(mode: u32, writable: bool) -> Found {
+    Found::There { folder: true, mode, owner: 0, writable }
+}
+
+/// Replaces part of the configuration's text, which may be nothing.
+type Edit = (&'static str, &'static str);
+
+const AS_IT_IS: Edit = ("", "");
+
+/// What is different from a host on which all is well.
+type Change = fn(&mut Facts);
+
+fn findings((from, to): Edit, change: Change) -> Vec<Finding> {
+    let text = text();
+    assert!(text.contains(from), "{from:?} is not in the configuration");
+    let text = if from.is_empty() { text } else { text.replace(from, to) };
+    let config = Config::parse(&text, Path::new("")).unwrap_or_else(|problems| panic!("{problems}"));
+    let mut facts = facts();
+    change(&mut facts);
+    let config = Some(&config).filter(|_| facts.file.path.is_some());
+    examine(&facts, config)
+}
+
+#[test]
+fn each_check_fires_when_it_should_and_says_what_to_do() {
+    for check in Check::ALL {
+        let scenarios = fires(*check);
+        assert!(!scenarios.is_empty(), "{check:?} never fires");
+        for (place, (severity, edit, change)) in scenarios.into_iter().enumerate() {
+            let found = findings(edit, change);
+            let of_check = || found.iter().filter(|finding| finding.check == *check);
+            let worst = of_check().map(|finding| finding.severity).max();
+            assert_eq!(worst, Some(severity), "{check:?}, {place}: {found:#?}");
+            for finding in of_check().filter(|finding| finding.severity > Severity::Ok) {
+                assert!(!finding.problem.is_empty() && !finding.remedy.is_empty(), "{finding:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_check_is_quiet_when_it_should_be() {
+    for check in Check::ALL {
+        let scenarios = quiet(*check);
+        assert!(!scenarios.is_empty(), "{check:?} never is quiet");
+        for (place, (edit, change)) in scenarios.into_iter().enumerate() {
+            let found = findings(edit, change);
+            let of_check: Vec<&Finding> = found.iter().filter(|finding| finding.check == *check).collect();
+            assert!(!of_check.is_empty(), "{check:?}, {place}: nothing was looked at");
+            for finding in of_check {
+                assert_eq!(finding.severity, Severity::Ok, "{check:?}, {place}: {finding:?}");
+                assert!(finding.problem.is_empty() && finding.remedy.is_empty(), "{finding:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_all_is_well_every_check_says_so_in_order() {
+    let stopped = findings(AS_IT_IS, |_| {});
+    let running = findings(AS_IT_IS, run);
+    for found in [&stopped, &running] {
+        assert!(found.is_sorted_by_key(|finding| finding.check), "{found:#?}");
+        let bad: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::Ok).collect();
+        assert!(bad.is_empty(), "{bad:#?}");
+    }
+    let looked_at = |check: &Check| stopped.iter().chain(&running).any(|finding| finding.check == *check);
+    let missing: Vec<_> = Check::ALL.iter().filter(|check| !looked_at(check)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn without_a_configuration_only_the_host_is_looked_at() {
+    let mut facts = facts();
+    facts.file.path = None;
+    let found = examine(&facts, None);
+    assert!(found.iter().all(|finding| finding.check.group() != Group::Peers));
+    assert!(found.iter().any(|finding| finding.check == Check::ReceiveBuffer));
+    assert_eq!(Report::new(&facts, found).severity(), Severity::Note);
+}
+
+#[test]
+fn the_remedy_of_a_small_buffer_names_what_the_rate_needs() {
+    let found = findings(AS_IT_IS, |facts| {
+        facts.limits.rate = Some(5_000_000_000);
+        facts.limits.buffers = Some(Buffers { receive: 212_992, send: 212_992, forced: false });
+    });
+    let finding = found.iter().find(|finding| finding.check == Check::ReceiveBuffer).unwrap();
+    // 5 Gbit/s for 100 ms are 62,500,000 bytes, 61,036 KiB.
+    let starts = "limits.receive_buffer = \"61036KiB\"; and sysctl -w net.core.rmem_max=62500000 ";
+    assert!(finding.remedy.starts_with(starts), "{finding:?}");
+}
+
+#[test]
+fn the_document_lists_the_checks_in_their_groups() {
+    let document = include_str!("../../../../docs/doctor.md");
+    let mut heading = "";
+    let mut listed = Vec::new();
+    for line in document.lines() {
+        if let Some(text) = line.strip_prefix("### ") {
+            heading = text;
+        } else if line.starts_with("## ") {
+            heading = "";
+        } else if let Some(id) = line.strip_prefix("| `").and_then(|row| row.split_once('`')) {
+            listed.push((heading, id.0));
+        }
+    }
+    listed.retain(|(heading, _)| !heading.is_empty());
+    let checks: Vec<_> = Check::ALL.iter().map(|check| (check.group().label(), check.id())).collect();
+    assert_eq!(listed, checks);
+}
+
+#[test]
+fn a_report_tells_the_worst_again_at_the_end_and_json_has_all_of_it() {
+    let mut facts = facts();
+    facts.limits.udp_drops = 7;
+    facts.tun.no_ipv6 = true;
+    let config = Config::parse(&text(), Path::new("")).unwrap();
+    let report = Report::new(&facts, examine(&facts, Some(&config)));
+    let shown = report.to_string();
+    let (error, note) = (shown.find("\nerror: tun-ipv6"), shown.find("\nnote: udp-drops"));
+    assert!(error.is_some() && error < note, "{shown}");
+    assert!(shown.contains("\nkernel\n") && shown.contains("1 error, 0 warnings, 1 note, "), "{shown}");
+    let json = report.json();
+    assert_eq!((&json["version"], &json["severity"]), (&1.into(), &"error".into()));
+    let list = json["findings"].as_array().unwrap();
+    assert_eq!(list.len(), report.findings.len());
+    let of = |id: &str| list.iter().find(|finding| finding["check"] == id).unwrap();
+    assert_eq!(of("tun-ipv6")["remedy"].as_str(), Some(&*remedy(&report, Check::TunIpv6)));
+    assert!(of("clock")["remedy"].is_null() && of("clock")["problem"].is_null());
+}
+
+fn remedy(report: &Report, check: Check) -> String {
+    report.findings.iter().find(|finding| finding.check == check).unwrap().remedy.clone()
+}
