@@ -1,4 +1,4 @@
-//! The daemon: the ports, a thread per worker, one for the admin server, signals.
+//! The daemon: the ports, a thread per worker, one for the admin server.
 
 use std::{
     net::SocketAddr,
@@ -13,14 +13,14 @@ use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
 use tokio::{
     runtime,
-    signal::unix::{SignalKind, signal},
     sync::{oneshot, watch},
 };
 
 use crate::{
     admin::{self, Health},
+    capture::Captures,
     clock::{Clock, SystemClock},
-    config::{AccessMode, Config, Peer, defaults},
+    config::{Config, defaults},
     control::tls::TlsIdentity,
     control_socket::{ControlSocket, Desk, ListenError},
     gate::{Own, refusals::Refusals, table::SingleUse},
@@ -35,6 +35,7 @@ use crate::{
     metrics::Metrics,
     operator::Running,
     roster::Roster,
+    service::Summary,
     tunnel::Tunnel,
     worker::{
         Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, TunSetup, Worker,
@@ -124,9 +125,13 @@ impl Daemon {
             config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
             snapshots: Arc::clone(&snapshots),
+            inboxes: threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect(),
             metrics: Arc::clone(&metrics),
             roster: Arc::clone(&roster),
+            exchange: Arc::clone(&exchange),
+            reloading: Mutex::default(),
             refusals: Arc::clone(&refusals),
+            captures: Captures::new(Arc::clone(&roster), Arc::clone(&exchange), Arc::new(SystemClock)),
             since: now,
             clock: Arc::new(SystemClock),
         });
@@ -193,6 +198,23 @@ impl Daemon {
     #[must_use]
     pub fn running(&self) -> Arc<Running> {
         Arc::clone(&self.running)
+    }
+
+    /// Who of its parts is alive.
+    #[must_use]
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
+    }
+
+    /// What the workers last published, in a line.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        Summary { peers: self.roster.list().len(), ..self.snapshots.summary() }
+    }
+
+    /// Says that a worker has ended by itself, whichever; there is one to be had.
+    pub fn worker_ended(&mut self) -> Option<oneshot::Receiver<()>> {
+        self.worker_ended.take()
     }
 
     /// Stops: sends what waits, tells the peers, and returns what was published last.
@@ -346,36 +368,6 @@ impl WorkerStart {
     }
 }
 
-/// Runs the daemon until SIGTERM or SIGINT.
-///
-/// # Errors
-/// What kept it from starting, or that a thread of it died.
-pub fn run(config: Config, identity: &Identity) -> anyhow::Result<()> {
-    let runtime =
-        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-    let mut signals = {
-        let _guard = runtime.enter();
-        [SignalKind::terminate(), SignalKind::interrupt()].map(signal)
-    };
-    let mut daemon = Daemon::start(config, identity)?;
-    let ended = daemon.worker_ended.take();
-    let unexpected = runtime.block_on(async {
-        let [terminate, interrupt] = &mut signals;
-        let (Ok(terminate), Ok(interrupt), Some(ended)) = (terminate, interrupt, ended) else { return true };
-        tokio::select! {
-            _ = terminate.recv() => false,
-            _ = interrupt.recv() => false,
-            _ = ended => true,
-        }
-    });
-    if unexpected {
-        return Err(anyhow!("a worker ended by itself; see the log"));
-    }
-    daemon.stop()?;
-    tracing::info!("stopped");
-    Ok(())
-}
-
 /// Makes the control socket. At the default path a folder that is missing or closed to us is only worth a warning:
 /// an agent that was started by hand has none.
 fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Option<ControlSocket>> {
@@ -429,8 +421,8 @@ fn clock() -> Instant {
 
 /// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use.
-fn raise_descriptor_limit(config: &Config) {
-    let known = descriptors(config);
+pub(crate) fn raise_descriptor_limit(config: &Config) {
+    let known = config.descriptors();
     match process::raise_descriptor_limit(known) {
         Ok(granted) if granted >= known => {}
         Ok(granted) => tracing::warn!(
@@ -439,52 +431,5 @@ fn raise_descriptor_limit(config: &Config) {
             "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
         ),
         Err(error) => tracing::warn!(%error, "cannot raise the limit on open files"),
-    }
-}
-
-/// How many files the peers that are known, those that open mode may let in, and strangers may keep open.
-fn descriptors(config: &Config) -> u64 {
-    /// For ports, logs, the runtime and names being looked up.
-    const OTHERS: u64 = 256;
-    /// Lanes of a peer whose number is left to the workers of both ends.
-    const CHOSEN_LANES: u64 = 8;
-    let lanes = |peer: &Peer| match peer.lanes {
-        0 => CHOSEN_LANES,
-        chosen => u64::from(chosen),
-    };
-    let dialled = config.peers.iter().filter(|peer| !peer.endpoints.is_empty());
-    let guests = match config.access.mode {
-        // What they may not use they cannot open.
-        AccessMode::Open if !config.access.services.is_empty() => config.limits.open_peers,
-        AccessMode::Open | AccessMode::Allowlist => 0,
-    };
-    let tcp = u64::from(config.limits.tcp_streams_per_peer) * (config.peers.len() + guests) as u64;
-    let strangers = config.access.decoy.map_or(0, |_| config.limits.decoy_flows as u64);
-    config.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + strangers + OTHERS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn descriptors_are_counted_for_peers_guests_and_strangers() {
-        const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
-        let count = |more: &str| {
-            let text = format!(
-                "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n\
-                 limits = {{ flows = 1000, tcp_streams_per_peer = 100, open_peers = 3, decoy_flows = 50 }}\n\
-                 [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
-                 [[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\n{more}"
-            );
-            descriptors(&Config::parse(&text, Path::new("")).unwrap())
-        };
-        let alone = 1000 + 100 + 256;
-        assert_eq!(count(""), alone);
-        assert_eq!(count("endpoints = [\"a:1\"]\n"), alone + 8);
-        assert_eq!(count("endpoints = [\"a:1\"]\nlanes = 64\n"), alone + 64);
-        assert_eq!(count("[access]\ndecoy = \"127.0.0.1:1\"\n"), alone + 50);
-        assert_eq!(count("[access]\nmode = \"open\"\n"), alone);
-        assert_eq!(count("[access]\nmode = \"open\"\nservices = [\"dns\"]\n"), alone + 300);
     }
 }

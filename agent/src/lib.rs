@@ -4,6 +4,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -12,6 +13,7 @@ pub mod control_socket;
 pub mod daemon;
 pub mod datapath;
 pub mod demo;
+pub mod doctor;
 pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -22,12 +24,16 @@ pub mod io;
 pub mod l3;
 pub mod lanes;
 pub mod log;
+pub mod meter;
 pub mod metrics;
 pub mod operator;
 pub mod peer;
 pub mod probe;
 pub mod relay;
+pub mod reload;
 pub mod roster;
+pub mod run;
+pub mod service;
 pub mod task;
 pub mod timers;
 pub mod tunnel;

@@ -20,6 +20,7 @@ use crate::{
     l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
+    meter::Meter,
     relay::DatagramRelay,
     roster::Origin,
     worker::Outgoing,
@@ -126,6 +127,8 @@ pub struct Peer {
     pub too_large: Option<TooLarge>,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
+    /// Our services that it was last told of.
+    pub told_services: Vec<messages::Service>,
     /// When the worker that dials it was last told that datagrams wait here.
     pub hurried: Option<Instant>,
     /// Until when datagrams wait for it at another worker, as far as that has said.
@@ -136,6 +139,8 @@ pub struct Peer {
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended.
     pub failure: Option<Arc<Failure>>,
+    /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
+    pub meter: Meter<6>,
     /// The brake on what is logged about its attempts.
     pub attempts_log: RateLimit,
     /// The brake on what is logged about its connections.

@@ -3,6 +3,7 @@
 //! ```text
 //!   gate, handshakes ──► snapshot of the keys      (no lock, no allocation)
 //!   control socket   ──► add, remove ──┐
+//!   reload           ──► revise ───────┤
 //!   open mode        ──► admit ────────┤ one lock: the snapshot, and an order to every worker
 //!   idle open peers  ──► expire ───────┘
 //!
@@ -110,17 +111,49 @@ pub struct Listed {
     pub origin: Origin,
 }
 
+/// What a reload changes of the list: the peers of the configuration, and who else may come.
+#[derive(Clone, Debug)]
+pub struct Revision {
+    /// Whose handshake is completed from now on.
+    pub mode: AccessMode,
+    /// What peers of open mode may use from now on, as indices into [`Config::services`].
+    pub open_services: Vec<usize>,
+    /// The ceilings from now on.
+    pub limits: config::Limits,
+    /// Names of peers of the configuration that it no longer has.
+    pub removed: Vec<Arc<str>>,
+    /// Peers that kept their names and are otherwise different.
+    pub changed: Vec<config::Peer>,
+    /// Peers that the configuration did not have.
+    pub added: Vec<config::Peer>,
+    /// All keys that the configuration now names.
+    pub named: Vec<PublicKey>,
+}
+
 /// Who the peers are.
 pub struct Roster {
     own_key: PublicKey,
+    rules: ArcSwap<Rules>,
+    keys: ArcSwap<Keys>,
+    book: Mutex<Book>,
+    /// The workers, once there are any.
+    exchange: OnceLock<Arc<Exchange>>,
+}
+
+/// Who may come, and how many.
+struct Rules {
     mode: AccessMode,
     /// What peers of open mode may use.
     open_services: Vec<usize>,
     limits: config::Limits,
-    keys: ArcSwap<Keys>,
-    slots: Mutex<Vec<Slot>>,
-    /// The workers, once there are any.
-    exchange: OnceLock<Arc<Exchange>>,
+}
+
+/// The list.
+struct Book {
+    slots: Vec<Slot>,
+    /// Keys of peers of the configuration that were removed while an agent ran: a reload does not let them in again as
+    /// long as the configuration goes on naming them.
+    shut_out: Vec<PublicKey>,
 }
 
 /// Whose keys are known.
@@ -165,11 +198,13 @@ impl Roster {
         let slots: Vec<Slot> = config.peers.iter().map(slot).collect();
         Arc::new(Self {
             own_key,
-            mode: config.access.mode,
-            open_services: config.access.services.clone(),
-            limits: config.limits,
+            rules: ArcSwap::from_pointee(Rules {
+                mode: config.access.mode,
+                open_services: config.access.services.clone(),
+                limits: config.limits,
+            }),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
-            slots: Mutex::new(slots),
+            book: Mutex::new(Book { slots, shut_out: Vec::new() }),
             exchange: OnceLock::new(),
         })
     }
@@ -204,7 +239,7 @@ impl Roster {
     /// Whether unknown keys may connect.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        match self.mode {
+        match self.rules.load().mode {
             AccessMode::Allowlist => false,
             AccessMode::Open => true,
         }
@@ -213,7 +248,7 @@ impl Roster {
     /// The peers that are known, in the order of their places.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        let slots = lock(&self.slots);
+        let slots = &lock(&self.book).slots;
         let listed = |(id, slot): (u32, &Slot)| Listed {
             id: PeerId(id),
             peer: Arc::clone(&slot.peer),
@@ -228,42 +263,12 @@ impl Roster {
     /// # Errors
     /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
     pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
-        let agreements = peer.public_keys.iter().map(PublicKey::agreement).collect::<Option<Vec<_>>>();
-        let agreements = agreements.ok_or(RosterError::NoKey)?;
-        let slots = &mut *lock(&self.slots);
-        if peer.public_keys.contains(&self.own_key) {
-            return Err(RosterError::OwnKey);
-        }
-        if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
-            return Err(RosterError::NameReserved(peer.name));
-        }
-        let mut known = 0;
-        let mut guests = Vec::new();
-        for (place, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.is_live()) {
-            if slot.peer.name == peer.name {
-                return Err(RosterError::NameTaken(peer.name));
-            }
-            let shared = peer.allowed_ips.iter().find(|net| slot.peer.allowed_ips.contains(net));
-            if let Some(net) = shared {
-                return Err(RosterError::PrefixTaken(*net, Arc::clone(&slot.peer.name)));
-            }
-            let has_key = slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key));
-            match slot.origin {
-                Origin::Open if has_key => guests.push(place),
-                Origin::Open => {}
-                Origin::Config | Origin::State if has_key => {
-                    return Err(RosterError::KeyTaken(Arc::clone(&slot.peer.name)));
-                }
-                Origin::Config | Origin::State => known += 1,
-            }
-        }
-        if known >= self.limits.peers {
-            return Err(RosterError::Full(known));
-        }
-        for place in guests {
-            self.leave(slots, place);
-        }
-        Ok(self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live }))
+        let slots = &mut lock(&self.book).slots;
+        let mut known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
+        self.suits(&peer, &known)?;
+        known.push(&peer);
+        self.fits(known.len())?;
+        Ok(self.let_in(slots, peer, origin))
     }
 
     /// Removes a peer: its keys open nothing from now on, and every worker ends what it has. In open mode its holder may
@@ -272,12 +277,109 @@ impl Roster {
     /// # Errors
     /// No peer has that name.
     pub fn remove(&self, name: &str) -> Result<Listed, RosterError> {
-        let slots = &mut *lock(&self.slots);
+        let Book { slots, shut_out } = &mut *lock(&self.book);
         let place = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
         let place = place.ok_or_else(|| RosterError::Unknown(name.into()))?;
         let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
+        match origin {
+            Origin::Config => shut_out.extend(&peer.public_keys),
+            Origin::State | Origin::Open => {}
+        }
         self.leave(slots, place);
         Ok(Listed { id: id_of(place), peer, origin })
+    }
+
+    /// Follows a changed configuration: all of it, or nothing. Returns the names of its peers that stay shut out, because they
+    /// were removed while the agent ran.
+    ///
+    /// # Errors
+    /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
+    pub fn revise(&self, revision: Revision) -> Result<Vec<Arc<str>>, RosterError> {
+        let Book { slots, shut_out } = &mut *lock(&self.book);
+        let Revision { mode, open_services, limits, removed, changed, added, named: keys } = revision;
+        let out = |peer: &config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
+        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.into_iter().chain(added).partition(out);
+        let replaced = |slot: &&Slot| {
+            let name = &slot.peer.name;
+            slot.origin == Origin::Config
+                && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
+        };
+        let mut known: Vec<&config::Peer> =
+            named(slots).filter(|slot| !replaced(slot)).map(|slot| &*slot.peer).collect();
+        for peer in &wanted {
+            self.suits(peer, &known)?;
+            known.push(peer);
+        }
+        if known.len() > limits.peers {
+            return Err(RosterError::Full(limits.peers));
+        }
+        let leaving: Vec<usize> = (0..slots.len())
+            .filter(|place| slots.get(*place).is_some_and(|slot| slot.is_live() && replaced(&slot)))
+            .filter(|place| !wanted.iter().any(|peer| peer.name == slots[*place].peer.name))
+            .collect();
+        for place in leaving {
+            self.leave(slots, place);
+        }
+        let services_changed = self.rules.load().open_services != open_services;
+        self.rules.store(Arc::new(Rules { mode, open_services: open_services.clone(), limits }));
+        for place in 0..slots.len() {
+            let guest = slots.get(place).filter(|slot| slot.is_live() && slot.origin == Origin::Open);
+            match (guest, mode) {
+                (Some(_), AccessMode::Allowlist) => self.leave(slots, place),
+                (Some(guest), AccessMode::Open) if services_changed => {
+                    let services = open_services.clone();
+                    let guest = config::Peer { services, ..config::Peer::clone(&guest.peer) };
+                    self.change(slots, place, guest);
+                }
+                (Some(_), AccessMode::Open) | (None, _) => {}
+            }
+        }
+        // Changed ones first: one that is new may have the prefix or the key that another has given up.
+        let (changed, added): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|peer| {
+            named(slots).any(|slot| slot.origin == Origin::Config && slot.peer.name == peer.name)
+        });
+        for peer in changed {
+            let same = |slot: &Slot| slot.is_live() && slot.peer.name == peer.name;
+            if let Some(place) = slots.iter().position(same) {
+                self.guests_leave(slots, &peer);
+                self.change(slots, place, peer);
+            }
+        }
+        for peer in added {
+            self.let_in(slots, peer, Origin::Config);
+        }
+        shut_out.retain(|key| keys.contains(key));
+        Ok(kept_out.into_iter().map(|peer| peer.name).collect())
+    }
+
+    /// Whether `peer` may be one beside those that are `known`.
+    fn suits(&self, peer: &config::Peer, known: &[&config::Peer]) -> Result<(), RosterError> {
+        if peer.public_keys.iter().any(|key| key.agreement().is_none()) {
+            return Err(RosterError::NoKey);
+        }
+        if peer.public_keys.contains(&self.own_key) {
+            return Err(RosterError::OwnKey);
+        }
+        if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
+            return Err(RosterError::NameReserved(Arc::clone(&peer.name)));
+        }
+        for other in known {
+            if other.name == peer.name {
+                return Err(RosterError::NameTaken(Arc::clone(&peer.name)));
+            }
+            if let Some(net) = peer.allowed_ips.iter().find(|net| other.allowed_ips.contains(net)) {
+                return Err(RosterError::PrefixTaken(*net, Arc::clone(&other.name)));
+            }
+            if other.public_keys.iter().any(|key| peer.public_keys.contains(key)) {
+                return Err(RosterError::KeyTaken(Arc::clone(&other.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether so many peers may be known.
+    fn fits(&self, known: usize) -> Result<(), RosterError> {
+        if known > self.rules.load().limits.peers { Err(RosterError::Full(known - 1)) } else { Ok(()) }
     }
 
     /// The peer of a key that nobody is known by, in open mode. It may use what `[access]` grants.
@@ -292,14 +394,15 @@ impl Roster {
         if key == self.own_key {
             return Err(RosterError::OwnKey);
         }
-        let slots = &mut *lock(&self.slots);
+        let slots = &mut lock(&self.book).slots;
+        let rules = self.rules.load();
         // Another worker may have been faster.
         if let Some(id) = self.peer_of(&key.0) {
             return Ok(id);
         }
         let live = || slots.iter().filter(|slot| slot.is_live());
         let guests = live().filter(|slot| slot.origin == Origin::Open).count();
-        if guests >= self.limits.open_peers {
+        if guests >= rules.limits.open_peers {
             return Err(RosterError::OpenFull(guests));
         }
         let text = key.to_string();
@@ -317,7 +420,7 @@ impl Roster {
             queue: defaults::QUEUE,
             drop: defaults::DROP,
             quota: defaults::QUOTA,
-            services: self.open_services.clone(),
+            services: rules.open_services.clone(),
             allowed_ips: Vec::new(),
             dscp: defaults::DSCP,
             // No file names it; [`Origin`] says what it is.
@@ -330,7 +433,7 @@ impl Roster {
 
     /// Removes a peer of open mode that has been idle; no other.
     pub(crate) fn expire(&self, id: PeerId) {
-        let slots = &mut *lock(&self.slots);
+        let slots = &mut lock(&self.book).slots;
         let idle = |slot: &Slot| slot.is_live() && slot.origin == Origin::Open;
         if slots.get(id.0 as usize).is_some_and(idle) {
             self.leave(slots, id.0 as usize);
@@ -340,7 +443,7 @@ impl Roster {
     /// `worker` has nothing left of a peer that was removed. If no worker has, its place is free, and `forget` is called
     /// with its name if no other peer bears it.
     pub(crate) fn left(&self, id: PeerId, worker: u8, forget: impl FnOnce(&str)) {
-        let slots = &mut *lock(&self.slots);
+        let slots = &mut lock(&self.book).slots;
         let Some(slot) = slots.get_mut(id.0 as usize) else { return };
         let State::Leaving(waiting) = slot.state else { return };
         let waiting = waiting & !bit(worker);
@@ -355,6 +458,39 @@ impl Roster {
             // Under the lock: a peer of this name that is added next is bound anew by every worker.
             forget(&name);
         }
+    }
+
+    /// Adds a peer that suits.
+    fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: Origin) -> PeerId {
+        self.guests_leave(slots, &peer);
+        let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
+        self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live })
+    }
+
+    /// Peers of open mode make way for one that has a key of theirs.
+    fn guests_leave(&self, slots: &mut [Slot], peer: &config::Peer) {
+        for place in 0..slots.len() {
+            let in_the_way = slots.get(place).is_some_and(|slot| {
+                slot.is_live()
+                    && slot.origin == Origin::Open
+                    && slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key))
+            });
+            if in_the_way {
+                self.leave(slots, place);
+            }
+        }
+    }
+
+    /// A peer is otherwise from now on: tells the workers, then lets its keys in, and no others of its.
+    fn change(&self, slots: &mut [Slot], place: usize, peer: config::Peer) {
+        let Some(slot) = slots.get_mut(place) else { return };
+        slot.agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
+        slot.peer = Arc::new(peer);
+        let peer = Arc::clone(&slot.peer);
+        if let Some(exchange) = self.exchange.get() {
+            exchange.change_peer(id_of(place), &peer);
+        }
+        self.keys.store(Arc::new(Keys::of(slots)));
     }
 
     /// Gives a peer a place, tells the workers, then lets its keys in.
@@ -386,6 +522,17 @@ impl Roster {
             exchange.remove_peer(id_of(place));
         }
     }
+}
+
+/// The peers of both files.
+fn named(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
+    slots.iter().filter(|slot| {
+        slot.is_live()
+            && match slot.origin {
+                Origin::Config | Origin::State => true,
+                Origin::Open => false,
+            }
+    })
 }
 
 impl Keys {

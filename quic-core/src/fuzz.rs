@@ -152,12 +152,12 @@ pub fn ack_ranges(input: &[u8]) {
                 };
                 assert_eq!(Some(&ack.largest), arrived.last());
                 assert!(ack.ranges().flatten().all(|number| arrived.contains(&number)));
-                let outcome = sent.on_ack(&ack, now, &mut rtt);
+                let outcome = sent.on_ack(&ack, now, &mut rtt, None);
                 settled += outcome.acked.packets + outcome.lost.packets - outcome.spuriously_lost;
             }
             _ => {
                 now += Duration::from_millis(bytes.len() as u64 * 10);
-                settled += sent.detect_losses(now, &rtt).packets;
+                settled += sent.detect_losses(now, &rtt, None).packets;
             }
         }
         assert_eq!(settled + sent.in_flight().packets, sent.next());

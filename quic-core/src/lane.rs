@@ -2,15 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume};
+use crate::ack::{
+    AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay,
+};
 use crate::congestion::{Congestion, PathState, Unlimited};
 use crate::crypto::{ReceiveKeys, SendKeys};
 use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
 use crate::mtu::{Fate, MtuSearch};
 use crate::open::{Opened, Opener};
 use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
+use crate::record::{Event, Purpose, Recorder};
 use crate::seal::{MAX_PACKET_LEN, Sealer};
-use crate::{LaneError, LaneStats, OpenError, SealError, Suite};
+use crate::{LaneError, LaneStats, LaneView, OpenError, SealError, Suite};
 
 /// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
@@ -70,6 +73,8 @@ pub struct Lane<C = Unlimited> {
     last_heard: Option<Instant>,
     /// When the current wait for a sign of life began; means nothing while nothing is in flight.
     silent_since: Option<Instant>,
+    /// What happens is written down there, while somebody looks at this lane.
+    recorder: Option<Box<Recorder>>,
 }
 
 /// Why the next [`Lane::poll_transmit`] sends a PING.
@@ -104,6 +109,7 @@ impl<C: Congestion> Lane<C> {
             ping: Ping::None,
             last_heard: None,
             silent_since: None,
+            recorder: None,
         })
     }
 
@@ -120,7 +126,10 @@ impl<C: Congestion> Lane<C> {
         if self.sealer.key_update_due() {
             self.update_keys_if_allowed(now);
         }
-        let number = self.sealer.seal(packet)?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.sealing(self.sent.next(), packet, now);
+        }
+        let number = self.sealer.seal(packet).inspect_err(|_error| self.not_sealed())?;
         self.stats.sealed_packets += 1;
         self.stats.sealed_bytes += packet.len() as u64;
 
@@ -149,13 +158,17 @@ impl<C: Congestion> Lane<C> {
             .open(packet, self.sent.next(), now, &self.rtt)
             .inspect_err(|error| self.stats.count(error))?;
         if self.opener.keys().generation() > self.sealer.keys().generation() {
-            self.follow_key_update().inspect_err(|error| self.stats.count(error))?;
+            self.follow_key_update(now).inspect_err(|error| self.stats.count(error))?;
         }
         self.stats.opened_packets += 1;
         self.stats.opened_bytes += len;
         self.stats.datagrams_received += u64::from(contents.datagrams);
         self.last_heard = Some(now);
         self.silent_since = Some(now);
+        if let Some(recorder) = &mut self.recorder {
+            // A UDP datagram is no longer than 16 bits say.
+            recorder.opened(opened.packet_number.0, len as u16, opened.frames(), now);
+        }
 
         self.received.record(opened.packet_number.0, asks(&contents), now, &self.rtt);
         if contents.acks > 0 {
@@ -203,6 +216,7 @@ impl<C: Congestion> Lane<C> {
         if self.ping == Ping::Probe {
             self.sent.probe_sent(now);
             self.stats.probes_sent += 1;
+            self.sealed_for(Purpose::Probe);
         }
         if ping {
             self.ping = Ping::None;
@@ -280,9 +294,10 @@ impl<C: Congestion> Lane<C> {
         self.received.on_timeout(now);
         self.mtu.on_timeout(now);
         if self.sent.loss_time().is_some_and(|at| at <= now) {
-            let lost = self.sent.detect_losses(now, &self.rtt);
+            let lost = self.sent.detect_losses(now, &self.rtt, self.recorder.as_deref_mut());
             self.stats.count_lost(lost);
             self.judge_mtu(Volume::default(), now);
+            self.record_metrics(now);
             if lost.packets > 0 {
                 self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
             }
@@ -335,6 +350,32 @@ impl<C: Congestion> Lane<C> {
         &self.stats
     }
 
+    /// What an operator may want to know of the lane beside its counters.
+    pub fn view(&self) -> LaneView {
+        let keys = self.sealer.keys();
+        LaneView {
+            next_packet: self.sealer.next_number(),
+            sealed_with_keys: self.sealer.next_number() - keys.first(),
+            key_update_under_way: self.opener.keys().generation() < keys.generation(),
+            largest_acked: self.sent.largest_acked(),
+            largest_received: self.opener.largest(),
+            unacknowledged: self.received.waiting(),
+            ack_delay: ack_delay(&self.rtt),
+            mtu_search: self.mtu.is_searching(),
+        }
+    }
+
+    /// From now on what happens is written down in `recorder`, or nowhere; returns the one before.
+    pub fn record(&mut self, recorder: Option<Box<Recorder>>) -> Option<Box<Recorder>> {
+        std::mem::replace(&mut self.recorder, recorder)
+    }
+
+    /// What happens is written down there.
+    #[inline]
+    pub fn recorder_mut(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_deref_mut()
+    }
+
     /// Counts DATAGRAM frames that the caller put into packets that it sealed.
     #[inline]
     pub fn count_datagrams_sent(&mut self, frames: u64) {
@@ -355,14 +396,16 @@ impl<C: Congestion> Lane<C> {
         } else if !receiving.keeps_previous(now) || self.sealer.key_update_overdue() {
             self.sealer.update_keys();
             self.stats.key_updates_initiated += 1;
+            self.record_key_update(false, now);
         }
     }
 
     /// Seals with new keys because the other end does (RFC 9001 §6.2): before the packet that told it is acknowledged.
     #[cold]
-    fn follow_key_update(&mut self) -> Result<(), OpenError> {
+    fn follow_key_update(&mut self, now: Instant) -> Result<(), OpenError> {
         self.sealer.follow_key_update()?;
         self.stats.key_updates_followed += 1;
+        self.record_key_update(true, now);
         Ok(())
     }
 
@@ -370,12 +413,13 @@ impl<C: Congestion> Lane<C> {
     fn apply_acks(&mut self, opened: &Opened<'_>, now: Instant) {
         for frame in opened.frames() {
             if let Ok(Frame::Ack(ack)) = frame {
-                let outcome = self.sent.on_ack(&ack, now, &mut self.rtt);
+                let outcome = self.sent.on_ack(&ack, now, &mut self.rtt, self.recorder.as_deref_mut());
                 self.stats.count_acked(&outcome);
                 self.judge_mtu(outcome.acked, now);
                 self.control_congestion(&outcome, now);
             }
         }
+        self.record_metrics(now);
     }
 
     /// What acknowledgements and losses say of the path's MTU.
@@ -384,8 +428,13 @@ impl<C: Congestion> Lane<C> {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
         self.mtu.on_packets_acked(acked);
         if let Some(fate) = self.sent.take_mtu_fate() {
+            let old = self.mtu.current();
             self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
             self.stats.black_holes += u64::from(self.mtu.on_settled(fate, now));
+            let new = self.mtu.current();
+            if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
+                recorder.note(Event::Mtu { old, new }, now);
+            }
         }
     }
 
@@ -405,6 +454,7 @@ impl<C: Congestion> Lane<C> {
         self.sent.mtu_probe_sent();
         self.mtu.on_sent(now);
         self.stats.mtu_probes_sent += 1;
+        self.sealed_for(Purpose::MtuProbe);
         Ok(Some(size))
     }
 
@@ -440,6 +490,34 @@ impl<C: Congestion> Lane<C> {
         frames[1..9].copy_from_slice(&data);
         self.seal(packet, true, now)?;
         Ok(len)
+    }
+
+    #[cold]
+    fn not_sealed(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.not_sealed();
+        }
+    }
+
+    #[inline]
+    fn sealed_for(&mut self, purpose: Purpose) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.sealed_for(purpose);
+        }
+    }
+
+    #[inline]
+    fn record_metrics(&mut self, now: Instant) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.metrics(&self.rtt, self.sent.in_flight(), self.sent.probes(), now);
+        }
+    }
+
+    fn record_key_update(&mut self, followed: bool, now: Instant) {
+        let generation = u32::try_from(self.stats.key_phase()).unwrap_or(u32::MAX);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note(Event::KeyUpdate { generation, followed }, now);
+        }
     }
 
     /// When to probe; `None` also while a probe waits to be sent.

@@ -39,7 +39,8 @@
 //!
 //! # What it does not do
 //!
-//! * No I/O, no clock, no threads, no logging: time is an argument, and what happened is a value or a counter.
+//! * No I/O, no clock, no threads, no logging: time is an argument, and what happened is a value or a counter, or, where the
+//!   caller puts a [`record::Recorder`] in, a record.
 //! * No handshake: secrets and connection IDs come from the control connection.
 //! * No retransmission and no streams: a lost datagram stays lost.
 //! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
@@ -68,6 +69,7 @@ mod lane;
 mod mtu;
 mod open;
 mod packet;
+pub mod record;
 mod replay;
 mod seal;
 mod stats;
@@ -80,4 +82,4 @@ pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
 pub use lane::{Lane, LaneConfig, PATH_PACKET_MIN, TRANSMIT_CAPACITY, Timer};
 pub use open::{Datagram, Datagrams, Opened};
 pub use packet::{ConnectionId, HEADER_LEN, OVERHEAD, PacketNumber, TAG_LEN, destination};
-pub use stats::LaneStats;
+pub use stats::{LaneStats, LaneView};

@@ -136,6 +136,14 @@ impl MtuSearch {
         self.current
     }
 
+    /// Whether larger sizes are being tried.
+    pub(crate) fn is_searching(&self) -> bool {
+        match self.phase {
+            Phase::Searching { .. } => true,
+            Phase::Off | Phase::Found { .. } => false,
+        }
+    }
+
     /// The size of the probe to be sent now, if one is.
     #[inline]
     pub(crate) fn due(&self, now: Instant) -> Option<u16> {

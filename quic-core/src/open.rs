@@ -87,6 +87,11 @@ impl Opener {
         &self.keys
     }
 
+    /// The highest packet number opened: the top of the replay window.
+    pub(crate) fn largest(&self) -> Option<u64> {
+        self.replay.next().checked_sub(1)
+    }
+
     /// Forgets keys whose time is over.
     #[inline]
     pub(crate) fn expire_keys(&mut self, now: Instant) {

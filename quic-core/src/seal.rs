@@ -43,6 +43,11 @@ impl Sealer {
         &self.keys
     }
 
+    /// Packets sealed, which is the number of the next one.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
     /// Whether the next packet should have new keys.
     #[inline]
     pub(crate) fn key_update_due(&self) -> bool {

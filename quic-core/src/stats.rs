@@ -1,5 +1,7 @@
 //! What a lane counts.
 
+use std::time::Duration;
+
 use crate::OpenError;
 use crate::ack::{AckOutcome, Volume};
 
@@ -64,6 +66,27 @@ pub struct LaneStats {
     pub integrity_limit: u64,
     /// Authenticated packets that broke the protocol.
     pub violations: u64,
+}
+
+/// What a lane is at, as [`Lane::view`](crate::Lane::view) shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneView {
+    /// The number of the next packet to be sealed.
+    pub next_packet: u64,
+    /// Packets sealed with the keys that are in use.
+    pub sealed_with_keys: u64,
+    /// This end has updated its keys, and the other end has not followed yet.
+    pub key_update_under_way: bool,
+    /// The highest packet number that the other end acknowledged.
+    pub largest_acked: Option<u64>,
+    /// The highest packet number opened, which is the top of the replay window.
+    pub largest_received: Option<u64>,
+    /// Ack-eliciting packets received since the last ACK was sent.
+    pub unacknowledged: u32,
+    /// For how long an ACK is held back at the present RTT.
+    pub ack_delay: Duration,
+    /// Whether larger packets are being tried on the path.
+    pub mtu_search: bool,
 }
 
 impl LaneStats {

@@ -18,7 +18,7 @@ use culvert_tests::{
 use tempfile::TempDir;
 
 /// Writes a key and a configuration with `more` in it.
-fn configuration(more: &str) -> (TempDir, PathBuf) {
+pub(crate) fn configuration(more: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     keygen(&folder.path().join("identity.key"));
     let config = format!(

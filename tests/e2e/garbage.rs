@@ -6,7 +6,13 @@ use std::{
 };
 
 use culvert_tests::{
-    client::Client, http::Samples, needs, pair::Plan, ports, random::Random, upstream::Echo,
+    client::Client,
+    http::Samples,
+    needs::{self, Need},
+    pair::Plan,
+    ports,
+    random::Random,
+    upstream::Echo,
 };
 
 /// The first bytes of what a QUIC endpoint might answer: an Initial, an Initial of an unknown version, a Handshake,
@@ -37,7 +43,8 @@ fn garbage(random: &mut Random) -> Vec<Vec<u8>> {
 
 #[test]
 fn strangers_get_no_answer_and_do_no_harm() {
-    if !needs::met("garbage", needs::AGENTS) {
+    // Whose the sockets of an agent are, only root may ask.
+    if !needs::met("garbage", &[&[Need::Root], needs::AGENTS].concat()) {
         return;
     }
     let echo = Echo::new();

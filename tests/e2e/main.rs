@@ -11,6 +11,7 @@ mod gate;
 mod iperf3;
 mod metrics;
 mod refusals;
+mod reload;
 mod restart;
 mod streams;
 mod workers;

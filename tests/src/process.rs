@@ -61,10 +61,19 @@ impl Running {
     /// # Panics
     /// When the signal cannot be sent.
     pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal, named without `SIG`.
+    ///
+    /// # Panics
+    /// When the signal cannot be sent.
+    pub fn signal(&self, name: &str) {
         // The shell's own `kill`, because std sends no signal but SIGKILL.
+        let mut shell = Command::new("sh");
         let status =
-            Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &self.pid().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot send SIGTERM to {}", self.what);
+            shell.args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &self.pid().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{name} to {}", self.what);
     }
 
     /// Kills it.

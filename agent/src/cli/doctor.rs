@@ -2,38 +2,55 @@
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 
-use super::{Failure, out};
-use crate::probe::{self, Options, Verdict};
+use super::{Failure, demo::bits_per_second, out, reach::DEFAULT_CONFIG};
+use crate::{
+    doctor::{self, Report, Severity},
+    probe::{self, Verdict},
+};
 
-/// Find out what a UDP port tells strangers
+/// Look for what keeps an agent from working well on this host, with a remedy for each finding
 ///
-/// Sends every kind of packet that a scanner could send to a QUIC port, about 3,500 datagrams in 2 seconds, and prints
-/// what came back to each kind. It needs no key and no configuration. Probe hosts of your own.
+/// Looks at the kernel, its limits, the network, the files of the configuration, and the ways to the peers. Changes nothing.
+/// Names of endpoints are looked up; if no daemon runs, the peers are dialled with the daemon's key, and a running one is
+/// asked instead. Run it as the user that runs the daemon: permissions are this user's.
 ///
-/// An agent answers none of them. With a decoy, all answers are the decoy's.
+/// With --probe it finds out what a UDP port tells strangers: sends every kind of packet that a scanner could send to a QUIC
+/// port, about 3,500 datagrams in 2 seconds, and prints what came back to each kind. That needs no key and no configuration.
+/// Probe hosts of your own. An agent answers none of them. With a decoy, all answers are the decoy's.
 ///
-/// Exit codes: 0 as expected, 1 not as expected or not possible, 2 wrong usage.
+/// Exit codes: 0 nothing above a note, 1 warnings, 2 errors or wrong usage. With --probe: 0 as expected, 1 not as expected or
+/// not possible, 2 wrong usage.
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
-    /// The port to probe: of a name, the first address is taken
-    #[arg(long, value_name = "HOST:PORT", required = true, value_parser = host_and_port)]
-    probe: String,
+    /// The configuration file; without it: /etc/culvert/agent.toml, or the host alone if there is none
+    #[arg(long, value_name = "FILE", conflicts_with = "probe")]
+    config: Option<PathBuf>,
+    /// The rate that the socket buffers must be large enough for, with a unit: 500M, 5G [default: limits.receive_buffer counts]
+    #[arg(long, value_name = "RATE", value_parser = bits_per_second, conflicts_with = "probe")]
+    rate: Option<u64>,
+    /// Send nothing: no questions for names, no handshakes
+    #[arg(long, conflicts_with = "probe")]
+    offline: bool,
+    /// The port to probe instead: of a name, the first address is taken
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    probe: Option<String>,
     /// What the packets are made from; the same number makes the same packets [default: a random one, printed]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "probe")]
     seed: Option<u64>,
-    /// How long an answer may take, 10ms to 10s
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = wait)]
-    wait: Duration,
+    /// How long an answer may take, 10ms to 10s [default: 3s for each round of handshakes, 300ms with --probe]
+    #[arg(long, value_name = "TIME", value_parser = wait)]
+    wait: Option<Duration>,
     /// What should come back
-    #[arg(long, value_enum, default_value_t = Expect::Silence)]
+    #[arg(long, value_enum, default_value_t = Expect::Silence, requires = "probe")]
     expect: Expect,
-    /// Print JSON instead of a table
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
@@ -46,11 +63,47 @@ enum Expect {
     Answers,
 }
 
+/// A handshake takes a round trip; a lost packet of it costs a second.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(3);
+
+/// Above the round trips of most paths.
+const PROBE_WAIT: Duration = Duration::from_millis(300);
+
 impl Doctor {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        let target = resolve(&self.probe)?;
+        match &self.probe {
+            Some(target) => self.probe(target),
+            None => self.examine(),
+        }
+    }
+
+    fn examine(&self) -> Result<(), Failure> {
+        let default = || Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| Path::exists(path));
+        let options = doctor::Options {
+            config: self.config.clone().or_else(default),
+            rate: self.rate,
+            offline: self.offline,
+            wait: self.wait.unwrap_or(HANDSHAKE_WAIT),
+        };
+        let (facts, config) = doctor::gather(&options);
+        let report = Report::new(&facts, doctor::examine(&facts, config.as_ref()));
+        if self.json {
+            out::say(&format_args!("{:#}", report.json()))?;
+        } else {
+            out::say(&report)?;
+        }
+        match report.severity() {
+            Severity::Ok | Severity::Note => Ok(()),
+            Severity::Warning => Err(Failure::Found(1)),
+            Severity::Error => Err(Failure::Found(2)),
+        }
+    }
+
+    fn probe(&self, target: &str) -> Result<(), Failure> {
+        let target = resolve(target)?;
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
-        let report = probe::run(Options { target, seed, wait: self.wait })?;
+        let wait = self.wait.unwrap_or(PROBE_WAIT);
+        let report = probe::run(probe::Options { target, seed, wait })?;
         if self.json {
             out::say(&report.json())?
         } else {

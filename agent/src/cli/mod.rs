@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 //!
-//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration.
+//! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration. `doctor` has its own reading of them:
+//! 0 nothing above a note · 1 warnings · 2 errors, which are what keeps the agent from starting or a peer from being reached.
 
 use std::process::ExitCode;
 
@@ -10,16 +11,23 @@ use crate::config::{LoadError, state::StateError};
 
 mod bench;
 mod check;
+mod completions;
 mod demo;
 mod doctor;
+mod examples;
+mod init;
 mod keygen;
 mod link;
+mod manual;
 pub(crate) mod out;
 mod peer;
 mod pubkey;
+mod qlog;
 mod reach;
+mod reload;
 mod run;
 mod status;
+mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]
@@ -31,16 +39,36 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_long_help = examples::help("init"))]
+    Init(init::Init),
+    #[command(after_long_help = examples::help("keygen"))]
     Keygen(keygen::Keygen),
+    #[command(after_long_help = examples::help("pubkey"))]
     Pubkey(pubkey::Pubkey),
+    #[command(after_long_help = examples::help("link"))]
     Link(link::Link),
+    #[command(after_long_help = examples::help("check"))]
     Check(check::Check),
+    #[command(after_long_help = examples::help("run"))]
     Run(run::Run),
+    #[command(after_long_help = examples::help("demo"))]
     Demo(demo::Demo),
+    #[command(after_long_help = examples::help("status"))]
     Status(status::Status),
+    #[command(after_long_help = examples::help("reload"))]
+    Reload(reload::Reload),
+    #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
+    #[command(after_long_help = examples::help("qlog"))]
+    Qlog(qlog::Qlog),
+    #[command(after_long_help = examples::help("bench"))]
     Bench(Box<bench::Bench>),
+    #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
+    #[command(after_long_help = examples::help("completions"))]
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Manual(manual::Manual),
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -52,6 +80,10 @@ enum Failure {
     Input(String),
     /// Everything else: 1.
     Runtime(anyhow::Error),
+    /// The same, and the operator was told in the log.
+    Logged,
+    /// The command has printed what it found, and ends with this code.
+    Found(u8),
 }
 
 impl From<LoadError> for Failure {
@@ -77,6 +109,7 @@ impl Cli {
     #[must_use]
     pub fn execute(self) -> ExitCode {
         let outcome = match self.command {
+            Command::Init(command) => command.execute(),
             Command::Keygen(command) => command.execute(),
             Command::Pubkey(command) => command.execute(),
             Command::Link(command) => command.execute(),
@@ -84,9 +117,13 @@ impl Cli {
             Command::Run(command) => command.execute(),
             Command::Demo(command) => command.execute(),
             Command::Status(command) => command.execute(),
+            Command::Reload(command) => command.execute(),
             Command::Peer(command) => command.execute(),
+            Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.execute(),
             Command::Doctor(command) => command.execute(),
+            Command::Completions(command) => command.execute(),
+            Command::Manual(command) => command.execute(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
@@ -103,6 +140,8 @@ impl Cli {
                 out::complain(&format_args!("culvert: {error:#}"));
                 ExitCode::FAILURE
             }
+            Err(Failure::Logged) => ExitCode::FAILURE,
+            Err(Failure::Found(code)) => ExitCode::from(code),
         }
     }
 }

@@ -15,10 +15,10 @@ use crate::{
 };
 
 /// Where the configuration is when it is not named.
-const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
+pub(super) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
 
 /// Which daemon.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Reach {
     /// The daemon's configuration file; without it and without --socket: /etc/culvert/agent.toml, if it exists
     #[arg(long, value_name = "FILE", conflicts_with = "socket")]

@@ -5,9 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Failure;
-use crate::{config::Config, daemon, log};
+use crate::{
+    config::Config,
+    io::process,
+    log,
+    run::{self, Signals},
+};
 
-/// Run the daemon until SIGTERM or SIGINT
+/// Run the daemon until SIGTERM or SIGINT; SIGHUP reloads its configuration
 #[derive(Debug, Args)]
 pub(super) struct Run {
     /// The configuration file
@@ -17,11 +22,22 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
+        // Before anything else: until then a signal would end us without a word.
+        let signals = Signals::catch()?;
+        // Before there is a key in it.
+        let hidden = process::hide_memory();
         let (config, identity) = Config::load(&self.config)?;
         log::init(config.log).map_err(anyhow::Error::from)?;
+        if let Err(error) = hidden {
+            tracing::warn!(%error, "this process's memory, keys included, may reach a core file or a debugger");
+        }
         for note in &config.notes {
             tracing::warn!("{}: {note}", note.place(&self.config));
         }
-        Ok(daemon::run(config, &identity)?)
+        run::run(signals, config, &identity).map_err(|error| {
+            // Into the log, whatever its form, since that is where the operator of a service looks.
+            tracing::error!("{error:#}");
+            Failure::Logged
+        })
     }
 }

@@ -1,36 +1,127 @@
 //! `culvert status`
 
-use clap::Args;
+use std::{
+    io::{IsTerminal as _, stdout},
+    str::FromStr,
+    time::Duration,
+};
+
+use clap::{Args, value_parser};
 use serde_json::json;
 
 use super::{
     Failure, out,
     reach::{Reach, Reached, not_running, unexpected},
+    watch,
 };
-use crate::control_socket::wire::{Answer, Request, VERSION};
+use crate::control_socket::{
+    status::{Page, Scope, Show},
+    wire::{Answer, Request, VERSION},
+};
 
-/// Show what the running daemon is doing: its peers, who was refused and why
-#[derive(Debug, Args)]
+/// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why
+#[derive(Clone, Debug, Args)]
 pub(super) struct Status {
+    /// Show this peer in full, with its lanes and latest flows
+    #[arg(value_name = "PEER")]
+    peer: Option<String>,
     #[command(flatten)]
     reach: Reach,
-    /// One JSON object, as docs/status.md describes it
+    /// Show one lane in full: keys, packet numbers, acknowledgements, path
+    #[arg(long, value_name = "PEER/INDEX", conflicts_with = "peer")]
+    lane: Option<NamedLane>,
+    /// List the lanes of all peers, also if there are many
+    #[arg(long)]
+    lanes: bool,
+    /// Show it again every so many seconds, until Ctrl-C; on a terminal the busiest peers come first
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = value_parser!(u16).range(1..=3_600))]
+    watch: Option<u16>,
+    /// One JSON object, as docs/status.md describes it; with --watch one per line
     #[arg(long)]
     json: bool,
 }
 
+/// A lane as an operator names it: "exit/0".
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NamedLane {
+    peer: String,
+    index: u8,
+}
+
+/// Why a text names no lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write the peer's name, a slash and the lane's index, as in exit/0")]
+struct NotALane;
+
+impl FromStr for NamedLane {
+    type Err = NotALane;
+
+    fn from_str(text: &str) -> Result<Self, NotALane> {
+        let (peer, index) = text.rsplit_once('/').ok_or(NotALane)?;
+        let index = index.parse().map_err(|_| NotALane)?;
+        if peer.is_empty() { Err(NotALane) } else { Ok(Self { peer: peer.to_owned(), index }) }
+    }
+}
+
 impl Status {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        let status = match self.reach.ask(&Request::Status {})? {
-            Reached::Answer(Answer::Status { status }) => status,
-            Reached::Answer(_) => return Err(unexpected()),
-            Reached::Offline(offline) => return Err(not_running(&offline)),
+        match self.watch {
+            Some(seconds) => watch::run(self, Duration::from_secs(seconds.into())),
+            None => self.print(&self.ask()?),
+        }
+    }
+
+    /// Whether it is drawn on a screen when it is watched.
+    pub(super) fn is_drawn(&self) -> bool {
+        !self.json && stdout().is_terminal()
+    }
+
+    /// What the daemon says.
+    pub(super) fn ask(&self) -> Result<crate::control_socket::status::Status, Failure> {
+        let scope = match &self.lane {
+            Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
+            None => Scope { peer: self.peer.clone(), lane: None },
         };
+        match self.reach.ask(&Request::Status(scope))? {
+            Reached::Answer(Answer::Status { status }) => Ok(*status),
+            Reached::Answer(_) => Err(unexpected()),
+            Reached::Offline(offline) => Err(not_running(&offline)),
+        }
+    }
+
+    /// How it reads.
+    pub(super) fn page(&self, status: &crate::control_socket::status::Status) -> Page {
+        match (&self.lane, &self.peer) {
+            (Some(_), _) => status.lane_page(),
+            (None, Some(_)) => status.peer_page(),
+            (None, None) => status.to_page(Show { lanes: self.lanes }),
+        }
+    }
+
+    /// Prints it, from top to bottom.
+    pub(super) fn print(&self, status: &crate::control_socket::status::Status) -> Result<(), Failure> {
         if self.json {
-            out::say(&json!({ "version": VERSION, "status": *status }))?;
+            out::say(&json!({ "version": VERSION, "status": status }))?;
         } else {
-            out::say(&status.to_text().trim_end())?;
+            let page = self.page(status);
+            let text = if stdout().is_terminal() { watch::styled(&page, "\n") } else { page.to_text() };
+            out::say(&text.trim_end())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_named_by_its_peer_and_its_index() {
+        let lane = |peer: &str, index| Ok(NamedLane { peer: peer.to_owned(), index });
+        assert_eq!("exit/0".parse(), lane("exit", 0));
+        assert_eq!("a/b/63".parse(), lane("a/b", 63));
+        for text in ["", "exit", "exit/", "/0", "exit/x", "exit/256", "exit/-1"] {
+            assert_eq!(text.parse::<NamedLane>(), Err(NotALane), "{text}");
+        }
     }
 }

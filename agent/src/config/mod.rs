@@ -5,9 +5,11 @@
 //! | what the daemon reads | this one: [`Config`] and its parts |
 //! | which keys the file may have, and their TOML types | `file.rs`, `field.rs` |
 //! | what a value may be, and what it is when left out | `resolve.rs`, `access.rs`, `peers.rs`, `tun.rs` per section, `checks.rs` per kind of value, `defaults.rs` |
+//! | where the key is when systemd hands it over | `credential.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
-//! | what a reload changes | `reload.rs` |
+//! | what a reload changes | `reload.rs`; when each key takes effect: `reload_values.rs` |
+//! | how many files it may keep open | `descriptors.rs` |
 //! | what an operator sees when something is wrong | `problem.rs` |
 
 use std::{
@@ -29,12 +31,21 @@ mod access;
 #[cfg(test)]
 mod access_tests;
 mod checks;
+mod credential;
 pub mod defaults;
+mod descriptors;
 mod field;
 mod file;
 mod peers;
 mod problem;
 pub mod reload;
+#[cfg(test)]
+mod reload_keys_tests;
+#[cfg(test)]
+mod reload_properties;
+#[cfg(test)]
+mod reload_tests;
+mod reload_values;
 mod resolve;
 pub mod state;
 #[cfg(test)]
@@ -296,12 +307,17 @@ pub enum DropPolicy {
 pub struct Forward {
     /// The local port.
     pub listen: SocketAddr,
-    /// Index into [`Config::peers`].
+    /// Index into [`Config::peers`]; [`Forward::NOBODY`] while it is closed.
     pub peer: usize,
     /// The service's name at that peer.
     pub service: Arc<str>,
     /// Whether the port is open. A forward that a reload removed keeps its place, closed.
     pub open: bool,
+}
+
+impl Forward {
+    /// The place of no peer: that of a forward that is closed.
+    pub const NOBODY: usize = usize::MAX;
 }
 
 /// `[[service]]`: a named upstream that peers may reach through us. One that a reload removed keeps its place, which is its

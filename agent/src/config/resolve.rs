@@ -18,7 +18,7 @@ use super::{
     AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
     Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},
-    defaults,
+    credential, defaults,
     field::{Amount, Field},
     file,
     peers::Around,
@@ -26,6 +26,9 @@ use super::{
     state, value,
 };
 use crate::identity::{Endpoint, Identity};
+
+/// The hello that tells a peer our services holds at most this many.
+pub(super) const MAX_SERVICES: usize = 256;
 
 /// A configuration whose problems are still being collected.
 pub(super) struct Draft {
@@ -151,7 +154,8 @@ impl Draft {
 
     /// The same with the identity, whose problems are among those of the file.
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
-        let loaded = self.key_file.take().map(|span| (span, Identity::load(&self.config.identity_key_file)));
+        let key_file = credential::of(&self.config.identity_key_file);
+        let loaded = self.key_file.take().map(|span| (span, Identity::load(&key_file)));
         let identity = match loaded {
             None => None,
             Some((_, Ok(identity))) => Some(identity),
@@ -243,8 +247,6 @@ impl Checks {
     }
 
     fn services(&mut self, file: Vec<Spanned<file::Service>>) -> Vec<Service> {
-        // The hello that tells a peer our services holds at most this many.
-        const MAX_SERVICES: usize = 256;
         if let Some(first) = file.get(MAX_SERVICES) {
             let problem = format!("more than {MAX_SERVICES} services");
             self.report.add("service", Some(first.span()), problem, "split them over several agents");

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, crypto};
+use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
 
 use super::{
     driver::{Control, ControlConnection},
@@ -39,12 +39,17 @@ pub struct Admission {
 /// Makes the TLS of one client at this address: with a knock, of that client alone.
 pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
 
+/// Makes the transport of the connection of who knocked so, if it is to have one of its own.
+pub type OwnTransport = Box<dyn Fn(&Admission) -> Option<Arc<TransportConfig>>>;
+
 /// Whose handshakes an endpoint accepts.
 pub struct Acceptance {
     /// The QUIC parameters and the key of Retry tokens; its TLS accepts nobody.
     pub server: Arc<ServerConfig>,
     /// What takes the place of its TLS for each client.
     pub tls: OwnTls,
+    /// What takes the place of its transport for clients that an operator looks at.
+    pub transport: OwnTransport,
     /// Whether the gate must have admitted it.
     pub knock: bool,
 }
@@ -74,6 +79,14 @@ impl Pending {
         Self { begun: Vec::new(), most }
     }
 
+    pub(super) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.begun.len()
+    }
+
     fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
         self.begun.push((handle, agreement));
     }
@@ -81,11 +94,6 @@ impl Pending {
     /// A connection is a session now, or over.
     pub(super) fn end(&mut self, handle: ConnectionHandle) {
         self.begun.retain(|(begun, _)| *begun != handle);
-    }
-
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.begun.len()
     }
 
     fn room(&self) -> Room {
@@ -172,6 +180,9 @@ impl Control {
         }
         let mut own = ServerConfig::clone(&acceptance.server);
         own.crypto = (acceptance.tls)(admission, incoming.remote_address())?;
+        if let Some(transport) = admission.and_then(|admission| (acceptance.transport)(admission)) {
+            own.transport_config(transport);
+        }
         Some(Arc::new(own))
     }
 

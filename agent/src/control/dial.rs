@@ -95,9 +95,35 @@ impl Dialler {
         }
     }
 
+    /// The operator names other endpoints; `wanted`: there is no connection. Returns the attempts to end, if there is nothing
+    /// to dial any more.
+    pub fn set_endpoints(
+        &mut self,
+        endpoints: Vec<Endpoint>,
+        wanted: bool,
+        now: Instant,
+    ) -> Vec<ConnectionHandle> {
+        if endpoints == self.endpoints {
+            return Vec::new();
+        }
+        self.endpoints = endpoints;
+        self.turn = 0;
+        self.interval = BUSY_INTERVAL;
+        if self.endpoints.is_empty() {
+            return self.stop();
+        }
+        if wanted {
+            self.next = Some(now);
+        }
+        Vec::new()
+    }
+
     /// The endpoint was resolved: the address to dial.
     pub fn choose(&mut self, addresses: &[SocketAddr]) -> Option<SocketAddr> {
         self.resolving = false;
+        if self.endpoints.is_empty() {
+            return None;
+        }
         let round = self.turn / self.endpoints.len().max(1);
         self.turn += 1;
         addresses.get(round % addresses.len().max(1)).copied()

@@ -225,6 +225,18 @@ impl Control {
         }
     }
 
+    /// The operator wants so many handshakes of others at a time, at most.
+    pub fn set_most_handshakes(&mut self, most: usize) {
+        self.pending.set_most(most);
+    }
+
+    /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
+    pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
+        if let Some(quinn) = self.quinn(handle) {
+            quinn.set_max_concurrent_streams(Dir::Bi, super::tls::streams_for(most));
+        }
+    }
+
     /// Accepts no further connection: who dials meets silence, and whoever listens here next.
     pub fn stop_accepting(&mut self) {
         self.closed = true;

@@ -186,7 +186,8 @@ impl FirstSuite {
     }
 }
 
-fn cpu_has_aes() -> bool {
+/// Whether the CPU has the instructions that make AES-GCM the fastest suite.
+pub(crate) fn cpu_has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")
@@ -404,6 +405,11 @@ pub const DEFAULT_MAX_PACKET: u16 = 1452;
 /// The transport parameters of a control connection.
 ///
 /// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream;
+/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
+pub(crate) fn streams_for(forwards: u32) -> VarInt {
+    VarInt::from_u32(forwards.saturating_add(1))
+}
+
 /// `max_packet` is the upper end of path MTU discovery (at or below [`MIN_PACKET`] there is none).
 pub fn transport_config(
     keepalive: Option<Duration>,
@@ -427,7 +433,7 @@ pub fn transport_config(
     });
     let mut config = TransportConfig::default();
     config
-        .max_concurrent_bidi_streams(VarInt::from_u32(tcp_streams.saturating_add(1)))
+        .max_concurrent_bidi_streams(streams_for(tcp_streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
         .keep_alive_interval(keepalive.filter(|interval| !interval.is_zero()))

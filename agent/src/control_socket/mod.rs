@@ -1,11 +1,11 @@
-//! The control socket: how `culvert peer` and `culvert status` reach the running daemon.
+//! The control socket: how `culvert peer`, `culvert reload` and `culvert status` reach the running daemon.
 //!
 //! | question | file |
 //! |---|---|
 //! | who is asked, and what is done in which order | this one: [`Peers`], [`Desk`] |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
 //! | requests and answers, as lines of JSON | `wire.rs` |
-//! | what `culvert status` shows | `status.rs` |
+//! | what `culvert status` shows | `status/` |
 //! | the other end: asking a daemon | `client.rs` |
 //!
 //! It runs on a thread of its own: a request never waits for the packet path, nor the other way round. Whoever may open
@@ -14,25 +14,29 @@
 use std::{error::Error, sync::Arc};
 
 use crate::{
+    capture::{self, Captures},
     config::{
         self, AccessMode, Config, PeerOrigin,
         reload::Change,
         state::{self, Edit},
     },
     identity::PublicKey,
+    reload::ReloadError,
     roster::{Listed, Origin},
 };
 
 pub mod client;
 mod listener;
+#[cfg(test)]
+mod reload_tests;
 pub mod status;
 #[cfg(test)]
 mod tests;
 pub mod wire;
 
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
-use status::Status;
-use wire::{Answer, ListedPeer, Request};
+use status::{Scope, Status};
+use wire::{Answer, ListedPeer, Request, ShownChange};
 
 /// Why a peer was not added or removed, with a remedy.
 pub type Refused = Box<dyn Error + Send + Sync>;
@@ -55,16 +59,20 @@ pub trait Peers: Send + Sync {
     fn remove(&self, name: &str) -> Result<(), Refused>;
 
     /// What the agent is doing.
-    fn status(&self) -> Status;
+    fn status(&self, scope: &Scope) -> Status;
 
     /// The configuration that runs.
     fn config(&self) -> Arc<Config>;
 
-    /// Reads the configuration again, and makes the agent follow what can be changed while it runs.
+    /// Reads the configuration again, and makes the agent follow what can be changed while it runs; with `dry_run` it only
+    /// says what that would be. One reload at a time: the signal asks for one from another thread.
     ///
     /// # Errors
-    /// What is wrong with the file, or what could not be done; nothing has changed then.
-    fn reload(&self) -> Result<Reloaded, Refused>;
+    /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
+
+    /// What operators look at.
+    fn captures(&self) -> &Captures;
 }
 
 /// What a reload did.
@@ -96,8 +104,29 @@ impl Desk {
             Ok(Request::PeerList {}) => self.list(),
             Ok(Request::PeerAdd(new)) => self.add(&new.into()),
             Ok(Request::PeerRemove { name }) => self.remove(&name),
-            Ok(Request::Status {}) => Answer::Status { status: Box::new(self.peers.status()) },
+            Ok(Request::Reload { dry_run }) => self.reload(dry_run),
+            Ok(Request::Status(scope)) => self.status(&scope),
+            Ok(Request::QlogStart(start)) => {
+                let started = self.peers.captures().start(&start.into(), &self.peers.config());
+                started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
+            }
+            Ok(Request::QlogTake { id }) => {
+                let taken = self.peers.captures().take(id);
+                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken.into()))
+            }
+            Ok(Request::QlogStop { id }) => {
+                let stopped = self.peers.captures().stop(id);
+                stopped.map_or_else(|refusal| no_capture(&refusal), |()| Answer::Done { note: None })
+            }
             Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
+        }
+    }
+
+    fn status(&self, scope: &Scope) -> Answer {
+        let status = self.peers.status(scope);
+        match status.lacks(scope) {
+            Some(error) => Answer::Refused { bad_input: true, error },
+            None => Answer::Status { status: Box::new(status) },
         }
     }
 
@@ -189,6 +218,18 @@ impl Desk {
         }
     }
 
+    fn reload(&self, dry_run: bool) -> Answer {
+        match self.peers.reload(dry_run) {
+            Ok(Reloaded { changes, notes }) => {
+                Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes }
+            }
+            Err(error) => {
+                let bad_input = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
+                Answer::Refused { bad_input, error: error.to_string() }
+            }
+        }
+    }
+
     fn edit(&self) -> Result<Edit, state::StateError> {
         Edit::begin(&self.peers.config().state_dir.join(state::FILE_NAME))
     }
@@ -209,13 +250,13 @@ pub fn joined<const COUNT: usize>(notes: [Option<String>; COUNT]) -> Option<Stri
 fn returns_by_itself(name: &str) -> String {
     format!(
         "{name:?} is a peer of the configuration that was removed (remedy: restart the daemon, which lets it in again; or take \
-         its [[peer]] out of the configuration, restart, and then add it)"
+         its [[peer]] out of the configuration, reload with culvert reload, and then add it)"
     )
 }
 
-/// What an operator should know who added a peer whose ports were closed when the agent started.
+/// What an operator should know who added a peer whose ports were closed when the configuration was read.
 fn still_closed(name: &str) -> String {
-    format!("the ports of the [[udp]] and [[tcp]] that name {name:?} open with the next start")
+    format!("the ports of the [[udp]] and [[tcp]] that name {name:?} open with culvert reload")
 }
 
 /// What an operator should know who shut out a peer of the configuration.
@@ -230,9 +271,13 @@ fn still_configured(name: &str) -> String {
 #[must_use]
 pub fn still_named(name: &str) -> String {
     format!(
-        "a [[udp]] or [[tcp]] of the configuration still names {name:?}: what comes to its port is dropped, and after a restart \
-         the port stays closed"
+        "a [[udp]] or [[tcp]] of the configuration still names {name:?}: what comes to its port is dropped, and a reload or a \
+         restart closes the port"
     )
+}
+
+fn no_capture(refusal: &capture::Refusal) -> Answer {
+    Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
 }
 
 fn failed(error: &(impl ToString + ?Sized)) -> Answer {

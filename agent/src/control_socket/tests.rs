@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::{
@@ -14,11 +13,15 @@ use tempfile::TempDir;
 
 use super::{
     client::{AskError, ask},
-    status::{LastError, PeerState, PeerStatus, Refusal},
     wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
-use crate::peer::PeerId;
+use crate::{
+    clock::{Clock, ManualClock},
+    peer::PeerId,
+    roster::Roster,
+    worker::Exchange,
+};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -28,6 +31,7 @@ struct Fake {
     config: Arc<Config>,
     peers: Mutex<Vec<config::Peer>>,
     refuses: bool,
+    captures: Captures,
 }
 
 impl Peers for Fake {
@@ -57,13 +61,29 @@ impl Peers for Fake {
         Arc::clone(&self.config)
     }
 
-    fn reload(&self) -> Result<Reloaded, Refused> {
-        if self.refuses { Err("there is no file".into()) } else { Ok(Reloaded::default()) }
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        let notes = if dry_run { vec!["a dry run".to_owned()] } else { Vec::new() };
+        if self.refuses {
+            Err("there is no file".into())
+        } else {
+            Ok(Reloaded { notes, ..Reloaded::default() })
+        }
     }
 
-    fn status(&self) -> Status {
+    fn captures(&self) -> &Captures {
+        &self.captures
+    }
+
+    fn status(&self, _: &Scope) -> Status {
         Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
     }
+}
+
+/// Captures of an agent that has one worker, which does nothing.
+pub(super) fn no_captures(config: &Config) -> Captures {
+    let clock = ManualClock::default();
+    let exchange = Exchange::new(1, config.peers.len(), clock.now());
+    Captures::new(Roster::new(config, PublicKey([9; 32])), exchange, Arc::new(clock))
 }
 
 /// A desk over fake peers, with its state in a folder.
@@ -84,13 +104,16 @@ impl Case {
         );
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
         let peers = Mutex::new(config.peers.clone());
-        Self { folder, peers: Arc::new(Fake { config, peers, refuses }) }
+        let captures = no_captures(&config);
+        Self { folder, peers: Arc::new(Fake { config, peers, refuses, captures }) }
     }
 
     fn set_config(&mut self, config: Config) {
         let peers =
             Mutex::new(self.peers.list().iter().map(|listed| config::Peer::clone(&listed.peer)).collect());
-        self.peers = Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses });
+        let captures = no_captures(&config);
+        self.peers =
+            Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses, captures });
     }
 
     fn desk(&self) -> Desk {
@@ -237,7 +260,7 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
 }
 
 #[test]
-fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
+fn the_ports_of_a_peer_that_comes_back_open_with_a_reload() {
     let mut case = Case::new(false);
     let mut config = Config::clone(&case.peers.config);
     config.closed = vec!["b".to_owned()];
@@ -245,7 +268,7 @@ fn the_ports_of_a_peer_that_comes_back_open_with_the_next_start() {
     let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
         panic!("it was refused")
     };
-    assert!(note.contains("open with the next start"), "{note}");
+    assert!(note.ends_with("open with culvert reload"), "{note}");
 }
 
 #[test]
@@ -315,84 +338,29 @@ fn what_is_no_request_is_refused() {
 
 #[test]
 fn messages_are_lines_that_carry_the_version() {
-    assert_eq!(Request::Status {}.to_line(), "{\"request\":\"status\",\"version\":1}\n");
+    assert_eq!(Request::Status(Scope::default()).to_line(), "{\"request\":\"status\",\"version\":1}\n");
     // A daemon that knows no tunnel would refuse the member.
     assert!(!add("a", KEY).to_line().contains("allowed_ips"));
     let listed = b"{\"answer\":\"peers\",\"version\":1,\"peers\":[{\"name\":\"a\",\"origin\":\"state\",\"public_keys\":[],\
                    \"endpoints\":[],\"lanes\":0,\"services\":[]}]}";
     let Some(Answer::Peers { peers }) = Answer::from_line(listed) else { panic!("an older daemon's list") };
     assert_eq!(peers[0].allowed_ips, Vec::<String>::new());
-    for request in [Request::Status {}, Request::PeerList {}, add("a", KEY), remove("a")] {
+    let reload = |dry_run| Request::Reload { dry_run };
+    for request in [
+        Request::Status(Scope::default()),
+        Request::PeerList {},
+        reload(true),
+        reload(false),
+        add("a", KEY),
+        remove("a"),
+    ] {
         assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
     }
-    let status = Answer::Status { status: Box::new(full_status()) };
+    let status = Answer::Status { status: Box::default() };
     assert_eq!(Answer::from_line(status.to_line().as_bytes()), Some(status));
     let later = b"{\"answer\":\"done\",\"note\":null,\"version\":1,\"more\":1}";
     assert_eq!(Answer::from_line(later), Some(Answer::Done { note: None }));
     assert_eq!(Answer::from_line(b"{\"answer\":\"done\",\"note\":null}"), None);
-}
-
-fn full_status() -> Status {
-    let error = LastError {
-        age_seconds: 90.0,
-        reason: "no answer".to_owned(),
-        likely_causes: vec!["the clock is off".to_owned(), "the key is wrong".to_owned()],
-    };
-    let connected = PeerStatus {
-        name: "exit".to_owned(),
-        state: PeerState::Connected,
-        address: Some("192.0.2.1:4433".to_owned()),
-        since_seconds: Some(7384.9),
-        rtt_seconds: Some(0.0123),
-        lanes_up: 2,
-        flows: 1,
-        inner_mtu: Some(1421),
-        dropped: BTreeMap::from([
-            ("downlink".to_owned(), BTreeMap::from([("spoofed".to_owned(), 7)])),
-            ("uplink".to_owned(), BTreeMap::from([("expired".to_owned(), 2), ("too_large".to_owned(), 1)])),
-        ]),
-        software: Some("culvert/0.1.0".to_owned()),
-        ..PeerStatus::default()
-    };
-    let dialling = PeerStatus {
-        name: "b".to_owned(),
-        state: PeerState::Dialling,
-        last_error: Some(error),
-        ..PeerStatus::default()
-    };
-    let refusal = Refusal {
-        age_seconds: 3.0,
-        source: "192.0.2.7:1".to_owned(),
-        count: 5,
-        reason: "not on the allowlist".to_owned(),
-        public_key: None,
-    };
-    Status {
-        software: "1.2.3".to_owned(),
-        public_key: KEY.to_owned(),
-        uptime_seconds: 61.0,
-        workers: 2,
-        peers: vec![connected, dialling],
-        handshakes: BTreeMap::from([("established".to_owned(), 3), ("failed".to_owned(), 1)]),
-        gate: BTreeMap::new(),
-        refusals: vec![refusal],
-    }
-}
-
-#[test]
-fn the_status_is_readable() {
-    let expected = format!(
-        "culvert 1.2.3, up 1m 1s, 2 workers\nkey {KEY}\n\n\
-         PEER  STATE      SINCE  ADDRESS         RTT      LANES  FLOWS  MTU   SOFTWARE\n\
-         exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  2      1      1421  culvert/0.1.0\n\
-         b     dialling   -      -               -        0      0      -     -\n\n\
-         b: 1m 30s ago: no answer\n  - the clock is off\n  - the key is wrong\n\n\
-         exit dropped: uplink expired 2, too_large 1; downlink spoofed 7\n\n\
-         handshakes: established 3, failed 1\n\n\
-         REFUSED  PACKETS  SOURCE       REASON\n\
-         3s ago   5        192.0.2.7:1  not on the allowlist\n"
-    );
-    assert_eq!(full_status().to_text(), expected);
 }
 
 #[test]
@@ -400,7 +368,9 @@ fn the_socket_is_private_answers_and_goes_away() {
     let case = Case::new(false);
     let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
     assert_eq!(fs::metadata(socket.path()).unwrap().permissions().mode() & 0o7777, 0o600);
-    let Answer::Status { status } = ask(socket.path(), &Request::Status {}).unwrap() else { panic!() };
+    let Answer::Status { status } = ask(socket.path(), &Request::Status(Scope::default())).unwrap() else {
+        panic!()
+    };
     assert_eq!((status.software.as_str(), status.workers), ("1.2.3", 2));
 
     // One connection may ask more than once.
@@ -414,7 +384,7 @@ fn the_socket_is_private_answers_and_goes_away() {
     }
     drop(socket);
     assert_eq!(entries(case.folder.path()), ["state"]);
-    let gone = ask(&case.socket(), &Request::Status {}).unwrap_err();
+    let gone = ask(&case.socket(), &Request::Status(Scope::default())).unwrap_err();
     assert!(matches!(gone, AskError::NotRunning(_)), "{gone}");
 }
 
@@ -441,7 +411,7 @@ fn no_answer_is_told_from_a_wrong_one() {
                 BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
                 stream.write_all(answer).unwrap();
             });
-            let error = ask(&path, &Request::Status {}).unwrap_err();
+            let error = ask(&path, &Request::Status(Scope::default())).unwrap_err();
             server.join().unwrap();
             error
         })
@@ -485,7 +455,7 @@ fn connections_are_bounded() {
     let mut nothing = Vec::new();
     assert_eq!(surplus.read_to_end(&mut nothing).unwrap(), 0);
     for stream in &mut open {
-        stream.write_all(Request::Status {}.to_line().as_bytes()).unwrap();
+        stream.write_all(Request::Status(Scope::default()).to_line().as_bytes()).unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         assert!(Answer::from_line(line.as_bytes()).is_some(), "{line}");
@@ -501,7 +471,7 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let socket = ControlSocket::open(&path, case.desk()).unwrap();
     let second = ControlSocket::open(&path, case.desk()).unwrap_err();
     assert!(matches!(second, ListenError::InUse(_)) && second.to_string().contains("remedy"), "{second}");
-    ask(&path, &Request::Status {}).unwrap();
+    ask(&path, &Request::Status(Scope::default())).unwrap();
     // What has taken the name since is not ours to remove.
     fs::remove_file(&path).unwrap();
     fs::write(&path, "other").unwrap();

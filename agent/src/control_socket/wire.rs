@@ -3,12 +3,19 @@
 //! A reader ignores members of an answer that it does not know; a request with a member that is not known is refused,
 //! because ignoring it would do something else than what was asked for.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::status::Status;
+use super::status::{Scope, Status};
 use crate::{
-    config::{self, Config, state::NewPeer},
+    capture::{self, Subject, Taken},
+    config::{
+        self, Config,
+        reload::{Change, Kind},
+        state::NewPeer,
+    },
     roster::Origin,
 };
 
@@ -31,8 +38,53 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// Read the configuration again and follow it.
+    Reload {
+        /// Only say what would change.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        dry_run: bool,
+    },
     /// What the agent is doing.
-    Status {},
+    Status(Scope),
+    /// Look at a lane or at the control connections of a peer.
+    QlogStart(QlogStart),
+    /// Give some of what a capture has.
+    QlogTake {
+        /// Which capture.
+        id: u64,
+    },
+    /// End a capture, and drop what it has.
+    QlogStop {
+        /// Which capture.
+        id: u64,
+    },
+}
+
+/// What [`Request::QlogStart`] is to look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QlogStart {
+    /// The peer's name.
+    pub peer: String,
+    /// Which lane; left out: its control connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<u8>,
+    /// For how long, in seconds.
+    pub seconds: u64,
+    /// End the control connection that there is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reconnect: bool,
+}
+
+impl From<QlogStart> for capture::Order {
+    fn from(start: QlogStart) -> Self {
+        Self {
+            peer: start.peer,
+            subject: start.lane.map_or(Subject::Control, Subject::Lane),
+            time: Duration::from_secs(start.seconds),
+            reconnect: start.reconnect,
+        }
+    }
 }
 
 /// The peer of [`Request::PeerAdd`].
@@ -110,6 +162,20 @@ pub enum Answer {
         /// All of it.
         status: Box<Status>,
     },
+    /// The configuration was read again.
+    Reloaded {
+        /// What changed, or would change, in the order of the documented sections.
+        changes: Vec<ShownChange>,
+        /// What the operator should know all the same.
+        notes: Vec<String>,
+    },
+    /// A capture has begun.
+    QlogStarted {
+        /// Its name.
+        id: u64,
+    },
+    /// Some of what a capture has.
+    Qlog(QlogText),
     /// It was not done, or not all of it.
     Refused {
         /// Whether the request was wrong, and not the daemon's surroundings.
@@ -117,6 +183,28 @@ pub enum Answer {
         /// What is wrong, with a remedy.
         error: String,
     },
+}
+
+/// Some of a file, in the order in which it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QlogText {
+    /// Whole records.
+    pub text: String,
+    /// There is no more: the capture has ended.
+    pub done: bool,
+    /// There is more at once.
+    pub more: bool,
+    /// Events that are missing in it so far, because they came faster than they were taken.
+    pub lost: u64,
+    /// Lanes or connections that were recorded so far.
+    pub begun: u32,
+}
+
+impl From<Taken> for QlogText {
+    fn from(taken: Taken) -> Self {
+        let Taken { text, done, more, lost, begun } = taken;
+        Self { text, done, more, lost, begun }
+    }
 }
 
 impl Answer {
@@ -133,6 +221,35 @@ impl Answer {
     #[must_use]
     pub fn to_line(&self) -> String {
         to_line(self)
+    }
+}
+
+/// A line of the difference that a reload makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownChange {
+    /// What is concerned: `limits.flows`, `peer "exit": endpoints`, `service "dns"`.
+    pub what: String,
+    /// "added", "removed" or "changed".
+    pub kind: String,
+    /// What it was; left out of what is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// What it is now; left out of what is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// "now", "next-connection" (with the peer) or "restart" (until then the old value holds).
+    pub effect: String,
+}
+
+impl From<&Change> for ShownChange {
+    fn from(change: &Change) -> Self {
+        let (kind, from, to) = match &change.kind {
+            Kind::Added(new) => ("added", None, Some(new.clone())),
+            Kind::Removed(old) => ("removed", Some(old.clone()), None),
+            Kind::Changed(old, new) => ("changed", Some(old.clone()), Some(new.clone())),
+        };
+        let (what, effect) = (change.what.clone(), change.effect.label().to_owned());
+        Self { what, kind: kind.to_owned(), from, to, effect }
     }
 }
 

@@ -222,7 +222,8 @@ impl Downlink<'_> {
     /// Opens one packet of a lane in place and takes its frames.
     fn packet(&mut self, batch: &mut ReceiveBatch, origins: &Origins, id: LaneId, place: Range<usize>) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
-        let (_, buffer) = batch.buffer_mut(origins.slot);
+        let (meta, buffer) = batch.buffer_mut(origins.slot);
+        let ecn = meta.ecn;
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
             Ok(opened) => opened,
             Err(error) => {
@@ -233,6 +234,9 @@ impl Downlink<'_> {
                 return;
             }
         };
+        if let Some(recorder) = slot.core.recorder_mut() {
+            recorder.note_ecn(ecn);
+        }
         let mut ranges = std::mem::take(&mut self.notes.ranges);
         ranges.clear();
         ranges.extend(

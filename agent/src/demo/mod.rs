@@ -311,7 +311,7 @@ impl Summary {
             quantiles[3],
             rtt.max() as f64 / 1e3,
         );
-        for (name, DirectionSnapshot { account, queued }) in self.accounts() {
+        for (name, DirectionSnapshot { account, queued, .. }) in self.accounts() {
             let reasons = DropReason::ALL.into_iter().enumerate();
             let reasons: Vec<String> = reasons
                 .filter(|(place, _)| account.dropped[*place] > 0)
@@ -343,7 +343,7 @@ impl Summary {
 
     fn json(&self) -> String {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
-        let accounts = self.accounts().map(|(name, DirectionSnapshot { account, queued })| {
+        let accounts = self.accounts().map(|(name, DirectionSnapshot { account, queued, .. })| {
             let dropped = DropReason::ALL.into_iter().zip(account.dropped).filter(|(_, count)| *count > 0);
             let dropped: Map<String, Value> =
                 dropped.map(|(reason, count)| (reason.label().to_owned(), count.into())).collect();

@@ -138,6 +138,13 @@ impl Locals {
         self.sockets.iter().map(|(_, socket)| socket)
     }
 
+    /// The sockets that are for what `is_it` says.
+    #[must_use]
+    pub fn find(&self, is_it: impl Fn(&Local) -> bool) -> Vec<LocalId> {
+        let found = self.sockets.iter().filter(|(_, socket)| is_it(&socket.local));
+        found.filter_map(|(id, _)| u32::try_from(id).ok().map(LocalId)).collect()
+    }
+
     /// What each socket is for.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Local> {
         self.sockets.iter_mut().map(|(_, socket)| &mut socket.local)

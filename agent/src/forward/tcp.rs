@@ -105,6 +105,8 @@ pub struct TcpForward {
     /// The connection, with its token; `None` until the service's address is known.
     tcp: Option<(Box<dyn TcpStream>, Token)>,
     stage: Stage,
+    /// Of ours.
+    service: Option<u32>,
     /// TCP to stream; starts with the header or the answer.
     outward: Direction,
     /// Stream to TCP.
@@ -119,14 +121,15 @@ impl TcpForward {
         StreamOpen { service }.encode(&mut header);
         let outward = Direction::beginning_with(header);
         let stage = Stage::AwaitingAnswer(Framer::new(MAX_STREAM_HEADER_BYTES));
-        Self { stream, tcp: Some((tcp, token)), stage, outward, inward: Direction::default() }
+        Self { stream, tcp: Some((tcp, token)), stage, service: None, outward, inward: Direction::default() }
     }
 
     /// A stream that the peer opened.
     #[must_use]
     pub fn accepted(stream: StreamId) -> Self {
         let stage = Stage::AwaitingHeader(Framer::new(MAX_STREAM_HEADER_BYTES));
-        Self { stream, tcp: None, stage, outward: Direction::default(), inward: Direction::default() }
+        let [outward, inward] = Default::default();
+        Self { stream, tcp: None, stage, service: None, outward, inward }
     }
 
     /// The token of its TCP connection.
@@ -150,8 +153,22 @@ impl TcpForward {
         }
     }
 
-    /// The service is being connected, until `until` at the latest.
-    pub fn connect(&mut self, tcp: Box<dyn TcpStream>, token: Token, until: Instant) {
+    /// The service of ours that it leads to, once the peer has named it; `None` if it was opened here.
+    #[must_use]
+    pub fn service(&self) -> Option<u32> {
+        self.service
+    }
+
+    /// Ends the stream without an orderly end, because the service is no longer the peer's.
+    pub fn reset(&mut self, quinn: &mut Connection) {
+        // A stream that has ended already needs no reset.
+        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+    }
+
+    /// `service` is being connected, until `until` at the latest.
+    pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, until: Instant) {
+        self.service = Some(service);
         self.tcp = Some((tcp, token));
         self.stage = Stage::Connecting { until };
     }

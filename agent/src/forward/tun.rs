@@ -18,6 +18,7 @@ use crate::{
         vnet::VnetHeader,
     },
     lanes::pool::MAX_LANES,
+    meter::Meter,
     peer::PeerId,
     relay::{Settlement, Settlements},
 };
@@ -97,6 +98,8 @@ pub struct TunSide {
     pub most_mtu: u16,
     /// Counts.
     pub totals: TunTotals,
+    /// Packets and bytes read, packets and bytes written.
+    pub meter: Meter<4>,
     /// Where fragments are made.
     pub fragment: Vec<u8>,
     /// Where packets are made that are to be cut into fragments.
@@ -120,6 +123,7 @@ impl TunSide {
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
+            meter: Meter::new(now),
             fragment: Vec::new(),
             whole: Vec::new(),
             merger: Merger::default(),

@@ -380,6 +380,12 @@ impl Gate {
         }
     }
 
+    /// The operator allows clocks to differ by `window`.
+    pub fn set_window(&mut self, window: Duration) {
+        self.window = window;
+        self.epochs.1 = None;
+    }
+
     /// Whether mac1 holds. The wall clock is read once per `now`, which is once per turn: each read costs 25 ns.
     fn is_proof(&mut self, initial: &Initial<'_>, now: Instant) -> bool {
         if self.epochs.1 != Some(now) {

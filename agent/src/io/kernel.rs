@@ -72,6 +72,10 @@ impl Net for KernelNet {
         Ok(Box::new(self.open_udp(options, token)?))
     }
 
+    fn adopt(&mut self, ports: Ports) {
+        self.ports.extend(ports);
+    }
+
     fn most_segments(&self) -> u16 {
         most_segments()
     }

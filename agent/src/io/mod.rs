@@ -17,7 +17,9 @@
 //! | addresses, routes and rules of the kernel | `netlink/` |
 //! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
-//! | the limits and CPUs of this process | `process.rs` |
+//! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
+//! | the service manager's socket | `notify.rs` |
+//! | what this host can do, tried without changing it | `host.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
 //! | all of it in memory, for tests and the simulator | `memory/` |
 //!
@@ -35,10 +37,12 @@ pub mod alarm;
 pub mod batch;
 mod delivery;
 pub mod folder;
+pub mod host;
 pub mod journal;
 pub mod kernel;
 pub mod memory;
 pub mod netlink;
+pub mod notify;
 pub mod packets;
 pub mod ports;
 pub mod process;
@@ -69,6 +73,12 @@ pub trait Net {
     /// Segments that one message may have: [`batch::MOST_SEGMENTS`], or fewer on a kernel that takes no more.
     fn most_segments(&self) -> u16 {
         batch::MOST_SEGMENTS
+    }
+
+    /// Takes sockets that were bound for this worker; [`Net::udp`] and [`Net::tcp_listen`] use them. A network that binds
+    /// by itself has no use for them.
+    fn adopt(&mut self, ports: ports::Ports) {
+        drop(ports);
     }
 
     /// Listens for TCP connections.
@@ -164,6 +174,33 @@ pub trait UdpSocket {
 
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
     fn kernel_drops(&self) -> u64;
+
+    /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
+    fn offload(&self, destination: SocketAddr) -> UdpOffload {
+        let _ = destination;
+        UdpOffload::default()
+    }
+}
+
+/// How the kernel moves the datagrams of a UDP socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpOffload {
+    /// Many datagrams in one message out (`UDP_SEGMENT`).
+    pub gso: Gso,
+    /// Many datagrams in one buffer in (`UDP_GRO`).
+    pub gro: bool,
+}
+
+/// Whether a socket sends with `UDP_SEGMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gso {
+    /// It does.
+    On,
+    /// The kernel has none, or `transport.gso` is off.
+    #[default]
+    Off,
+    /// Not to this destination, where it failed; it is tried again within a minute.
+    Failed,
 }
 
 /// One queue of a TUN device, not blocking.

@@ -13,7 +13,7 @@
 
 use std::{
     fmt, io,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::AsFd,
     sync::Once,
 };
@@ -110,14 +110,27 @@ pub fn probe_mark(mark: u32) -> io::Result<()> {
 /// Whether `address` is one of this host: the kernel sends from it what goes there. Nothing is sent to find out.
 #[must_use]
 pub fn is_own(address: SocketAddr) -> bool {
-    let source = UdpSocket::bind(wildcard_for(address)).and_then(|socket| {
-        socket.connect(address)?;
-        socket.local_addr()
-    });
-    source.is_ok_and(|source| source.ip() == address.ip())
+    source_towards(address).is_ok_and(|source| source == address.ip())
+}
+
+/// The address of this host from which the kernel sends to `address`. Nothing is sent to find out.
+///
+/// # Errors
+/// The kernel's; e.g. `NetworkUnreachable` without a route.
+pub fn source_towards(address: SocketAddr) -> io::Result<IpAddr> {
+    let socket = UdpSocket::bind(wildcard_for(address))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 impl Ports {
+    /// Takes over what another share has.
+    pub(super) fn extend(&mut self, more: Self) {
+        let Self { udp, tcp } = more;
+        self.udp.extend(udp);
+        self.tcp.extend(tcp);
+    }
+
     /// The first socket of this role that was to be bound to this address; each is given once.
     pub(super) fn take_udp(&mut self, role: UdpRole, bind: SocketAddr) -> Option<Socket> {
         let index = self.udp.iter().position(|(of, at, _)| (*of, *at) == (role, bind))?;

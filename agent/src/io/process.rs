@@ -1,10 +1,23 @@
 //! This process, its threads and its sockets, as the kernel knows them.
 
-use std::{io, num::NonZeroUsize, os::fd::BorrowedFd, thread, time::Duration};
+use std::{
+    fs::File,
+    io,
+    num::NonZeroUsize,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    thread,
+    time::Duration,
+};
 
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+    sys::{
+        prctl::set_dumpable,
+        resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+    },
     unistd::Pid,
 };
 
@@ -23,6 +36,39 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     }
     Ok(hard)
+}
+
+/// Keeps this process's memory, keys included, from everybody but root: no core file, and no debugger of the same user.
+///
+/// For users other than root its files in `/proc` belong to root from then on; what we read of our own there, descriptors
+/// included, the kernel lets a process read all the same.
+///
+/// # Errors
+/// The kernel's; the other half is in effect if only one is refused.
+pub fn hide_memory() -> io::Result<()> {
+    let core = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    // Also where cores go to a program: that gets them whatever the limit says.
+    set_dumpable(false)?;
+    Ok(core?)
+}
+
+/// Whether standard error is the stream of systemd's journal that `announced`, $JOURNAL_STREAM, names: `device:inode`.
+#[must_use]
+pub fn logs_to_journal(announced: &str) -> bool {
+    let Ok(stderr) = io::stderr().as_fd().try_clone_to_owned() else { return false };
+    let Ok(metadata) = File::from(stderr).metadata() else { return false };
+    announced == format!("{}:{}", metadata.dev(), metadata.ino())
+}
+
+/// Files that this process has open, and how many it may have.
+///
+/// # Errors
+/// The kernel's, where `/proc` is not mounted.
+pub fn descriptors() -> io::Result<(u64, u64)> {
+    // The listing holds a descriptor of its own while it counts.
+    let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok((open as u64, limit))
 }
 
 /// What the kernel calls this boot of the machine: 36 characters and a line feed.

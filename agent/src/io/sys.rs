@@ -5,6 +5,7 @@
 )]
 
 use std::{
+    ffi::CStr,
     io,
     marker::PhantomData,
     mem,
@@ -531,6 +532,23 @@ pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
+/// Whether datagrams come joined by `UDP_GRO`.
+pub(super) fn gro(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut joined: c_int = 0;
+    let mut len = size_of_val(&joined) as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the integer's size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_GRO,
+            (&raw mut joined).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(joined != 0) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Whether each buffer comes with the time at which the kernel got it. From the first time on it stamps what comes in
 /// for as long as the socket lives, whether it tells or not.
 pub(super) fn set_timestamps(socket: BorrowedFd<'_>, told: bool) -> io::Result<()> {
@@ -614,6 +632,71 @@ pub(super) fn set_time_slice(nanos: u64) -> io::Result<bool> {
 /// Has a netlink socket list only what is asked for, and refuse what it does not understand of a question.
 pub(super) fn set_filtered_dumps(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 1)
+}
+
+/// The largest packet that the kernel sends on the path of a connected socket, in bytes of IP.
+pub(super) fn path_mtu(socket: BorrowedFd<'_>, v6: bool) -> io::Result<u32> {
+    let (level, name) =
+        if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
+    let (mut mtu, mut len): (c_int, _) = (0, size_of::<c_int>() as socklen_t);
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of the int.
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
+    if result == 0 { Ok(mtu.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the system's clock is synchronised, and by how much the kernel says that it may be off at most; changes nothing.
+pub(super) fn clock_state() -> io::Result<(bool, Duration)> {
+    // SAFETY: the structure holds integers only, for which zero is a value; without modes nothing is set.
+    let mut state: libc::timex = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one timex, to which the pointer leads.
+    if unsafe { libc::adjtimex(&raw mut state) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let most = Duration::from_micros(u64::try_from(state.maxerror).unwrap_or(0));
+    Ok((state.status & libc::STA_UNSYNC == 0, most))
+}
+
+/// What devices of the TUN driver `driver` may have, as `IFF_` flags.
+pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
+    let mut flags: c_uint = 0;
+    // SAFETY: the kernel writes one unsigned int, to which the pointer leads.
+    let result = unsafe { libc::ioctl(driver.as_raw_fd(), libc::TUNGETFEATURES, &raw mut flags) };
+    if result == 0 { Ok(flags.cast_signed()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What ethtool says of an interface: the value of one of its commands that ask for a single number.
+pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
+    /// `struct ethtool_value` of linux/ethtool.h.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    /// Of linux/sockios.h.
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
+    let mut value = Value { command, data: 0 };
+    // SAFETY: the structure holds integers and pointers, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    // The last byte of the name stays 0.
+    let room = &mut request.ifr_name[..libc::IFNAMSIZ - 1];
+    if interface.len() > room.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in room.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the kernel reads the request and the command, and for a command that asks writes one number behind it; both
+    // live until the call returns.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    if result == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether this process may write there, by its user, its groups and its capabilities.
+pub(super) fn may_write(path: &CStr) -> bool {
+    // SAFETY: the kernel reads the path up to its terminating zero.
+    unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
 }
 
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {

@@ -18,7 +18,7 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use super::{
-    ReceiveBatch, SendFailure, SendOutcome, UdpStats,
+    Gso, ReceiveBatch, SendFailure, SendOutcome, UdpStats,
     batch::{Message, Progress},
     delivery::{DeliveryMessage, Piece},
     sys::{Envelope, Outgoing, Scratch},
@@ -223,6 +223,15 @@ impl Transmitter {
                 let piece = cargo.segment(message, index);
                 call.push(&outline.envelope, piece.len(), 1, std::iter::once(piece));
             }
+        }
+    }
+
+    /// Whether a message to `destination` would be one that the kernel cuts.
+    pub(super) fn gso_to(&self, destination: IpAddr) -> Gso {
+        match (self.gso, self.gso_off.contains_key(&destination)) {
+            (false, _) => Gso::Off,
+            (true, true) => Gso::Failed,
+            (true, false) => Gso::On,
         }
     }
 

@@ -18,7 +18,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
+    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole, UdpSocket,
+    UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     ready::SourceWaker,
     sys::{self, Received, Scratch},
@@ -260,6 +261,11 @@ impl UdpSocket for KernelUdp {
 
     fn stats(&self) -> UdpStats {
         UdpStats { age_max_nanos: self.age_max_nanos.take(), ..self.stats }
+    }
+
+    fn offload(&self, destination: SocketAddr) -> UdpOffload {
+        let gro = sys::gro(self.fd.get_ref().as_fd()).unwrap_or(false);
+        UdpOffload { gso: self.transmitter.gso_to(destination.ip()), gro }
     }
 
     fn kernel_drops(&self) -> u64 {

@@ -26,6 +26,7 @@ use slab::Slab;
 
 use crate::{
     io::Path,
+    meter::Meter,
     peer::{PeerId, SessionId},
 };
 
@@ -128,6 +129,8 @@ pub struct LaneSlot {
     pub opened: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
+    /// Packets and bytes sent, packets and bytes received, packets lost.
+    pub meter: Meter<5>,
     validation: Option<Validation>,
     touched: bool,
     /// The largest packet that its own search last told; `None` before it began.
@@ -159,6 +162,7 @@ impl LaneSlot {
             largest_packet: packet_budget,
             opened,
             exhausted: false,
+            meter: Meter::new(opened),
             validation: None,
             touched: false,
             path_packet: None,
@@ -359,6 +363,11 @@ impl Lanes {
             slot.touched = false;
         }
         Some(id)
+    }
+
+    /// All lanes.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut LaneSlot> {
+        self.slots.iter_mut().map(|(_, slot)| slot)
     }
 
     /// All lanes.

@@ -342,6 +342,13 @@ impl Underlays {
         }
     }
 
+    /// What waits in a socket's outbox for the kernel: datagrams, their bytes.
+    #[must_use]
+    pub fn waiting(&self, id: UnderlayId) -> (usize, usize) {
+        let outbox = self.get(id).and_then(|underlay| underlay.outbox.as_ref());
+        outbox.map_or((0, 0), |batch| (batch.datagrams(), batch.bytes()))
+    }
+
     /// Whether the kernel has no room for what the socket is to send.
     #[must_use]
     pub fn is_blocked(&self, id: UnderlayId) -> bool {

@@ -57,6 +57,8 @@ pub struct RelayStats {
     pub flows_orphaned: u64,
     /// Flows ended because their peer was removed.
     pub flows_removed: u64,
+    /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
+    pub flows_reconfigured: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
@@ -112,6 +114,8 @@ pub struct DatagramRelay {
     pub max_flows: usize,
     /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
     services: Vec<(Arc<str>, Option<RemoteService>)>,
+    /// What the peer offered last.
+    offered: Vec<messages::Service>,
 }
 
 impl DatagramRelay {
@@ -125,19 +129,7 @@ impl DatagramRelay {
         registry: Arc<FlowRegistry>,
         ingresses: &[Arc<str>],
     ) -> Self {
-        let per_flow = share(peer.queue.packets, peer.quota);
-        let queue = queue::Limits {
-            datagrams: peer.queue.packets,
-            bytes: peer.queue.bytes,
-            time: peer.queue.time,
-            policy: peer.drop,
-            per_flow,
-        };
-        let awaiting = queue::Limits {
-            per_flow: limits.pending_open_packets,
-            policy: config::DropPolicy::Newest,
-            ..queue
-        };
+        let (queue, awaiting) = bounds(peer, limits);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
@@ -149,11 +141,28 @@ impl DatagramRelay {
             stats: RelayStats::default(),
             max_flows: limits.flows_per_peer,
             services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
+            offered: Vec::new(),
         }
+    }
+
+    /// The operator wants other bounds; what waits already stays.
+    pub fn set_bounds(&mut self, peer: &config::Peer, limits: &config::Limits) {
+        let (queue, awaiting) = bounds(peer, limits);
+        self.queue.set_limits(queue);
+        self.awaiting.set_limits(awaiting);
+        self.max_flows = limits.flows_per_peer;
+    }
+
+    /// The operator wants other ingresses: `ingresses` are the services' names of all of them.
+    pub fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
+        self.services = ingresses.iter().map(|name| (Arc::clone(name), None)).collect();
+        let offered = std::mem::take(&mut self.offered);
+        self.set_services(&offered);
     }
 
     /// Learns what the peer offers.
     pub fn set_services(&mut self, offered: &[messages::Service]) {
+        self.offered = offered.to_vec();
         for (name, known) in &mut self.services {
             *known = offered
                 .iter()
@@ -236,6 +245,20 @@ impl DatagramRelay {
         }
         self.flows.remove(id)
     }
+}
+
+/// The bounds of what waits for a lane, and of what waits for its flow's confirmation.
+fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue::Limits) {
+    let queue = queue::Limits {
+        datagrams: peer.queue.packets,
+        bytes: peer.queue.bytes,
+        time: peer.queue.time,
+        policy: peer.drop,
+        per_flow: share(peer.queue.packets, peer.quota),
+    };
+    let awaiting =
+        queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
+    (queue, awaiting)
 }
 
 /// The part of `whole` that one flow may hold, at least one.

@@ -138,6 +138,11 @@ impl Queue {
         Self { limits, runs: VecDeque::new(), datagrams: 0, bytes: 0, held: FxHashMap::default() }
     }
 
+    /// The operator wants other bounds; what waits already stays.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// How long a datagram may wait.
     #[inline]
     #[must_use]

@@ -164,7 +164,7 @@ impl TunnelError {
 
 /// Looks whether name and addresses are free. A device that was made with a taken name would be another agent's, of which we
 /// would take away packets.
-pub(super) fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), TunnelError> {
+pub(crate) fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), TunnelError> {
     let failed = |error| TunnelError::of_setting(&tun.name, "the addresses", error);
     if netlink.link(Which::Name(&tun.name)).map_err(failed)?.is_some() {
         return Err(TunnelError::NameTaken { name: Arc::clone(&tun.name) });

@@ -29,7 +29,7 @@ use prometheus::IntGauge;
 
 use self::{
     kernel::Kernel,
-    plan::{LEAST_MTU, Mtus, Narrow, Plan, Underlay, Width},
+    plan::{Mtus, Narrow, Plan, Underlay, Width},
     said::Said,
 };
 use crate::{
@@ -54,10 +54,11 @@ mod said;
 mod table;
 
 pub use checks::TunnelError;
-pub(crate) use checks::routes_are_free;
+pub(crate) use checks::{before, routes_are_free};
+pub(crate) use plan::LEAST_MTU;
 
 /// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
-const QUEUE_PACKETS: u32 = 1_000;
+pub(crate) const QUEUE_PACKETS: u32 = 1_000;
 
 /// How often the peers, the device and its counters are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -92,6 +93,12 @@ impl Board {
             state.changed = true;
             self.changed.notify_one();
         }
+    }
+
+    /// The peers are otherwise: the thread is to look at once.
+    pub fn look_again(&self) {
+        self.lock().changed = true;
+        self.changed.notify_one();
     }
 
     /// Has the thread end.
@@ -146,7 +153,7 @@ impl Tunnel {
     ) -> Result<(Self, Vec<TunPort>), TunnelError> {
         let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
         let mut netlink = Netlink::open().map_err(failed("the device"))?;
-        checks::before(&mut netlink, tun)?;
+        before(&mut netlink, tun)?;
         let device = TunDevice::open(&tun.name, workers, tun.offload)
             .map_err(|error| TunnelError::of_device(&tun.name, error))?;
         set_quiet(&tun.name);

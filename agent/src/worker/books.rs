@@ -13,9 +13,11 @@ use crate::{
     control::{Traffic, messages::MessageError},
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
+    meter::Meter,
     peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
+    service::Summary,
 };
 
 /// Handshakes by what this end saw of them.
@@ -110,7 +112,7 @@ pub(super) struct RelaySums {
     /// Sent, then received, by kind.
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the label's values.
-    pub(super) ended: [u64; 4],
+    pub(super) ended: [u64; 5],
     pub(super) moved: u64,
     /// Buckets of IP packets that went to another lane.
     pub(super) buckets_moved: u64,
@@ -130,7 +132,13 @@ impl RelaySums {
         for (sums, counts) in self.messages.iter_mut().zip([&stats.messages_sent, &stats.messages_received]) {
             add(sums, counts);
         }
-        let ended = [stats.flows_idle, stats.flows_closed, stats.flows_orphaned, stats.flows_removed];
+        let ended = [
+            stats.flows_idle,
+            stats.flows_closed,
+            stats.flows_orphaned,
+            stats.flows_removed,
+            stats.flows_reconfigured,
+        ];
         add(&mut self.ended, &ended);
         self.moved += stats.flows_moved;
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
@@ -172,8 +180,10 @@ impl Totals {
 /// What has been booked of one socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Booked {
-    pub(super) stats: UdpStats,
-    pub(super) kernel_drops: u64,
+    /// What it counted.
+    pub stats: UdpStats,
+    /// Buffers that the kernel dropped at it.
+    pub kernel_drops: u64,
 }
 
 /// What the sockets of each role did, those that are closed included.
@@ -181,7 +191,8 @@ pub struct Booked {
 pub struct SocketBooks(pub(super) [Booked; 5]);
 
 impl SocketBooks {
-    pub(super) const ROLES: [(UdpRole, &'static str); 5] = [
+    /// Each role and its label, by place.
+    pub const ROLES: [(UdpRole, &'static str); 5] = [
         (UdpRole::QuicListen, "quic_listen"),
         (UdpRole::QuicDial, "quic_dial"),
         (UdpRole::Ingress, "ingress"),
@@ -235,6 +246,8 @@ pub struct DirectionSnapshot {
     pub account: Account,
     /// Datagrams that waited.
     pub queued: u64,
+    /// Bytes of the datagrams that were delivered.
+    pub delivered_bytes: u64,
 }
 
 impl DirectionSnapshot {
@@ -242,6 +255,37 @@ impl DirectionSnapshot {
     #[must_use]
     pub fn balances(&self) -> bool {
         self.account.balances(self.queued)
+    }
+}
+
+/// What passed per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PeerRates {
+    /// Datagrams delivered, uplink and downlink.
+    pub datagrams: [f64; 2],
+    /// Bytes of those.
+    pub bytes: [f64; 2],
+    /// Lane packets sent.
+    pub packets_sent: f64,
+    /// Lane packets declared lost.
+    pub packets_lost: f64,
+}
+
+impl PeerRates {
+    pub(super) fn of(meter: &Meter<6>) -> Option<Self> {
+        let [up, up_bytes, down, down_bytes, packets_sent, packets_lost] = meter.last()?.per_second();
+        Some(Self { datagrams: [up, down], bytes: [up_bytes, down_bytes], packets_sent, packets_lost })
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, one) in self.datagrams.iter_mut().zip(other.datagrams) {
+            *sum += one;
+        }
+        for (sum, one) in self.bytes.iter_mut().zip(other.bytes) {
+            *sum += one;
+        }
+        self.packets_sent += other.packets_sent;
+        self.packets_lost += other.packets_lost;
     }
 }
 
@@ -268,8 +312,20 @@ pub struct PeerSnapshot {
     pub queue_age: Duration,
     /// Flows of both openers.
     pub flows: usize,
+    /// Datagrams that wait in its queues, and their bytes.
+    pub waiting: (usize, usize),
+    /// TCP forwards that are open.
+    pub tcp_streams: u32,
+    /// Whether it has no lanes: standard mode.
+    pub standard: bool,
+    /// Lane packets sent.
+    pub packets_sent: u64,
+    /// Lane packets received.
+    pub packets_received: u64,
     /// Lane packets that were declared lost.
     pub packets_lost: u64,
+    /// What passed per second when that was last looked at; `None` before.
+    pub rates: Option<PeerRates>,
     /// The connection: its far end, since when, and what that calls itself.
     pub connection: Option<(SocketAddr, Instant, Arc<str>)>,
     /// The address that was dialled last.
@@ -307,12 +363,31 @@ impl Snapshots {
         for peer in &mut sum.peers {
             for direction in [&mut peer.uplink, &mut peer.downlink] {
                 let Account { handed_over, taken_over, .. } = direction.account;
-                // What is between two workers waits in the agent.
+                // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over
+                // had received it since it published.
                 direction.queued += handed_over.saturating_sub(taken_over);
+                direction.account.received += taken_over.saturating_sub(handed_over);
                 (direction.account.handed_over, direction.account.taken_over) = (0, 0);
             }
         }
         sum
+    }
+
+    /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
+        let mut summary = Summary::default();
+        for place in 0..places {
+            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
+            let current = seen.clone().map(|peer| peer.generation).max();
+            let seen = seen.filter(|peer| Some(peer.generation) == current);
+            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
+            let removed = seen.clone().any(|peer| peer.removed);
+            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
+        }
+        summary
     }
 
     /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
@@ -345,7 +420,17 @@ impl Snapshot {
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
+                    sum.waiting.0 += peer.waiting.0;
+                    sum.waiting.1 += peer.waiting.1;
+                    sum.tcp_streams += peer.tcp_streams;
+                    sum.standard |= peer.standard;
+                    sum.packets_sent += peer.packets_sent;
+                    sum.packets_received += peer.packets_received;
                     sum.packets_lost += peer.packets_lost;
+                    match (&mut sum.rates, &peer.rates) {
+                        (Some(sum), Some(one)) => sum.add(one),
+                        (sum, one) => *sum = sum.or(*one),
+                    }
                     if sum.connection.is_none() {
                         sum.connection.clone_from(&peer.connection);
                     }
@@ -356,6 +441,7 @@ impl Snapshot {
                     for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
                         sum.account.add(&one.account);
                         sum.queued += one.queued;
+                        sum.delivered_bytes += one.delivered_bytes;
                     }
                 }
                 None => self.peers.push(peer.clone()),
@@ -403,6 +489,59 @@ mod tests {
     fn each_role_is_booked_under_its_own_label() {
         for (place, (role, _)) in SocketBooks::ROLES.into_iter().enumerate() {
             assert_eq!(role_place(role), place, "{role:?}");
+        }
+    }
+
+    #[test]
+    fn workers_that_published_at_different_moments_balance_together() {
+        let side = |received, handed_over, taken_over, delivered| {
+            let account = Account { received, handed_over, taken_over, delivered, ..Account::default() };
+            DirectionSnapshot { account, queued: 0, delivered_bytes: 0 }
+        };
+        let snapshots = |uplinks: [DirectionSnapshot; 2]| {
+            let snapshots = Snapshots::default();
+            for (worker, uplink) in uplinks.into_iter().enumerate() {
+                let peer = PeerSnapshot { uplink, ..PeerSnapshot::nobody() };
+                snapshots.set(worker, Snapshot { peers: vec![peer], kernel_drops: 0 }, |_, _| {});
+            }
+            snapshots.get().peers.remove(0).uplink
+        };
+        // Two of five are between the workers.
+        let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 3, 3)]);
+        assert_eq!((sum.account.received, sum.queued, sum.balances()), (5, 2, true));
+        // The first published before it received and handed over three more.
+        let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 8, 8)]);
+        assert_eq!((sum.account.received, sum.queued, sum.balances()), (8, 0, true));
+        // A worker whose own account is wrong is not excused.
+        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances());
+    }
+
+    impl PeerSnapshot {
+        fn nobody() -> Self {
+            Self {
+                name: "nobody".into(),
+                origin: Origin::Config,
+                removed: false,
+                generation: 0,
+                connected: false,
+                lanes_up: 0,
+                inner_mtu: None,
+                rtt: None,
+                queue_age: Duration::ZERO,
+                flows: 0,
+                waiting: (0, 0),
+                tcp_streams: 0,
+                standard: false,
+                packets_sent: 0,
+                packets_received: 0,
+                packets_lost: 0,
+                rates: None,
+                connection: None,
+                dialled: None,
+                failure: None,
+                uplink: DirectionSnapshot::default(),
+                downlink: DirectionSnapshot::default(),
+            }
         }
     }
 }

@@ -39,6 +39,8 @@ const MOST_BATCHES: usize = 8;
 /// The strangers that have a flow, and their sockets.
 pub(super) struct Decoys {
     decoy: SocketAddr,
+    /// `limits.decoy_flows`.
+    limit: usize,
     flows: DecoyFlows,
     /// By the flows' places.
     sockets: Vec<Option<DecoySocket>>,
@@ -64,11 +66,17 @@ struct DecoySocket {
 }
 
 impl Decoys {
+    /// Strangers whose datagrams go to the decoy.
+    pub(super) fn count(&self) -> usize {
+        self.flows.len()
+    }
+
     /// What `worker` needs of it: nothing without a decoy, or if it is not the one that has the flows.
     pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
         let decoy = config.access.decoy.filter(|_| worker == OWNER)?;
         Some(Self {
             decoy,
+            limit: config.limits.decoy_flows,
             flows: DecoyFlows::new(config.limits.decoy_flows, now),
             sockets: Vec::new(),
             outbox: SendBatch::default(),
@@ -78,6 +86,19 @@ impl Decoys {
             refused_log: RateLimit::new(LOG_INTERVAL),
             socket_log: RateLimit::new(LOG_INTERVAL),
         })
+    }
+
+    /// Whether it is what `config` wants.
+    pub(super) fn follows(&self, config: &Config) -> bool {
+        config.access.decoy == Some(self.decoy) && self.limit == config.limits.decoy_flows
+    }
+
+    /// Forgets every stranger.
+    pub(super) fn close_all(&mut self, doors: &mut Doors, stats: &mut DecoyStats) {
+        self.flush(stats);
+        for place in 0..self.sockets.len() {
+            self.close(DecoyId(super::number(place)), doors);
+        }
     }
 
     /// Books what the sockets that had traffic did; with `drops`, they are forgotten until they have more.
@@ -264,6 +285,9 @@ impl Worker {
             if let Some(at) = decoys.flows.deadline() {
                 self.timers.arm(Timer::Decoys, at);
             }
+        } else {
+            // Another worker has not heard yet that there is no decoy any more.
+            self.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
         }
         waiting.clear();
         self.strangers.waiting = waiting;

@@ -95,7 +95,8 @@ impl Worker {
             }
         };
         let streams = self.config.limits.tcp_streams_per_peer;
-        let transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
+        let mut transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
+        transport.qlog_stream(self.exchange.taps().stream(id, now));
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
         let choice = keys.choose(self.doors.rng());
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {

@@ -7,17 +7,18 @@ use rand::{Rng, rngs::StdRng};
 use slab::Slab;
 
 use crate::{
-    config::Config,
+    config::{Config, Forward},
     forward::{Local, LocalId, Locals, tcp::TcpId},
     gate::decoy::DecoyId,
     io::{
-        Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, ports::PortPlan,
+        Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
+        ports::{PortPlan, Ports},
         wildcard_for,
     },
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
     relay::{FlowId, Origin},
-    worker::SocketBooks,
+    worker::{SocketBooks, books},
 };
 
 /// What stands behind a token.
@@ -88,10 +89,24 @@ pub fn port_plan(config: &Config) -> PortPlan {
     let defaults = UdpDefaults::new(config);
     let options = |role| move |bind: SocketAddr| defaults.options(bind, None, role);
     let listen = config.transport.listen.iter().copied().map(options(UdpRole::QuicListen));
-    let ingress = config.udp.iter().map(|forward| forward.listen).map(options(UdpRole::Ingress));
+    let ingress = config.udp.iter().filter(|forward| forward.open).map(|forward| forward.listen);
     PortPlan {
-        udp: listen.chain(ingress).collect(),
-        tcp: config.tcp.iter().map(|forward| forward.listen).collect(),
+        udp: listen.chain(ingress.map(options(UdpRole::Ingress))).collect(),
+        tcp: config.tcp.iter().filter(|forward| forward.open).map(|forward| forward.listen).collect(),
+    }
+}
+
+/// The ports of `config` at these places of `[[udp]]` and of `[[tcp]]`, which open while the agent runs.
+#[must_use]
+pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
+    let defaults = UdpDefaults::new(config);
+    let listen = |forwards: &[Forward], places: &[usize]| -> Vec<SocketAddr> {
+        places.iter().filter_map(|place| forwards.get(*place)).map(|forward| forward.listen).collect()
+    };
+    let udp = listen(&config.udp, udp).into_iter();
+    PortPlan {
+        udp: udp.map(|bind| defaults.options(bind, None, UdpRole::Ingress)).collect(),
+        tcp: listen(&config.tcp, tcp),
     }
 }
 
@@ -101,6 +116,11 @@ impl Doors {
     pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
         let udp = UdpDefaults::new(config);
         Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new(), books: SocketBooks::default() }
+    }
+
+    /// Takes ports that were bound for this worker, for [`Doors::ingress`] and [`Doors::tcp_listen`].
+    pub fn adopt(&mut self, ports: Ports) {
+        self.net.adopt(ports);
     }
 
     /// What all sockets did, those that are closed included.
@@ -226,7 +246,7 @@ impl Doors {
     pub fn close_now(&mut self, locals: &mut Locals) {
         while let Some(id) = self.closing.pop() {
             if let Some(mut socket) = locals.remove(id) {
-                self.books.book(UdpRole::Upstream, &*socket.socket, &mut socket.booked, true);
+                self.books.book(books::role(&socket.local), &*socket.socket, &mut socket.booked, true);
                 self.release(socket.token);
             }
         }

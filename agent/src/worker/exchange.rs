@@ -24,9 +24,10 @@ use zeroize::Zeroizing;
 
 use super::handover::{Parcel, Ring};
 use crate::{
-    config,
+    capture::{Capture, Taps},
+    config::{self, Config},
     control::messages::{CloseReason, Hello, Service},
-    io::{Ready, Token},
+    io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::{PeerId, SessionId},
     relay::FlowRegistry,
@@ -72,6 +73,20 @@ pub(super) enum Order {
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
     /// A peer is known no more: all that it has ends.
     PeerRemoved { id: PeerId },
+    /// An operator wants to look at a lane, or has seen enough.
+    Capture(Arc<Capture>),
+    /// The operator wants a peer otherwise.
+    PeerChanged { id: PeerId, peer: Arc<config::Peer> },
+    /// The operator wants the agent otherwise.
+    Configured(Box<NewConfig>),
+}
+
+/// What a worker runs from now on.
+#[derive(Debug)]
+pub(super) struct NewConfig {
+    pub(super) config: Arc<Config>,
+    /// Its share of the ports that open with it.
+    pub(super) ports: Ports,
 }
 
 /// One opening of one lane of one session.
@@ -156,6 +171,8 @@ pub struct Exchange {
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
+    /// Which control connections an operator wants to look at.
+    taps: Taps,
     /// What times are counted from.
     base: Instant,
 }
@@ -201,6 +218,7 @@ impl Exchange {
             flows,
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
+            taps: Taps::default(),
             base: now,
         })
     }
@@ -235,7 +253,7 @@ impl Exchange {
     }
 
     /// Gives every worker an order at one moment: none can act on it and name it to another that has not got it.
-    fn post_all(&self, order: impl Fn() -> Order) {
+    fn post_all(&self, mut order: impl FnMut() -> Order) {
         let mut boxes: Vec<_> = self.boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
         for orders in &mut boxes {
             orders.push_back(order());
@@ -262,6 +280,46 @@ impl Exchange {
     /// All workers are to end what a peer has. Only the roster says so.
     pub(crate) fn remove_peer(&self, id: PeerId) {
         self.post_all(|| Order::PeerRemoved { id });
+    }
+
+    /// All workers are to know a peer as `peer`. Only the roster says so.
+    pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
+        self.post_all(|| Order::PeerChanged { id, peer: Arc::clone(peer) });
+    }
+
+    /// All workers are to run `config`, each with its share of the ports that open with it.
+    pub(crate) fn configure(&self, config: &Arc<Config>, shares: Vec<Ports>) {
+        let mut shares = shares.into_iter();
+        self.post_all(|| {
+            let ports = shares.next().unwrap_or_default();
+            Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
+        });
+    }
+
+    /// All workers are to look whether a capture of a lane is theirs, or over.
+    pub(crate) fn capture(&self, capture: &Arc<Capture>) {
+        self.post_all(|| Order::Capture(Arc::clone(capture)));
+    }
+
+    /// The captures of control connections.
+    pub(crate) fn taps(&self) -> &Taps {
+        &self.taps
+    }
+
+    /// Whether this end dialled the session with a peer; `None` if there is no session.
+    pub(crate) fn dialled(&self, peer: PeerId) -> Option<bool> {
+        self.record(peer).map(|record| record.dialled)
+    }
+
+    /// Ends the session with a peer, if there is one.
+    pub(crate) fn end_session(&self, peer: PeerId, reason: CloseReason) {
+        if let Some(Record { owner, session, .. }) = self.record(peer) {
+            self.post(owner, Order::EndSession { peer, session, reason });
+        }
+    }
+
+    fn record(&self, peer: PeerId) -> Option<Record> {
+        *lock(&self.peers.load().get(peer.0 as usize)?.session)
     }
 
     /// The orders that wait for `worker`, oldest first.

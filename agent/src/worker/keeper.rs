@@ -11,6 +11,7 @@ use super::{
     number,
 };
 use crate::{
+    capture::Phase,
     config::Profile,
     io::{Path, UdpRole},
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
@@ -46,6 +47,7 @@ impl Worker {
             slot.validate(Path { destination, source: None, tos: 0 }, self.doors.random_bytes(), now);
         }
         let id = self.lanes.insert(slot);
+        self.capture_lane(id, now);
         self.exchange.lane_kept(peer);
         self.lanes.touch(id);
         let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
@@ -96,6 +98,8 @@ impl Worker {
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path.map(|path| path.destination));
         self.lanes.touch(id);
+        self.note_path(id, now);
+        self.note_phase(id, Phase::Up, now);
         tracing::debug!(peer = self.peer_name(lane.peer), lane = lane.index, remote = ?destination, "lane up");
         self.tell_owner(lane, Order::LaneUp { lane }, now);
         self.note_path_packet(id, now);
@@ -128,7 +132,7 @@ impl Worker {
             link.pool.set(lane.index, None);
             current = true;
         }
-        self.remove_lane(id);
+        self.remove_lane(id, now);
         if current {
             self.report_lane(lane, why, now);
         }
@@ -179,7 +183,7 @@ impl Worker {
                 self.drain_lane(id, now);
             } else {
                 // Nothing can be under way on it.
-                self.remove_lane(id);
+                self.remove_lane(id, now);
             }
         }
     }
@@ -190,9 +194,11 @@ impl Worker {
             slot.state = LaneState::Draining { until };
             self.timers.arm(Timer::Lane(id), until);
         }
+        self.note_phase(id, Phase::Draining, now);
     }
 
-    pub(super) fn remove_lane(&mut self, id: LaneId) {
+    pub(super) fn remove_lane(&mut self, id: LaneId, now: Instant) {
+        self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
             self.exchange.lane_gone(slot.peer);
             self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
@@ -240,7 +246,9 @@ impl Worker {
         self.see_to_roster(now);
         self.see_to_tun(now);
         self.take_stock(now);
+        self.look_at_meters(now);
         self.gate.expire(now);
+        self.exchange.taps().expire(now);
         if let Some(error) = self.gate.take_journal_error() {
             self.metrics.own.gate_journal_errors.count();
             self.warn_of_journal(&error, now);

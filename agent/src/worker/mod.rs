@@ -10,7 +10,9 @@
 //! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
+//! | another configuration meanwhile | `reload.rs` |
 //! | what came to the wrong worker | `handover.rs` |
+//! | the lanes that an operator looks at | `capture.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
@@ -20,6 +22,7 @@
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
+//! | what an operator may look at inside it | `inspect.rs` |
 //!
 //! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](crate::io::Net) gives
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
@@ -68,11 +71,13 @@ use crate::{
 };
 
 mod books;
+mod capture;
 mod decoy;
 mod dial;
 mod doors;
 mod exchange;
 mod handover;
+mod inspect;
 mod keeper;
 mod knocks;
 mod lanes;
@@ -80,6 +85,7 @@ mod orders;
 mod peers;
 mod plain;
 mod publish;
+mod reload;
 mod session;
 pub mod shell;
 mod start;
@@ -89,12 +95,15 @@ mod streams;
 mod tests;
 mod tun;
 
-pub use books::{Booked, DirectionSnapshot, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
-pub use doors::{Doors, Source, StreamKey, port_plan};
+pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 use exchange::LaneLoss;
 pub(crate) use exchange::lock;
 pub use handover::Outgoing;
+pub use inspect::{
+    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
+};
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
@@ -113,13 +122,15 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A command from outside.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Command {
     /// Stop taking traffic in, tell the peers, end.
     Shutdown {
         /// How long that may take.
         within: Duration,
     },
+    /// Say what it has, for an operator.
+    Inspect(Arc<Inspection>),
 }
 
 /// When the worker wants its next turn.
@@ -181,6 +192,8 @@ pub struct Worker {
     /// By place in [`Config::peers`]: which peer bears that name now.
     forward_peers: Vec<PeerId>,
     lanes: Lanes,
+    /// What operators look at; nothing, almost always.
+    captures: Vec<capture::Armed>,
     underlays: Underlays,
     locals: Locals,
     /// The TUN device, of an agent that has one, and where the tunnel's thread reads what fits into packets.
@@ -189,8 +202,8 @@ pub struct Worker {
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
     decoys: Option<decoy::Decoys>,
-    /// In the configuration's order.
-    listeners: Vec<(Box<dyn TcpListener>, Token)>,
+    /// By place in [`Config::tcp`]; none where the port is closed.
+    listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
     tcp_by_stream: FxHashMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
@@ -270,6 +283,7 @@ impl Worker {
         self.poll_control(now);
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
+        self.see_to_captures(now);
         self.settle();
         self.hand_over();
         self.end_if_done(all_stopped);
@@ -428,7 +442,7 @@ impl Worker {
                 self.watch_queue(peer, now);
             }
             Timer::Listener(place) => {
-                if let Some((_, token)) = self.listeners.get(place) {
+                if let Some(Some((_, token))) = self.listeners.get(place) {
                     self.run_queue.push_back(*token);
                 }
             }
@@ -458,7 +472,7 @@ impl Worker {
                 self.check_silence(id, now);
             }
             Due::Reopen => self.end_lane(id, LaneLoss::Unvalidated, now),
-            Due::Remove => self.remove_lane(id),
+            Due::Remove => self.remove_lane(id, now),
         }
     }
 
@@ -623,6 +637,7 @@ impl Worker {
         while let Some(command) = self.inbox.take() {
             match command {
                 Command::Shutdown { within } => self.shut_down(within, now),
+                Command::Inspect(inspection) => self.inspect(&inspection, now),
             }
         }
     }

@@ -116,6 +116,9 @@ impl Worker {
             }
             Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
             Order::PeerRemoved { id } => self.peer_removed(id, now),
+            Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
+            Order::Configured(new) => self.configured(*new, now),
+            Order::Capture(capture) => self.capture(capture, now),
         }
     }
 
@@ -313,8 +316,10 @@ impl Worker {
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     fn wake_listeners(&mut self, id: PeerId) {
-        for ((_, token), forward) in self.listeners.iter().zip(&self.config.tcp) {
-            if self.forward_peers.get(forward.peer) == Some(&id) {
+        for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
+            if let Some((_, token)) = listener
+                && self.forward_peers.get(forward.peer) == Some(&id)
+            {
                 self.run_queue.push_back(*token);
             }
         }

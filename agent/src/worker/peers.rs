@@ -16,6 +16,7 @@ use crate::{
     forward::Local,
     io::Token,
     log::RateLimit,
+    meter::Meter,
     metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Peer, PeerId, Standing},
     relay::{DatagramRelay, Direction, DropReason},
@@ -69,9 +70,11 @@ impl PeerMaker<'_> {
             tcp_streams: 0,
             too_large: None,
             known_services: None,
+            told_services: Vec::new(),
             resolve,
             dialled: None,
             failure: None,
+            meter: Meter::new(now),
             attempts_log: RateLimit::new(LOG_INTERVAL),
             connections_log: RateLimit::new(LOG_INTERVAL),
         }
@@ -128,6 +131,11 @@ impl Worker {
                 *current = id;
             }
         }
+        self.point_ingresses();
+    }
+
+    /// The local UDP ports lead to the peers that their forwards name.
+    pub(super) fn point_ingresses(&mut self) {
         for local in self.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
                 && let Some(forward) = self.config.udp.get(ingress.0 as usize)
@@ -266,7 +274,8 @@ impl Worker {
     }
 
     fn forwards_lead_to(&self, id: PeerId) -> bool {
-        self.config.udp.iter().chain(&self.config.tcp).any(|forward| self.forward_peer(forward) == id)
+        let mut open = self.config.udp.iter().chain(&self.config.tcp).filter(|forward| forward.open);
+        open.any(|forward| self.forward_peer(forward) == id)
     }
 
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.

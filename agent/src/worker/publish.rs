@@ -14,8 +14,8 @@ use quic_core::LaneStats;
 use super::{
     Worker,
     books::{
-        Booked, DirectionSnapshot, Handshakes, PeerSnapshot, RelaySums, Snapshot, Snapshots, SocketBooks,
-        Totals, add_lane, role,
+        Booked, DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
+        SocketBooks, Totals, add_lane, role,
     },
     decoy::DecoyHandles,
     handover::Kind,
@@ -44,7 +44,7 @@ const HANDSHAKES: [&str; 6] = ["dialled", "accepted", "established", "failed", "
 const REFUSED_DATAGRAMS: [&str; 2] = ["unroutable", "answer_suppressed"];
 
 /// Why flows ended: the label `reason`.
-const FLOWS_ENDED: [&str; 4] = ["idle", "closed", "orphaned", "peer_removed"];
+const FLOWS_ENDED: [&str; 5] = ["idle", "closed", "orphaned", "peer_removed", "reconfigured"];
 
 /// Why a lane did not accept a packet: the label `reason`.
 const REFUSED_PACKETS: [&str; 7] =
@@ -253,6 +253,8 @@ impl Worker {
     /// Publishes everything.
     pub(super) fn publish(&mut self, now: Instant) {
         self.unpublished = false;
+        // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
+        self.settle();
         self.book_sockets(false);
         let mut lanes = [0; LaneState::LABELS.len()];
         let mut all_lanes = self.totals.retired.of_former();
@@ -273,7 +275,10 @@ impl Worker {
         {
             add_lane(&mut all_lanes, stats);
             sums.add(&peer.relay);
-            let rtt = rtt(peer, &self.lanes);
+            let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
+            let standard = peer.link.as_ref().is_some_and(|link| link.standard);
+            let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
+            let rtt = rtt(peer, &self.lanes).or_else(plain_rtt);
             // What only one worker knows is published by it.
             let knows = match &peer.link {
                 Some(_) => peer.session.is_some(),
@@ -295,7 +300,6 @@ impl Worker {
                 handles.totals.peer_endpoints.set(peer.config.endpoints.len() as f64);
                 handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }
-            let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
             let remote = control.map(|connection| connection.path().destination);
             snapshots.push(PeerSnapshot { inner_mtu: mtu, ..snapshot(peer, stats, (*up, rtt, remote), now) });
         }
@@ -555,10 +559,12 @@ fn snapshot(
     now: Instant,
 ) -> PeerSnapshot {
     let oldest = peer.relay.oldest();
-    let direction = |direction| DirectionSnapshot {
+    let direction = |direction, delivered_bytes| DirectionSnapshot {
         account: *peer.relay.account(direction),
         queued: peer.relay.queued(direction),
+        delivered_bytes,
     };
+    let (queue, awaiting) = (&peer.relay.queue, &peer.relay.awaiting);
     PeerSnapshot {
         name: Arc::clone(&peer.name),
         origin: peer.origin,
@@ -570,7 +576,13 @@ fn snapshot(
         rtt,
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),
+        waiting: (queue.datagrams() + awaiting.datagrams(), queue.bytes() + awaiting.bytes()),
+        tcp_streams: peer.tcp_streams,
+        standard: peer.link.as_ref().is_some_and(|link| link.standard),
+        packets_sent: lanes.sealed_packets,
+        packets_received: lanes.opened_packets,
         packets_lost: lanes.lost_packets,
+        rates: PeerRates::of(&peer.meter),
         connection: peer
             .session
             .as_ref()
@@ -578,8 +590,8 @@ fn snapshot(
             .map(|(session, remote)| (remote, session.since, Arc::clone(&session.software))),
         dialled: peer.dialled,
         failure: peer.failure.clone(),
-        uplink: direction(Direction::Uplink),
-        downlink: direction(Direction::Downlink),
+        uplink: direction(Direction::Uplink, peer.relay.stats.uplink_bytes),
+        downlink: direction(Direction::Downlink, peer.relay.stats.downlink_bytes),
     }
 }
 

@@ -20,22 +20,22 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use quinn_proto::{ConnectionHandle, Side, crypto::HandshakeTokenKey};
+use quinn_proto::{ConnectionHandle, Side, TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
 
 use super::{
     StartError, Timer, Worker,
-    exchange::{Connected, Order, Record},
+    exchange::{Connected, Exchange, Order, Record},
     number, publish,
 };
 use crate::{
     clock::Clock,
     config::{self, Config, MaxPacket},
     control::{
-        accept::{Acceptance, Admission},
+        accept::{Acceptance, Admission, OwnTransport},
         cid::ConnectionIds,
         driver::{Control, Event},
-        messages::{self, CloseReason, Features, Hello, Message, MessageError, Service},
+        messages::{self, CloseReason, Features, Hello, Message, MessageError},
         tls,
     },
     gate::{
@@ -87,7 +87,7 @@ impl tls::ClientKeys for Guest {
 pub(super) fn control(
     config: &Config,
     (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
-    (ids, roster, refusals): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>),
+    (ids, roster, refusals, exchange): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>, &Arc<Exchange>),
     metrics: &publish::Publisher,
     (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
 ) -> Result<Control, StartError> {
@@ -104,10 +104,12 @@ pub(super) fn control(
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
+        let (max_packet, streams) = (max_packet(config), config.limits.tcp_streams_per_peer);
         // The dialler keeps the connection alive: it is the one behind a NAT.
-        let transport = tls::transport_config(None, max_packet(config), config.limits.tcp_streams_per_peer);
-        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport), token_key);
+        let transport = move || tls::transport_config(None, max_packet, streams);
+        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
+        let transport = captured(transport, (roster, exchange), clock);
         let (identity, roster, refusals, clock) =
             (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
@@ -122,10 +124,26 @@ pub(super) fn control(
             };
             tls::server_crypto(&identity, Arc::new(guest)).ok()
         };
-        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), knock })
+        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };
     // All workers together may have as many as the operator says.
     Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
+}
+
+/// Makes the transport of a connection of a peer that an operator wants to look at.
+fn captured(
+    transport: impl Fn() -> TransportConfig + 'static,
+    (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
+    clock: &Arc<dyn Clock + Send + Sync>,
+) -> OwnTransport {
+    let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
+    Box::new(move |admission: &Admission| {
+        let roster::Admits::Peer(peer) = roster.admits(&admission.agreement) else { return None };
+        let stream = exchange.taps().stream(peer, clock.now())?;
+        let mut transport = transport();
+        transport.qlog_stream(Some(stream));
+        Some(Arc::new(transport))
+    })
 }
 
 /// Our wall clock, as quinn-proto asks for it: when was a Retry token made?
@@ -199,6 +217,8 @@ impl Worker {
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
+        // The limit may have changed since the endpoint was made.
+        self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
         if key == self.identity.public_key() {
             if let Some(suppressed) = self.violation_log.allow(now) {
                 tracing::error!(
@@ -271,20 +291,18 @@ impl Worker {
     }
 
     /// What we say of ourselves to `peer`.
-    fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
-        let allowed = self.peers.get(peer.0 as usize).map_or(&[][..], |peer| &peer.config.services);
-        let services = allowed.iter().filter_map(|place| {
-            let service = self.config.services.get(*place)?;
-            let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
-            Some(Service { number: number(*place), name: service.name.to_string(), udp, tcp, idle })
-        });
+    fn hello(&mut self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
+        let services = self.services_for(peer);
+        if let Some(peer) = self.peers.get_mut(peer.0 as usize) {
+            peer.told_services.clone_from(&services);
+        }
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
             workers: u16::from(self.place.1),
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
-            services: services.collect(),
+            services,
             features: self.features(),
             possession,
         })
@@ -502,7 +520,7 @@ impl Worker {
     }
 
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes.
-    fn warn_of_missing_services(&mut self, id: PeerId) {
+    pub(super) fn warn_of_missing_services(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered = peer.session.as_ref().map(|session| session.hello.services.clone());
         if offered == peer.known_services {
@@ -519,7 +537,8 @@ impl Worker {
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
         for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
-            if self.forward_peers.get(forward.peer) == Some(&id) && !offers(&forward.service, udp) {
+            let leads_here = forward.open && self.forward_peers.get(forward.peer) == Some(&id);
+            if leads_here && !offers(&forward.service, udp) {
                 tracing::warn!(
                     peer = &*peer.name,
                     service = &*forward.service,
@@ -624,7 +643,7 @@ impl Worker {
     }
 
     /// Ends a flow and tells the far end.
-    fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
+    pub(super) fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(id, now) {

@@ -131,7 +131,7 @@ impl Worker {
         let control = session::control(
             &config,
             (&identity, &own),
-            (&ids, &roster, &refusals),
+            (&ids, &roster, &refusals, &exchange),
             &metrics,
             (&clock, rng.random()),
         )?;
@@ -192,6 +192,7 @@ impl Worker {
             forward_peers: (0..).map(PeerId).take(config.peers.len()).collect(),
             peers,
             lanes: Lanes::default(),
+            captures: Vec::new(),
             underlays: Underlays::default(),
             locals: Locals::new(most_segments),
             tun,
@@ -260,7 +261,7 @@ impl Worker {
         for (place, forward) in config.tcp.iter().enumerate() {
             let listener =
                 self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push(listener);
+            self.listeners.push(Some(listener));
         }
         Ok(())
     }
@@ -275,7 +276,7 @@ impl Worker {
         Addresses {
             transport: self.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self.listeners.iter().map(|(listener, _)| listener.local_addr()).collect(),
+            tcp: self.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
     }
 }

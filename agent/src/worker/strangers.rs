@@ -36,6 +36,11 @@ impl Strangers {
         Self { has_decoy: decoy.is_some(), waiting: Waiting::default(), stats: DecoyStats::default() }
     }
 
+    /// The operator wants a decoy, or none.
+    pub(super) fn set_decoy(&mut self, decoy: Option<SocketAddr>) {
+        self.has_decoy = decoy.is_some();
+    }
+
     /// Takes one datagram that came to listening port `port` and is a stranger's; `meta` may be that of its whole buffer.
     pub fn push(&mut self, port: usize, meta: Meta, datagram: &[u8]) {
         self.stats.from_strangers.count(datagram.len());

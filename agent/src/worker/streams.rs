@@ -32,7 +32,7 @@ impl Worker {
         for _ in 0..ACCEPTS_PER_TURN {
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
-            let Some((listener, _)) = self.listeners.get_mut(place) else {
+            let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
                 self.doors.release(token);
                 return false;
             };
@@ -174,7 +174,7 @@ impl Worker {
         match result {
             Ok((stream, token)) => {
                 let until = now + CONNECT_TIMEOUT;
-                forward.connect(stream, token, until);
+                forward.connect(open.service, stream, token, until);
                 self.timers.arm(Timer::Tcp(id), until);
                 self.pump(id, now);
             }
@@ -221,12 +221,26 @@ impl Worker {
 
     /// The connection is gone: resets the TCP side of its forwards.
     pub(super) fn abort_streams(&mut self, handle: ConnectionHandle) {
-        let gone: Vec<usize> = self
-            .tcp
-            .iter()
-            .filter(|(_, (key, _, _))| key.connection == handle.0)
-            .map(|(place, _)| place)
-            .collect();
+        self.abort_forwards(|key, _, _| key.connection == handle.0);
+    }
+
+    /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
+    pub(super) fn end_served(&mut self, ends: impl Fn(PeerId, usize) -> bool) {
+        for (_, (key, peer, forward)) in &mut self.tcp {
+            if forward.service().is_some_and(|service| ends(*peer, service as usize))
+                && let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection))
+            {
+                forward.reset(quinn);
+            }
+        }
+        self.abort_forwards(|_, peer, forward| {
+            forward.service().is_some_and(|service| ends(peer, service as usize))
+        });
+    }
+
+    fn abort_forwards(&mut self, ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool) {
+        let gone = self.tcp.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
+        let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
         for place in gone {
             if let Some((_, _, forward)) = self.tcp.get_mut(place) {
                 forward.abort();

@@ -97,6 +97,15 @@ impl Worker {
         }
     }
 
+    /// A peer has other inner addresses.
+    pub(super) fn reroute_peer(&mut self, peer: PeerId) {
+        if let (Some((tun, board)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+            tun.routes.remove(peer);
+            tun.add_peer(peer, &state.config.allowed_ips);
+            board.look_again();
+        }
+    }
+
     /// Takes the inner addresses of a peer that was removed.
     pub(super) fn unroute_peer(&mut self, peer: PeerId) {
         if let Some((tun, board)) = &mut self.tun {

@@ -12,7 +12,7 @@ mod received;
 mod rtt;
 mod sent;
 
-pub(crate) use received::{Asks, ReceivedPackets};
+pub(crate) use received::{Asks, ReceivedPackets, ack_delay};
 pub(crate) use sent::{AckOutcome, Evicted, SentWindow};
 
 pub use received::AckProfile;

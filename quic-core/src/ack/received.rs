@@ -99,8 +99,7 @@ impl ReceivedPackets {
         if at_once || self.waiting >= self.profile.packets() {
             self.state = State::Due;
         } else if self.state == State::Nothing {
-            let delay = (rtt.smoothed() / 4).clamp(Duration::from_millis(1), MAX_ACK_DELAY);
-            self.state = State::Delayed { until: now + delay };
+            self.state = State::Delayed { until: now + ack_delay(rtt) };
         }
     }
 
@@ -129,6 +128,11 @@ impl ReceivedPackets {
         self.state != State::Nothing
     }
 
+    /// Ack-eliciting packets that no ACK has told of.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting
+    }
+
     /// Writes the ACK frame at the front of `buf`: its length. `None` if it does not fit or nothing was received.
     pub(crate) fn write_ack(&mut self, buf: &mut [u8], now: Instant) -> Option<usize> {
         let delay = now.saturating_duration_since(self.largest_at?);
@@ -137,6 +141,11 @@ impl ReceivedPackets {
         self.state = State::Nothing;
         Some(len)
     }
+}
+
+/// For how long an ACK is held back: a quarter RTT, within bounds.
+pub(crate) fn ack_delay(rtt: &Rtt) -> Duration {
+    (rtt.smoothed() / 4).clamp(Duration::from_millis(1), MAX_ACK_DELAY)
 }
 
 #[cfg(test)]

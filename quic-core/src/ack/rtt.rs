@@ -51,7 +51,12 @@ impl Rtt {
 
     /// The probe timeout without back-off (RFC 9002 §6.2.1): smoothed + 4 × variation + the 25 ms that an ACK may be delayed.
     pub fn pto(&self) -> Duration {
-        self.smoothed + (4 * self.variation).max(GRANULARITY) + MAX_ACK_DELAY
+        Self::pto_of(self.smoothed, self.variation)
+    }
+
+    /// The same of these two.
+    pub(crate) fn pto_of(smoothed: Duration, variation: Duration) -> Duration {
+        smoothed + (4 * variation).max(GRANULARITY) + MAX_ACK_DELAY
     }
 
     /// Takes a sample (RFC 9002 §5.3): the time from sending to the ACK, and how long the other end held the ACK back.

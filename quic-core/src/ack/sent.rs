@@ -8,6 +8,7 @@ use super::rate::DeliveryRate;
 use crate::bits::BitRing;
 use crate::frame::AckFrame;
 use crate::mtu::Fate;
+use crate::record::{Event, LossRule, Recorder};
 
 /// Packets that the window remembers: 16 ms at a million packets per second, in 132 KiB.
 pub(super) const CAPACITY: u64 = BitRing::<WORDS>::BITS;
@@ -163,8 +164,15 @@ impl SentWindow {
         evicted
     }
 
-    /// Applies an ACK frame that acknowledges nothing but packets that were sent.
-    pub(crate) fn on_ack(&mut self, ack: &AckFrame<'_>, now: Instant, rtt: &mut Rtt) -> AckOutcome {
+    /// Applies an ACK frame that acknowledges nothing but packets that were sent. What is lost, or was not after all, is told to
+    /// `recorder`.
+    pub(crate) fn on_ack(
+        &mut self,
+        ack: &AckFrame<'_>,
+        now: Instant,
+        rtt: &mut Rtt,
+        mut recorder: Option<&mut Recorder>,
+    ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let unsettled = self.unsettled();
         let Some(ring) = self.ring.as_deref_mut() else {
@@ -183,6 +191,9 @@ impl SentWindow {
             ring.lost.drain(start..end, |number| {
                 outcome.acked.add(ring.records[place(number)].bytes);
                 outcome.spuriously_lost += 1;
+                if let Some(recorder) = recorder.as_deref_mut() {
+                    recorder.note(Event::Late { number }, now);
+                }
             });
         }
 
@@ -202,7 +213,7 @@ impl SentWindow {
         {
             self.settle_mtu_probe(Fate::Acked);
         }
-        outcome.lost = self.detect_losses(now, rtt);
+        outcome.lost = self.detect_losses(now, rtt, recorder);
         outcome
     }
 
@@ -286,8 +297,13 @@ impl SentWindow {
         self.in_flight
     }
 
-    /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1).
-    pub(crate) fn detect_losses(&mut self, now: Instant, rtt: &Rtt) -> Volume {
+    /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1), and tells `recorder`.
+    pub(crate) fn detect_losses(
+        &mut self,
+        now: Instant,
+        rtt: &Rtt,
+        mut recorder: Option<&mut Recorder>,
+    ) -> Volume {
         let mut outcome = Volume::default();
         self.loss_time = None;
         let unsettled = self.unsettled();
@@ -298,10 +314,14 @@ impl SentWindow {
         let mut mtu_probe_lost = self
             .mtu_probe
             .is_some_and(|number| number < unsettled.start && number + PACKET_THRESHOLD <= largest_acked);
-        let mut lose = |number: u64| {
+        let mut lose = |number: u64, rule| {
             let bytes = records[place(number)].bytes;
             self.in_flight.remove(bytes);
-            if self.mtu_probe == Some(number) {
+            let mtu_probe = self.mtu_probe == Some(number);
+            if let Some(recorder) = recorder.as_deref_mut() {
+                recorder.note(Event::Lost { number, bytes, rule, mtu_probe }, now);
+            }
+            if mtu_probe {
                 mtu_probe_lost = true;
                 return;
             }
@@ -310,7 +330,7 @@ impl SentWindow {
             self.largest_lost = self.largest_lost.max(bytes);
         };
         let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
-        in_flight.drain(unsettled.start..by_count, &mut lose);
+        in_flight.drain(unsettled.start..by_count, |number| lose(number, LossRule::Count));
 
         // Fewer than PACKET_THRESHOLD numbers are left. The delay is in whole microseconds, as the records are: a fraction
         // would be left over when the timer fires, and set it again.
@@ -322,7 +342,7 @@ impl SentWindow {
             let left = loss_delay.saturating_sub(records[place(number)].age(*origin, now));
             if left.is_zero() {
                 in_flight.remove(number);
-                lose(number);
+                lose(number, LossRule::Time);
             } else {
                 self.loss_time = Some(self.loss_time.map_or(now + left, |earlier| earlier.min(now + left)));
             }

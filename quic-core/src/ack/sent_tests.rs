@@ -42,7 +42,7 @@ impl Sender {
         let mut buf = [0; 1200];
         let len = ack::write(&mut buf, ranges.iter().cloned(), Duration::ZERO).unwrap();
         let Some(Ok(Frame::Ack(ack))) = Frames::new(&buf[..len]).next() else { panic!("an ACK was written") };
-        self.window.on_ack(&ack, self.now, &mut self.rtt)
+        self.window.on_ack(&ack, self.now, &mut self.rtt, None)
     }
 }
 
@@ -102,7 +102,7 @@ fn loss_by_count_then_by_time_and_the_late_ack() {
     assert_eq!(sender.window.probe_time(&sender.rtt), None, "time loss comes first");
 
     sender.now += ms(5);
-    assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt), packets(2));
+    assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(2));
     assert_eq!((sender.window.loss_time(), sender.window.in_flight()), (None, packets(0)));
 
     let outcome = sender.ack(&[9..=9, 3..=7]);
@@ -285,7 +285,7 @@ proptest! {
                 }
                 Step::LossTimeout => {
                     let lost = model.detect_losses(sender.now, sender.rtt.loss_delay());
-                    prop_assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt), packets(lost));
+                    prop_assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(lost));
                 }
             }
             prop_assert_eq!(sender.window.in_flight(), packets(model.count(Fate::InFlight)));

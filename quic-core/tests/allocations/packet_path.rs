@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use quic_core::frame::FrameWriter;
+use quic_core::record::Recorder;
 use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
 };
@@ -86,11 +87,17 @@ fn the_packet_path_allocates_nothing_after_the_first_packets() {
     for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
         for ack in [AckProfile::Throughput, AckProfile::Latency] {
             let mut pair = Pair::new(suite, ack);
+            // One end is looked at; its recorder fills up and drops, and is emptied now and then.
+            pair.lanes[0].record(Some(Box::new(Recorder::new(1000, pair.now))));
             [0, 1].into_iter().for_each(|end| pair.turn(end));
 
             let before = dhat::HeapStats::get();
             for turn in 0..200 {
                 pair.turn(turn % 2);
+                if let Some(recorder) = pair.lanes[0].recorder_mut().filter(|_recorder| turn % 20 == 19) {
+                    assert!(recorder.lost() > 0 && recorder.records().len() > 900);
+                    recorder.clear();
+                }
             }
             let after = dhat::HeapStats::get();
             assert!(before.total_blocks > 0, "the profiler sees the sent windows");

@@ -202,3 +202,37 @@ fn a_second_update_without_confirmation_of_the_first_is_a_violation() {
     assert_eq!(silent.open(&mut packet, now).unwrap_err(), OpenError::Violation(Violation::KeyUpdate));
     assert_eq!((silent.stats().violations, silent.in_flight().packets), (1, 0));
 }
+
+#[test]
+fn the_view_follows_numbers_keys_and_acknowledgements() {
+    let [mut here, mut there] = pair([Some(8), None]);
+    let now = start();
+    let before = here.view();
+    assert_eq!((before.next_packet, before.largest_acked, before.largest_received), (0, None, None));
+    for _ in 0..3 {
+        there.open(&mut seal(&mut here, now), now).unwrap();
+    }
+    assert_eq!((here.view().sealed_with_keys, there.view().unacknowledged), (3, 3));
+    acknowledged(&mut here, &mut there, now);
+    assert_eq!((here.view().next_packet, here.view().largest_acked), (4, Some(3)));
+    assert_eq!((there.view().largest_received, there.view().unacknowledged), (Some(3), 0));
+
+    // Half of what the key may seal: the next packet has new keys, and the other end follows with its next one.
+    let mut packet = seal(&mut here, now);
+    assert_eq!((here.view().sealed_with_keys, here.view().next_packet), (1, 5));
+    assert!(here.view().key_update_under_way);
+    there.open(&mut packet, now).unwrap();
+    here.open(&mut seal(&mut there, now), now).unwrap();
+    assert!(!here.view().key_update_under_way);
+    assert_eq!((here.stats().key_phase(), there.stats().key_phase()), (1, 1));
+}
+
+#[test]
+fn the_view_says_whether_larger_packets_are_tried() {
+    let mut net = Net::new(pair([None, None]), CLEAN, 0);
+    assert!(!net.lanes[0].view().mtu_search);
+    net.lanes[0].start_mtu_search(1452, 1200);
+    assert!(net.lanes[0].view().mtu_search);
+    net.run(ms(1000));
+    assert_eq!((net.lanes[0].view().mtu_search, net.lanes[0].max_packet()), (false, 1452));
+}

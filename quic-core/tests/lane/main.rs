@@ -13,6 +13,8 @@ mod mtu;
 #[cfg(test)]
 mod net;
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod two_lanes;

@@ -9,7 +9,8 @@ use std::{
 
 use super::{Arrival, Datagram, MemoryFabric, Route, WorkerId};
 use crate::io::{
-    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
+    Delivery, Gso, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole,
+    UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, Message, Meta, Progress},
 };
 
@@ -270,6 +271,10 @@ impl UdpSocket for MemoryUdp {
 
     fn stats(&self) -> UdpStats {
         self.stats
+    }
+
+    fn offload(&self, _: SocketAddr) -> UdpOffload {
+        UdpOffload { gso: Gso::On, gro: !self.fabric.state.borrow().no_gro }
     }
 
     fn kernel_drops(&self) -> u64 {

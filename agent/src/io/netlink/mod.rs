@@ -241,6 +241,8 @@ pub struct Link {
     pub up: bool,
     /// Its MTU, in bytes.
     pub mtu: u32,
+    /// Packets that may wait in it.
+    pub queue_packets: u32,
     /// Packets for it that were lost because its queue was full.
     pub tx_dropped: u64,
     /// Packets from it that the kernel dropped.
@@ -260,6 +262,8 @@ impl Link {
                 link.name.clone_from(name);
             } else if let LinkAttribute::Mtu(mtu) = attribute {
                 link.mtu = *mtu;
+            } else if let LinkAttribute::TxQueueLen(packets) = attribute {
+                link.queue_packets = *packets;
             } else if let LinkAttribute::Stats64(stats) = attribute {
                 link.tx_dropped = stats.tx_dropped;
                 link.rx_dropped = stats.rx_dropped;

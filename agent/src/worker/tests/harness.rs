@@ -17,7 +17,10 @@ pub(super) use super::host::{Host, Udp};
 use crate::{
     admin::Health,
     clock::{Clock, ManualClock},
-    config::Config,
+    config::{
+        Config,
+        reload::{Change, plan},
+    },
     control::tls::TlsIdentity,
     gate::{Own, table::SingleUse},
     identity::Identity,
@@ -27,7 +30,8 @@ use crate::{
         memory::{Datagram, MemoryFabric, MemoryTun, Verdict},
     },
     metrics::Metrics,
-    roster::Roster,
+    reload::follow,
+    roster::{Roster, RosterError},
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
 
@@ -108,6 +112,8 @@ pub(super) struct Agent {
     pub(super) workers: Vec<Worker>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) roster: Arc<Roster>,
+    config: Arc<Config>,
+    exchange: Arc<Exchange>,
     tun: Option<MemoryTun>,
     snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
@@ -327,7 +333,22 @@ impl World {
         });
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
-        self.agents[place] = Some(Agent { workers, metrics, roster, tun, snapshots, deadlines });
+        self.agents[place] =
+            Some(Agent { workers, metrics, roster, config, exchange, tun, snapshots, deadlines });
+    }
+
+    /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
+    pub(super) fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
+        let mut config = Config::parse(toml, Path::new(".")).unwrap();
+        (self.tune)(&mut config);
+        let agent = self.agent(place);
+        let mut plan = plan(&agent.config, config);
+        let changes = std::mem::take(&mut plan.changes);
+        if let Some(config) = plan.config.take() {
+            let (config, _) = follow(config, plan, (&agent.roster, &agent.exchange), Vec::new())?;
+            agent.config = config;
+        }
+        Ok(changes)
     }
 
     /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
+mod capture;
 mod counted;
 mod crew;
 mod decoy;
@@ -16,9 +17,11 @@ mod handshakes;
 mod harness;
 mod host;
 mod hostile;
+mod inspect;
 mod mtu;
 mod packing;
 mod recorded;
+mod reload;
 mod rogue;
 mod roster;
 mod siege;

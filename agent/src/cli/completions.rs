@@ -1,0 +1,65 @@
+//! `culvert completions`
+
+use std::io::{self, Write};
+
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::aot::{Shell, generate};
+
+use super::{Cli, Failure};
+
+/// Print the completions of a shell
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell
+    shell: Known,
+}
+
+/// The shells that Linux distributions have a folder of completions for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Known {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl Completions {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        Ok(io::stdout().write_all(&script(self.shell)).map_err(anyhow::Error::from)?)
+    }
+}
+
+/// The script, as a whole: what writes it panics where it cannot.
+fn script(shell: Known) -> Vec<u8> {
+    let shell = match shell {
+        Known::Bash => Shell::Bash,
+        Known::Zsh => Shell::Zsh,
+        Known::Fish => Shell::Fish,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut public(&Cli::command()), "culvert", &mut script);
+    script
+}
+
+/// The command without the subcommands that the help hides, which the generators would offer.
+fn public(command: &clap::Command) -> clap::Command {
+    let shown = command.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    clap::Command::new("culvert").version(env!("CARGO_PKG_VERSION")).subcommands(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shell_is_told_of_every_command_that_the_help_shows() {
+        for shell in [Known::Bash, Known::Zsh, Known::Fish] {
+            let script = String::from_utf8(script(shell)).unwrap();
+            for command in Cli::command().get_subcommands() {
+                let told = script.contains(&format!("{} ", command.get_name()))
+                    || script.contains(&format!("\"{}\"", command.get_name()));
+                assert_eq!(told, !command.is_hide_set(), "{shell:?}: {}", command.get_name());
+            }
+            assert!(script.contains("allowed-ip"), "{shell:?}: the options of nested commands");
+        }
+    }
+}

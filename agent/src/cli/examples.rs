@@ -1,0 +1,179 @@
+//! Examples of use: those at the end of `culvert COMMAND --help`, which are the EXAMPLES of the manual pages too.
+
+/// A command line, and what it is for.
+pub(super) struct Example {
+    /// What it is for, as a heading without a full stop.
+    pub(super) purpose: &'static str,
+    /// What to type.
+    pub(super) line: &'static str,
+}
+
+const fn to(purpose: &'static str, line: &'static str) -> Example {
+    Example { purpose, line }
+}
+
+/// A key for examples; the one of `config/agent.example.toml`.
+macro_rules! key {
+    () => {
+        "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA"
+    };
+}
+
+/// The examples of the subcommand `name`; none for one that has none.
+pub(super) fn of(name: &str) -> &'static [Example] {
+    EXAMPLES.iter().find(|(command, _)| *command == name).map_or(&[], |(_, examples)| examples)
+}
+
+/// The same as the end of the help.
+pub(super) fn help(name: &str) -> String {
+    let example = |example: &Example| format!("  # {}\n  {}", example.purpose, example.line);
+    format!("Examples:\n{}", of(name).iter().map(example).collect::<Vec<_>>().join("\n"))
+}
+
+/// Where to begin: on the page of `culvert` itself.
+pub(super) const FIRST_STEPS: &[Example] = &[
+    to("see it work, without root", "culvert demo"),
+    to("on the exit", "culvert init --role exit --tun"),
+    to(
+        "on the entry, with the link that the exit printed",
+        concat!("culvert init --role entry --tun --peer culvert://exit.example.net:4433/", key!()),
+    ),
+    to(
+        "on the exit, with what the entry printed",
+        concat!("culvert peer add branch ", key!(), " --allowed-ip 10.9.0.2"),
+    ),
+    to("on both, unless a service manager does it", "culvert run --config /etc/culvert/agent.toml"),
+];
+
+const EXAMPLES: &[(&str, &[Example])] = &[
+    (
+        "init",
+        &[
+            to("an exit with a tunnel", "culvert init --role exit --tun"),
+            to(
+                "an entry of it, with the link that the exit printed",
+                concat!("culvert init --role entry --tun --peer culvert://exit.example.net:4433/", key!()),
+            ),
+            to("an exit with a service", "culvert init --role exit --service dns=127.0.0.1:53"),
+            to(
+                "an entry for it: a local port that stands for the service",
+                concat!(
+                    "culvert init --role entry --udp 127.0.0.1:5300=dns --peer culvert://exit.example.net:4433/",
+                    key!()
+                ),
+            ),
+            to(
+                "IPv4 and IPv6 in the tunnel, behind a router that forwards the port",
+                "culvert init --role exit --tun --tun fd09::1/64 --advertise gw.example.net:4433",
+            ),
+        ],
+    ),
+    ("keygen", &[to("a new identity", "culvert keygen --out /etc/culvert/identity.key")]),
+    ("pubkey", &[to("what others need to know of it", "culvert pubkey /etc/culvert/identity.key")]),
+    ("link", &[to("what to give to those who dial us", "culvert link --config /etc/culvert/agent.toml")]),
+    ("check", &[to("before a start or a reload", "culvert check --config /etc/culvert/agent.toml")]),
+    ("run", &[to("the daemon, in the foreground", "culvert run --config /etc/culvert/agent.toml")]),
+    (
+        "demo",
+        &[
+            to("see it work", "culvert demo"),
+            to("more of it, as JSON", "culvert demo --seconds 30 --rate 2G --flows 16 --json"),
+        ],
+    ),
+    (
+        "status",
+        &[
+            to("how it goes", "culvert status"),
+            to("for a program", "culvert status --json"),
+            to("of a daemon with another configuration", "culvert status --config /etc/culvert/lab.toml"),
+        ],
+    ),
+    (
+        "qlog",
+        &[
+            to("a lane, for ten seconds", "culvert qlog exit --lane 0 --for 10s"),
+            to("the next handshake with a peer, now", "culvert qlog exit --control --reconnect"),
+        ],
+    ),
+    (
+        "reload",
+        &[
+            to("what a changed configuration would do", "culvert reload --dry-run"),
+            to("do it", "culvert reload"),
+        ],
+    ),
+    (
+        "peer",
+        &[
+            to("who is known", "culvert peer list"),
+            to(
+                "let in who dials us, with an inner address",
+                concat!("culvert peer add branch ", key!(), " --allowed-ip 10.9.0.2/32"),
+            ),
+            to("let in who may use a service", concat!("culvert peer add phone ", key!(), " --service dns")),
+            to(
+                "dial whoever gave us a link",
+                concat!("culvert peer add exit culvert://exit.example.net:4433/", key!()),
+            ),
+            to("shut somebody out, at once", "culvert peer remove phone"),
+        ],
+    ),
+    (
+        "bench",
+        &[
+            to("this host alone, without agents", "culvert bench --direct"),
+            to(
+                "through two agents: a UDP port of the entry, the upstream of the exit",
+                "culvert bench --to 127.0.0.1:5301 --sink 127.0.0.1:5201 --rate 2G",
+            ),
+            to("the packet path, without a network", "culvert bench --in-memory"),
+        ],
+    ),
+    ("doctor", &[to("what a port of ours tells strangers", "culvert doctor --probe gw.example.net:4433")]),
+    (
+        "completions",
+        &[to(
+            "for one user of bash",
+            "culvert completions bash > ~/.local/share/bash-completion/completions/culvert",
+        )],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::{super::Cli, *};
+
+    #[test]
+    fn every_example_is_a_command_line_of_its_command() {
+        for (command, examples) in EXAMPLES {
+            for Example { line, .. } in *examples {
+                // What a shell would take away.
+                let typed = line.split(" > ").next().unwrap_or_default();
+                let words: Vec<&str> = typed.split_whitespace().collect();
+                assert_eq!(words[..2], ["culvert", *command]);
+                if let Err(error) = Cli::try_parse_from(&words) {
+                    panic!("{line}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_the_help_shows_ends_with_examples() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name();
+            assert!(!of(name).is_empty(), "add examples of {name} to cli/examples.rs");
+            let end = command.get_after_long_help().map(ToString::to_string);
+            assert_eq!(
+                end.as_deref(),
+                Some(help(name).as_str()),
+                "{name}: #[command(after_long_help = …)] in cli/mod.rs"
+            );
+        }
+        for (name, _) in EXAMPLES {
+            assert!(Cli::command().find_subcommand(name).is_some(), "{name} is no command");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What the operator types next, on both hosts. Commands stand on lines of their own, after four spaces.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use ipnet::IpNet;
+
+use super::{Pair, Role, host::Facts, plan::Plan};
+use crate::{
+    cli::reach::DEFAULT_CONFIG,
+    config::Config,
+    identity::{PublicKey, ShareLink, ShareLinkError},
+};
+
+/// What the next steps depend on.
+pub(super) struct Steps<'a> {
+    pub(super) plan: &'a Plan,
+    /// What was written.
+    pub(super) config: &'a Config,
+    pub(super) key: PublicKey,
+    pub(super) file: &'a Path,
+    pub(super) facts: &'a Facts,
+}
+
+impl Steps<'_> {
+    /// What to tell the operator.
+    ///
+    /// # Errors
+    /// Never for a configuration that was checked: an exit's has its address.
+    pub(super) fn text(&self) -> Result<String, ShareLinkError> {
+        match self.plan.role {
+            Role::Exit => self.of_exit(),
+            Role::Entry => Ok(self.of_entry()),
+        }
+    }
+
+    fn of_exit(&self) -> Result<String, ShareLinkError> {
+        let transport = &self.config.transport;
+        let endpoint = transport.advertise.clone().ok_or(ShareLinkError::Scheme)?;
+        let link = ShareLink { endpoint, key: self.key };
+        let mut text = format!("\nIts link, for entries:\n    {link}\n\nNext:\n");
+        let mut entry = format!("culvert init --role entry --peer {link}");
+        for (index, address) in self.tunnel().iter().enumerate() {
+            entry += &match neighbour(*address) {
+                _ if index == 0 && self.plan.tun == ["10.9.0.1/24"] => " --tun".to_owned(),
+                Some(next) => format!(" --tun {next}"),
+                None => String::new(),
+            };
+        }
+        for Pair { left: name, right: upstream } in &self.plan.services {
+            entry += &format!(" --udp 127.0.0.1:{}={name}", local_port(upstream));
+        }
+        step(&mut text, 1, "on the entry, which prints its public key", &entry);
+        let mut add = "culvert peer add NAME KEY".to_owned();
+        let first = self.tunnel().iter().filter_map(|address| neighbour(*address));
+        add += &first.map(|next| format!(" --allowed-ip {}", next.addr())).collect::<String>();
+        add += &self.plan.services.iter().map(|pair| format!(" --service {}", pair.left)).collect::<String>();
+        step(&mut text, 2, "here, as the entry prints it", &format!("{add}{}", self.with_config()));
+        step(&mut text, 3, "here", &self.start());
+        text += self.forwarding();
+        Ok(text.trim_end().to_owned())
+    }
+
+    fn of_entry(&self) -> String {
+        let mut text = format!("\nIts public key:\n    {}\n\nNext:\n", self.key);
+        let mut add = format!("culvert peer add {} {}", self.facts.name, self.key);
+        for address in self.tunnel() {
+            add += &format!(" --allowed-ip {}", address.addr());
+        }
+        let mut services: Vec<&str> =
+            self.plan.udp.iter().chain(&self.plan.tcp).map(|pair| pair.right.as_str()).collect();
+        services.sort_unstable();
+        services.dedup();
+        add += &services.iter().map(|name| format!(" --service {name}")).collect::<String>();
+        step(&mut text, 1, "on the exit, so that it lets this host in", &add);
+        step(&mut text, 2, "here", &self.start());
+        let others: Vec<IpAddr> = self
+            .tunnel()
+            .iter()
+            .filter_map(|own| first_host(*own).filter(|first| *first != own.addr()))
+            .collect();
+        if let Some(exit) = others.first() {
+            step(&mut text, 3, "to see that it works", &format!("ping {exit}"));
+        }
+        text += self.forwarding();
+        text.trim_end().to_owned()
+    }
+
+    fn tunnel(&self) -> &[IpNet] {
+        self.config.tun.as_ref().map_or(&[], |tun| &tun.addresses)
+    }
+
+    /// How the agent is started.
+    fn start(&self) -> String {
+        if self.facts.service {
+            return "systemctl enable --now culvert".to_owned();
+        }
+        format!("culvert run --config {}", shell_word(&self.file.to_string_lossy()))
+    }
+
+    /// The option that names the configuration, where commands would not find it.
+    fn with_config(&self) -> String {
+        if self.file.as_os_str() == DEFAULT_CONFIG {
+            return String::new();
+        }
+        format!(" --config {}", shell_word(&self.file.to_string_lossy()))
+    }
+
+    fn forwarding(&self) -> &'static str {
+        if self.tunnel().is_empty() {
+            return "";
+        }
+        "Hosts behind this one need forwarding as well: docs/operations.md.\n"
+    }
+}
+
+fn step(text: &mut String, number: u8, place: &str, command: &str) {
+    // Writing to a String cannot fail.
+    writeln!(text, "{number}. {place}:\n    {command}").ok();
+}
+
+/// The address after `address`, on the same link, if there is one for a host.
+fn neighbour(address: IpNet) -> Option<IpNet> {
+    let next = match address.addr() {
+        IpAddr::V4(v4) => IpAddr::from(std::net::Ipv4Addr::from(v4.to_bits().checked_add(1)?)),
+        IpAddr::V6(v6) => IpAddr::from(std::net::Ipv6Addr::from(v6.to_bits().checked_add(1)?)),
+    };
+    let fits = address.contains(&next) && (next != address.broadcast() || next.is_ipv6());
+    fits.then(|| IpNet::new(next, address.prefix_len()).ok()).flatten()
+}
+
+/// The first address of the link of `address`: what an exit usually has.
+fn first_host(address: IpNet) -> Option<IpAddr> {
+    neighbour(address.trunc()).map(|first| first.addr())
+}
+
+/// A port for the entry's side of a service: the service's own where everybody may open it.
+fn local_port(upstream: &str) -> u16 {
+    /// Below it only root may listen.
+    const FREE: u16 = 1024;
+    let port = upstream.parse().map_or(0, |address: SocketAddr| address.port());
+    if port < FREE { port + 10_000 } else { port }
+}
+
+/// A word that a shell takes as it is.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}

@@ -1,0 +1,139 @@
+//! The one true test of reachability: dialling the peers as the daemon does, with its key. Strangers get no answer from an agent.
+//!
+//! A small agent is started for it, with one worker and one lane for each peer: no ports, no TUN device, no control socket.
+//! Each address has a round of its own, in which every peer has at most one: there is one connection between two agents.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
+use crate::{
+    clock::{Clock, SystemClock},
+    config::{Config, Transport, defaults},
+    daemon::Daemon,
+    identity::{self, Identity},
+    peer::SETTLE_TIME,
+    worker::PeerSnapshot,
+};
+
+/// For how long the path is measured at most once the last peer has answered: a narrow one is known only then.
+const MEASURING: Duration = SETTLE_TIME.saturating_add(Duration::from_millis(250));
+
+/// How often is looked: as often as workers publish.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Dials every address that has a way, and notes what came of it; `wait` is how long an answer may take.
+///
+/// # Errors
+/// The agent cannot be started.
+pub(super) fn dial(
+    config: &Config,
+    identity: &Identity,
+    peers: &mut [Peer],
+    wait: Duration,
+) -> anyhow::Result<()> {
+    for round in 0.. {
+        let mut targets: Vec<(usize, &mut Address)> = Vec::new();
+        for (place, peer) in peers.iter_mut().enumerate() {
+            let reachable = peer.endpoints.iter_mut().flat_map(addresses).filter(|it| it.way.is_ok());
+            targets.extend(reachable.skip(round).take(1).map(|address| (place, address)));
+        }
+        if targets.is_empty() {
+            break;
+        }
+        let remotes: Vec<_> = targets.iter().map(|(place, address)| (*place, address.remote)).collect();
+        let daemon = Daemon::start(small(config, &remotes), identity)?;
+        let answers = answers(&daemon, remotes.len(), wait);
+        daemon.stop()?;
+        for ((_, address), answer) in targets.into_iter().zip(answers) {
+            address.answer = Some(answer);
+        }
+    }
+    Ok(())
+}
+
+fn addresses(endpoint: &mut Endpoint) -> &mut [Address] {
+    match &mut endpoint.lookup {
+        Lookup::Found(addresses) => addresses,
+        Lookup::Unasked | Lookup::Failed(_) => &mut [],
+    }
+}
+
+/// The configuration of an agent that dials each peer of `remotes` (its place, and where), and does nothing else.
+fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
+    let transport = Transport {
+        listen: Vec::new(),
+        workers: 1,
+        pin_cpus: false,
+        advertise: None,
+        ..config.transport.clone()
+    };
+    let peers = remotes.iter().filter_map(|(place, remote)| {
+        let host = match remote {
+            SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
+            SocketAddr::V4(_) | SocketAddr::V6(_) => remote.ip().to_string(),
+        };
+        let endpoints = vec![identity::Endpoint { host, port: remote.port() }];
+        let peer = config.peers.get(*place)?.clone();
+        let (services, allowed_ips) = (Vec::new(), Vec::new());
+        Some(crate::config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
+    });
+    Config {
+        path: None,
+        state_dir: PathBuf::new(),
+        transport,
+        access: defaults::ACCESS,
+        peers: peers.collect(),
+        udp: Vec::new(),
+        tcp: Vec::new(),
+        services: Vec::new(),
+        tun: None,
+        metrics: None,
+        control: None,
+        closed: Vec::new(),
+        notes: Vec::new(),
+        ..config.clone()
+    }
+}
+
+/// What came of dialling its `count` peers, in their order.
+fn answers(daemon: &Daemon, count: usize, wait: Duration) -> Vec<Answer> {
+    let began = SystemClock.now();
+    let mut end = began + wait;
+    let mut all_connected: Option<Instant> = None;
+    loop {
+        let (now, peers) = (SystemClock.now(), daemon.snapshot().peers);
+        if peers.len() == count && peers.iter().all(|peer| peer.connected) {
+            let since = *all_connected.get_or_insert(now);
+            end = end.max(since + MEASURING);
+            if peers.iter().all(|peer| peer.inner_mtu.is_some() && peer.rtt.is_some()) {
+                return peers.iter().map(answer).collect();
+            }
+        }
+        if now >= end {
+            let found = (0..count).map(|place| peers.get(place).map_or_else(unknown, answer));
+            return found.collect();
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn answer(peer: &PeerSnapshot) -> Answer {
+    if peer.connected {
+        return Answer::Connected { rtt: peer.rtt, inner_mtu: peer.inner_mtu };
+    }
+    peer.failure.as_ref().map_or_else(unknown, |failure| Answer::Failed {
+        reason: failure.reason.clone(),
+        causes: failure.causes.join("; "),
+    })
+}
+
+fn unknown() -> Answer {
+    let causes = "is it running, is the endpoint right, does a firewall on the way let UDP pass; does it know our key: culvert \
+                  doctor and culvert status there";
+    Answer::Failed { reason: "no answer yet".to_owned(), causes: causes.to_owned() }
+}

@@ -1,0 +1,373 @@
+//! What the checks look at: everything that was read from the host, and nothing that follows from it.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use crate::{
+    config::ConfigProblem,
+    control_socket::status::Status,
+    io::host::{Buffers, ClockState, TunFeatures, Way},
+};
+
+/// Something of the kernel that was tried: whether it works, or why that could not be found out.
+pub type Tried = Result<bool, String>;
+
+/// What was read of this host, of the files of a configuration, and of the ways to its peers.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The configuration file, and what is wrong with it.
+    pub file: ConfigFile,
+    /// The files and folders that it names.
+    pub files: Files,
+    /// A daemon that runs with it.
+    pub daemon: Daemon,
+    /// The kernel and the CPU.
+    pub kernel: Kernel,
+    /// How much the host gives.
+    pub limits: Limits,
+    /// The wall clock.
+    pub clock: Clock,
+    /// Ports, forwarding, filters.
+    pub network: Network,
+    /// The TUN device of the configuration; nothing of it is known without a `[tun]`.
+    pub tun: Tun,
+    /// The peers of the configuration, in its order.
+    pub peers: Vec<Peer>,
+}
+
+/// The configuration file.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigFile {
+    /// Where it is; `None`: only the host is looked at.
+    pub path: Option<PathBuf>,
+    /// Why it cannot be read, with a remedy.
+    pub unreadable: Option<String>,
+    /// What is wrong with it; the key file's problems too.
+    pub problems: Vec<ConfigProblem>,
+    /// What an operator should know, although the agent starts.
+    pub notes: Vec<ConfigProblem>,
+}
+
+/// What the configuration names in the file system.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// The private key's file.
+    pub key: Place,
+    /// The folder of the key's file.
+    pub key_folder: Place,
+    /// The state folder.
+    pub state: Place,
+    /// The folder of the control socket.
+    pub control: Place,
+}
+
+/// A file or a folder.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Where it is; empty if the configuration has none.
+    pub path: PathBuf,
+    /// What is there.
+    pub found: Found,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing was looked at.
+    #[default]
+    Unasked,
+    /// Nothing is there.
+    Missing {
+        /// Whether this user may make it, in a folder that is there.
+        may_make: bool,
+    },
+    /// It cannot be looked at, because of this error.
+    Hidden(String),
+    /// A file or a folder.
+    There {
+        /// Whether it is a folder.
+        folder: bool,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner's number.
+        owner: u32,
+        /// Whether this user may write to it, or make files in it.
+        writable: bool,
+    },
+}
+
+/// A daemon that runs with the same configuration.
+#[derive(Clone, Debug, Default)]
+pub enum Daemon {
+    /// Nobody was asked: there is no control socket to ask at, and nothing hints at a daemon.
+    #[default]
+    Unasked,
+    /// None runs.
+    Absent,
+    /// It answers at the control socket.
+    Running(Box<Status>),
+    /// One seems to run, and does not say more, because of this.
+    Mute(String),
+}
+
+impl Daemon {
+    /// What a daemon that runs said of itself.
+    #[must_use]
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Running(status) => Some(status),
+            Self::Unasked | Self::Absent | Self::Mute(_) => None,
+        }
+    }
+
+    /// Whether one runs, or seems to: what is taken may be taken by it.
+    #[must_use]
+    pub fn may_run(&self) -> bool {
+        match self {
+            Self::Running(_) | Self::Mute(_) => true,
+            Self::Unasked | Self::Absent => false,
+        }
+    }
+}
+
+/// The kernel and the CPU.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its release, as `uname -r` prints it.
+    pub release: String,
+    /// `UDP_SEGMENT`, tried on loopback.
+    pub segmentation: Tried,
+    /// `UDP_GRO`, tried on loopback.
+    pub receive_offload: Tried,
+    /// `SO_ATTACH_REUSEPORT_CBPF`, tried.
+    pub steering: Tried,
+    /// `SO_TIMESTAMPNS`, tried.
+    pub timestamps: Tried,
+    /// Whether the CPU has instructions for AES-GCM.
+    pub aes: bool,
+    /// Whether it has those for several blocks at once; `None`: not a question for this architecture.
+    pub vector_aes: Option<bool>,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        let tried = || Err("not tried".to_owned());
+        Self {
+            release: String::new(),
+            segmentation: tried(),
+            receive_offload: tried(),
+            steering: tried(),
+            timestamps: tried(),
+            aes: false,
+            vector_aes: None,
+        }
+    }
+}
+
+/// How much the host gives. `None`: the kernel does not say.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Bits per second that `--rate` names.
+    pub rate: Option<u64>,
+    /// What the kernel gives of the buffers that are asked for.
+    pub buffers: Option<Buffers>,
+    /// `net.core.rmem_max`, in bytes.
+    pub rmem_max: Option<u64>,
+    /// `net.core.wmem_max`, in bytes.
+    pub wmem_max: Option<u64>,
+    /// `net.core.netdev_max_backlog`, in packets.
+    pub backlog: Option<u64>,
+    /// Packets that found that queue full, since the host was started.
+    pub backlog_drops: u64,
+    /// Datagrams or buffers that found a socket's receive buffer full, since the network came up, in IPv4 and IPv6.
+    pub udp_drops: u64,
+    /// The hard limit on open files.
+    pub descriptors: Option<u64>,
+    /// `fs.nr_open`: above this no limit can be raised.
+    pub most_descriptors: Option<u64>,
+    /// CPUs that this process may use, by affinity and quota.
+    pub cpus: usize,
+    /// The CPU quota of this process's control groups, in CPUs.
+    pub cpu_quota: Option<f64>,
+    /// Number of the user that runs this.
+    pub user: u32,
+    /// Its effective capabilities, as a bit set.
+    pub capabilities: u64,
+}
+
+impl Limits {
+    /// `CAP_NET_BIND_SERVICE`
+    pub const NET_BIND_SERVICE: u8 = 10;
+    /// `CAP_NET_ADMIN`
+    pub const NET_ADMIN: u8 = 12;
+    /// `CAP_SYS_RESOURCE`
+    pub const SYS_RESOURCE: u8 = 24;
+
+    /// Whether this user has a capability, by its number in linux/capability.h.
+    #[must_use]
+    pub fn has(&self, capability: u8) -> bool {
+        self.capabilities >> capability & 1 == 1
+    }
+}
+
+/// The wall clock.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// Its seconds since the Unix epoch.
+    pub unix_seconds: u64,
+    /// How it is kept; `None`: the kernel does not say.
+    pub state: Option<ClockState>,
+}
+
+/// Ports, forwarding, filters.
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    /// The ports of the configuration.
+    pub ports: Vec<Port>,
+    /// `net.ipv4.ip_unprivileged_port_start`
+    pub unprivileged_ports: Option<u64>,
+    /// `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
+    pub forwarding: [Option<bool>; 2],
+    /// The interfaces that are up, but for loopback, with what holds of `rp_filter`: the larger of its own and that of `all`.
+    pub rp_filter: Vec<(String, u8)>,
+    /// The firewall's table of connections; `None`: there is none.
+    pub conntrack: Option<Conntrack>,
+    /// The interfaces towards the peers, or of the default route, and whether they join what they receive.
+    pub interfaces: Vec<(String, bool)>,
+}
+
+/// A port that the configuration names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The key of the configuration.
+    pub key: &'static str,
+    /// Whether it is TCP, and not UDP.
+    pub tcp: bool,
+    /// The address.
+    pub address: SocketAddr,
+    /// Whether it could be opened.
+    pub opened: Opened,
+}
+
+/// Whether a port could be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// It could.
+    Free,
+    /// Somebody has it.
+    Taken,
+    /// This user may not.
+    Forbidden,
+    /// The address is not one of this host.
+    NoAddress,
+    /// Another error of the kernel.
+    Failed(String),
+}
+
+/// The firewall's table of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Its entries now.
+    pub count: u64,
+    /// How many it may have.
+    pub max: u64,
+    /// For how long it remembers UDP that went both ways, without traffic.
+    pub udp_timeout: Duration,
+}
+
+/// The TUN device.
+#[derive(Clone, Debug, Default)]
+pub struct Tun {
+    /// The driver, or why it cannot be opened.
+    pub driver: Option<Result<TunFeatures, String>>,
+    /// Whether name and addresses are free; if not, what is wrong, with a remedy.
+    pub free: Option<Result<(), String>>,
+    /// `txqueuelen` of an interface with its name, in packets.
+    pub queue_packets: Option<u64>,
+    /// Whether new interfaces have no IPv6, or the kernel none at all.
+    pub no_ipv6: bool,
+}
+
+/// A peer, and the ways to it.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Its endpoints, in the configuration's order.
+    pub endpoints: Vec<Endpoint>,
+    /// Why it was not dialled; `None`: it was, or has no endpoint.
+    pub not_dialled: Option<&'static str>,
+}
+
+/// An endpoint of a peer.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// As it is written.
+    pub text: String,
+    /// What its name stands for.
+    pub lookup: Lookup,
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// Nobody was asked.
+    Unasked,
+    /// It is not known, because of this error.
+    Failed(String),
+    /// These addresses, in the resolver's order.
+    Found(Vec<Address>),
+}
+
+/// An address of a peer.
+#[derive(Clone, Debug)]
+pub struct Address {
+    /// Address and port.
+    pub remote: SocketAddr,
+    /// The way that packets take, or why there is none.
+    pub way: Result<Way, String>,
+    /// What came of dialling it; `None`: it was not dialled.
+    pub answer: Option<Answer>,
+}
+
+impl Address {
+    /// Whether the address is this host's own.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        let source = self.way.as_ref().map(|way| way.source);
+        source.is_ok_and(|source: IpAddr| source == self.remote.ip())
+    }
+}
+
+/// What came of dialling an address.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The peer proved its key.
+    Connected {
+        /// Round-trip time, if it was measured in time.
+        rtt: Option<Duration>,
+        /// The largest IP packet that fits into one packet, in bytes, if it was measured in time.
+        inner_mtu: Option<u16>,
+    },
+    /// It did not.
+    Failed {
+        /// Why, in words.
+        reason: String,
+        /// What to look at, the likeliest first.
+        causes: String,
+    },
+}
+
+impl Endpoint {
+    /// The ways to its addresses, those that there are.
+    pub(super) fn ways(&self) -> impl Iterator<Item = &Way> {
+        let addresses = match &self.lookup {
+            Lookup::Found(addresses) => addresses.as_slice(),
+            Lookup::Unasked | Lookup::Failed(_) => &[],
+        };
+        addresses.iter().filter_map(|address| address.way.as_ref().ok())
+    }
+}

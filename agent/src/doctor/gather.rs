@@ -1,0 +1,451 @@
+//! Reading the facts: files, `/proc`, the kernel by way of `io/`, the control socket. Changes nothing.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::{
+    dial,
+    facts::{
+        Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, Network, Opened, Place,
+        Port, Tried, Tun,
+    },
+    limits::wanted_buffer,
+    lookup,
+};
+use crate::{
+    clock::{Clock as _, SystemClock},
+    config::{self, Config, LoadError},
+    control::tls::cpu_has_aes,
+    control_socket::{
+        client::{self, AskError},
+        wire::{Answer, Request},
+    },
+    identity::Identity,
+    io::{
+        folder, host,
+        netlink::{Netlink, TABLE_MAIN, Which},
+        process,
+    },
+    tunnel,
+};
+
+/// What is to be looked at.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The configuration file; `None`: the host alone.
+    pub config: Option<PathBuf>,
+    /// The rate that the buffers are to be large enough for, in bits per second.
+    pub rate: Option<u64>,
+    /// Whether nothing may be sent: no questions for names, no handshakes.
+    pub offline: bool,
+    /// How long a peer may take to answer.
+    pub wait: Duration,
+}
+
+/// Reads everything; also returns the configuration, if there is a valid one.
+#[must_use]
+pub fn gather(options: &Options) -> (Facts, Option<Config>) {
+    let (file, config, identity) = read_config(options.config.as_deref());
+    let mut facts = Facts {
+        file,
+        kernel: kernel(),
+        limits: limits(config.as_ref(), options.rate),
+        clock: Clock { unix_seconds: SystemClock.unix_seconds(), state: host::clock().ok() },
+        ..Facts::default()
+    };
+    if let Some(config) = &config {
+        facts.files = files(config);
+        facts.daemon = daemon(config);
+        facts.peers = lookup::peers(config, options.offline);
+        facts.tun = config.tun.as_ref().map(tun).unwrap_or_default();
+        facts.network.ports = ports(config);
+        ways(&mut facts, config, identity.as_ref(), options);
+    }
+    network(&mut facts, config.as_ref());
+    (facts, config)
+}
+
+/// The configuration, as far as it is valid, and the key, if all of it is.
+fn read_config(path: Option<&Path>) -> (ConfigFile, Option<Config>, Option<Identity>) {
+    let Some(path) = path else { return (ConfigFile::default(), None, None) };
+    let file = ConfigFile { path: Some(path.to_owned()), ..ConfigFile::default() };
+    match Config::load(path) {
+        Ok((config, identity)) => {
+            (ConfigFile { notes: config.notes.clone(), ..file }, Some(config), Some(identity))
+        }
+        Err(error @ LoadError::Read { .. }) => {
+            (ConfigFile { unreadable: Some(error.to_string()), ..file }, None, None)
+        }
+        Err(LoadError::Problems(problems)) => {
+            // Without the key and the state file: what is right of it is looked at all the same.
+            let text = fs::read_to_string(path).ok();
+            let folder = path.parent().unwrap_or_else(|| Path::new(""));
+            let config = text.and_then(|text| Config::parse(&text, folder).ok());
+            let config = config.map(|config| Config { path: std::path::absolute(path).ok(), ..config });
+            (ConfigFile { problems: problems.problems, ..file }, config, None)
+        }
+    }
+}
+
+/// Dials the peers, or says why not.
+fn ways(facts: &mut Facts, config: &Config, identity: Option<&Identity>, options: &Options) {
+    let why = match (&facts.daemon, identity) {
+        _ if options.offline => "--offline: nothing is sent",
+        (Daemon::Running(_), _) => return,
+        // It would lose its connections: there is one between two agents.
+        (Daemon::Mute(_), _) => "a daemon seems to run, whose connections a handshake of ours would end",
+        (Daemon::Unasked | Daemon::Absent, None) => {
+            "the configuration is not valid, or its key cannot be read"
+        }
+        (Daemon::Unasked | Daemon::Absent, Some(identity)) => {
+            match dial::dial(config, identity, &mut facts.peers, options.wait) {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "no agent to dial with");
+                    "no agent could be started to dial with"
+                }
+            }
+        }
+    };
+    for peer in facts.peers.iter_mut().filter(|peer| !peer.endpoints.is_empty()) {
+        peer.not_dialled = Some(why);
+    }
+}
+
+fn files(config: &Config) -> Files {
+    let folder = |path: &Path| path.parent().map(place).unwrap_or_default();
+    Files {
+        key: place(&config.identity_key_file),
+        key_folder: folder(&config.identity_key_file),
+        state: place(&config.state_dir),
+        control: config.control.as_deref().map(folder).unwrap_or_default(),
+    }
+}
+
+fn place(path: &Path) -> Place {
+    if path.as_os_str().is_empty() {
+        return Place { path: PathBuf::from("."), found: found(Path::new(".")) };
+    }
+    Place { path: path.to_owned(), found: found(path) }
+}
+
+fn found(path: &Path) -> Found {
+    match fs::metadata(path) {
+        Ok(there) => Found::There {
+            folder: there.is_dir(),
+            mode: there.mode() & 0o7777,
+            owner: there.uid(),
+            writable: host::may_write(path),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Found::Missing { may_make: path.parent().is_some_and(host::may_write) }
+        }
+        Err(error) => Found::Hidden(error.to_string()),
+    }
+}
+
+/// Asks the daemon; where it cannot be asked, looks for traces of one.
+fn daemon(config: &Config) -> Daemon {
+    let trace = || match (is_running(config.path.as_deref()), folder::is_taken(&config.state_dir)) {
+        (true, _) => Daemon::Mute("a process runs with this configuration".to_owned()),
+        (false, Ok(true)) => Daemon::Mute(format!("somebody holds {}", config.state_dir.display())),
+        (false, Ok(false) | Err(_)) => Daemon::Absent,
+    };
+    let Some(socket) = &config.control else { return trace() };
+    match client::ask(socket, &Request::Status(crate::control_socket::status::Scope::default())) {
+        Ok(Answer::Status { status }) => Daemon::Running(status),
+        Ok(_) => Daemon::Mute("its answer is of another kind".to_owned()),
+        Err(AskError::NotRunning(_)) => trace(),
+        Err(error) => Daemon::Mute(error.to_string()),
+    }
+}
+
+/// Whether a process `… run … --config FILE` has this file; those of other users are not seen everywhere.
+fn is_running(config: Option<&Path>) -> bool {
+    let Some(ours) = config.and_then(|path| fs::canonicalize(path).ok()) else { return false };
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    processes.flatten().any(|process| {
+        let of = process.path();
+        let words = fs::read(of.join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+        let Some(run) = words.iter().position(|word| *word == b"run") else { return false };
+        let file = words[run..].iter().zip(words[run..].iter().skip(1)).find_map(|(option, value)| {
+            option.strip_prefix(b"--config=").or_else(|| (*option == b"--config").then_some(*value))
+        });
+        let Some(file) = file.map(std::ffi::OsStr::from_bytes) else { return false };
+        let folder = fs::read_link(of.join("cwd")).unwrap_or_default();
+        fs::canonicalize(folder.join(file)).is_ok_and(|theirs| theirs == ours)
+    })
+}
+
+fn ports(config: &Config) -> Vec<Port> {
+    let transport = config.transport.listen.iter().map(|address| ("transport.listen", false, *address));
+    let forwards =
+        |key: &'static str, tcp: bool, list: &[config::Forward]| -> Vec<(&'static str, bool, SocketAddr)> {
+            list.iter().filter(|forward| forward.open).map(|forward| (key, tcp, forward.listen)).collect()
+        };
+    let all = transport
+        .chain(forwards("udp.listen", false, &config.udp))
+        .chain(forwards("tcp.listen", true, &config.tcp))
+        .chain(config.metrics.map(|address| ("metrics.listen", true, address)));
+    all.map(|(key, tcp, address)| {
+        let tried = if tcp { host::try_tcp(address) } else { host::try_udp(address) };
+        Port { key, tcp, address, opened: opened(tried) }
+    })
+    .collect()
+}
+
+fn opened(tried: io::Result<()>) -> Opened {
+    let Err(error) = tried else { return Opened::Free };
+    let is = |kind| error.kind() == kind;
+    if is(io::ErrorKind::AddrInUse) {
+        Opened::Taken
+    } else if is(io::ErrorKind::PermissionDenied) {
+        Opened::Forbidden
+    } else if is(io::ErrorKind::AddrNotAvailable) {
+        Opened::NoAddress
+    } else {
+        Opened::Failed(error.to_string())
+    }
+}
+
+fn tun(tun: &config::Tun) -> Tun {
+    let netlink = Netlink::open();
+    let link = netlink.and_then(|mut netlink| {
+        let link = netlink.link(Which::Name(&tun.name))?;
+        let free = tunnel::before(&mut netlink, tun).map_err(|error| error.to_string());
+        Ok((link, free))
+    });
+    let (link, free) = link.map_or((None, None), |(link, free)| (link, Some(free)));
+    let disabled = parameter("net/ipv6/conf/default/disable_ipv6");
+    Tun {
+        driver: Some(host::tun_features().map_err(|error| error.to_string())),
+        free,
+        queue_packets: link.map(|link| link.queue_packets.into()),
+        no_ipv6: disabled.is_none_or(|disabled| disabled != 0),
+    }
+}
+
+fn kernel() -> Kernel {
+    let tried = |tried: io::Result<bool>| -> Tried { tried.map_err(|error| error.to_string()) };
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Kernel {
+        release: text.trim().to_owned(),
+        segmentation: tried(host::cuts_segments()),
+        receive_offload: tried(host::joins_segments()),
+        steering: tried(host::steers()),
+        timestamps: tried(host::stamps()),
+        aes: cpu_has_aes(),
+        #[cfg(target_arch = "x86_64")]
+        vector_aes: Some(std::arch::is_x86_feature_detected!("vaes")),
+        #[cfg(not(target_arch = "x86_64"))]
+        vector_aes: None,
+    }
+}
+
+fn limits(config: Option<&Config>, rate: Option<u64>) -> Limits {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let status = read("/proc/self/status");
+    let of_status = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    Limits {
+        rate,
+        buffers: host::buffers(wanted_buffer(config, rate)).ok(),
+        rmem_max: parameter("net/core/rmem_max"),
+        wmem_max: parameter("net/core/wmem_max"),
+        backlog: parameter("net/core/netdev_max_backlog"),
+        backlog_drops: softnet_drops(&read("/proc/net/softnet_stat")),
+        udp_drops: udp_drops(&read("/proc/net/snmp"), &read("/proc/net/snmp6")),
+        descriptors: host::most_descriptors().ok(),
+        most_descriptors: parameter("fs/nr_open"),
+        cpus: process::available_cpus(),
+        cpu_quota: cpu_quota(&read("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),
+        user: of_status("Uid:")
+            .split_whitespace()
+            .nth(1)
+            .and_then(|user| user.parse().ok())
+            .unwrap_or_default(),
+        capabilities: u64::from_str_radix(of_status("CapEff:").trim(), 16).unwrap_or_default(),
+    }
+}
+
+/// A number of `/proc/sys`.
+fn parameter(path: &str) -> Option<u64> {
+    fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().parse().ok()
+}
+
+/// The second column, in base 16, of each CPU.
+fn softnet_drops(stat: &str) -> u64 {
+    let column = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    stat.lines().filter_map(column).sum()
+}
+
+fn udp_drops(snmp: &str, snmp6: &str) -> u64 {
+    let mut udp = snmp.lines().filter_map(|line| line.strip_prefix("Udp:"));
+    let (names, values) = (udp.next().unwrap_or_default(), udp.next().unwrap_or_default());
+    let mut columns = names.split_whitespace().zip(values.split_whitespace());
+    let v4 = columns.find(|(name, _)| *name == "RcvbufErrors").map(|(_, value)| value);
+    let v6 = snmp6.lines().find_map(|line| line.strip_prefix("Udp6RcvbufErrors"));
+    [v4, v6].into_iter().flatten().filter_map(|value| value.trim().parse::<u64>().ok()).sum()
+}
+
+/// The least quota, in CPUs, of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them.
+fn cpu_quota(groups: &str, root: &Path) -> Option<f64> {
+    let mut least: Option<f64> = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let version_2 = controllers.is_empty();
+        if !version_2 && !controllers.split(',').any(|controller| controller == "cpu") {
+            continue;
+        }
+        let top = if version_2 { root.to_owned() } else { root.join(controllers) };
+        for group in Path::new(path.trim_start_matches('/')).ancestors() {
+            let read = |name: &str| fs::read_to_string(top.join(group).join(name)).unwrap_or_default();
+            let text = if version_2 {
+                read("cpu.max")
+            } else {
+                [read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")].join(" ")
+            };
+            // "max" and -1 are none.
+            let numbers: Vec<f64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
+            if let [quota, period] = numbers[..]
+                && quota > 0.0
+                && period > 0.0
+            {
+                least = Some(least.map_or(quota / period, |least| least.min(quota / period)));
+            }
+        }
+    }
+    least
+}
+
+/// What concerns the network as a whole; the ports are known already, and the ways to the peers.
+fn network(facts: &mut Facts, config: Option<&Config>) {
+    let on = |path: &str| parameter(path).map(|value| value != 0);
+    let conntrack = |name: &str| parameter(&format!("net/netfilter/nf_conntrack_{name}"));
+    let table = conntrack("count").zip(conntrack("max"));
+    let (rp_filter, interfaces) = links(facts, config).unwrap_or_else(|error| {
+        tracing::debug!(%error, "the kernel does not list interfaces");
+        (Vec::new(), Vec::new())
+    });
+    facts.network = Network {
+        ports: std::mem::take(&mut facts.network.ports),
+        unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
+        forwarding: ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(on),
+        rp_filter,
+        conntrack: table.map(|(count, max)| Conntrack {
+            count,
+            max,
+            // The kernel's default where it does not say.
+            udp_timeout: Duration::from_secs(conntrack("udp_timeout_stream").unwrap_or(120)),
+        }),
+        interfaces,
+    };
+}
+
+type Links = (Vec<(String, u8)>, Vec<(String, bool)>);
+
+/// The interfaces that are up with their reverse path filters, and those towards the peers with their GRO.
+fn links(facts: &Facts, config: Option<&Config>) -> io::Result<Links> {
+    let mut netlink = Netlink::open()?;
+    let filter = |name: &str| parameter(&format!("net/ipv4/conf/{name}/rp_filter"));
+    let all = filter("all").unwrap_or(0);
+    let mut filters = Vec::new();
+    for entry in fs::read_dir("/proc/sys/net/ipv4/conf")?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let up = netlink.link(Which::Name(&name)).ok().flatten().is_some_and(|link| link.up);
+        if up && name != "lo" {
+            let mode = filter(&name).unwrap_or(0).max(all);
+            filters.push((name, u8::try_from(mode).unwrap_or(u8::MAX)));
+        }
+    }
+    filters.sort();
+    let mut indices = Vec::new();
+    let there = netlink.addresses()?;
+    for peer in &facts.peers {
+        for way in peer.endpoints.iter().flat_map(|endpoint| endpoint.ways()) {
+            indices.extend(there.iter().find(|has| has.address.addr() == way.source).map(|has| has.index));
+        }
+    }
+    if indices.is_empty() {
+        for family in ["0.0.0.0/0", "::/0"] {
+            let Ok(default) = family.parse::<ipnet::IpNet>() else { continue };
+            netlink.routes(default.addr(), None, &mut |route| {
+                if route.unicast && route.table == TABLE_MAIN && route.prefix == default && route.index != 0 {
+                    indices.push(route.index);
+                }
+            })?;
+        }
+    }
+    indices.sort_unstable();
+    indices.dedup();
+    let tunnel = config.and_then(|config| config.tun.as_ref());
+    let mut interfaces = Vec::new();
+    for index in indices {
+        let name = netlink.name(index);
+        // Loopback needs none, and the device of the tunnel has its own check.
+        let is_other = name != "lo" && tunnel.is_none_or(|tunnel| *tunnel.name != *name);
+        if is_other && let Ok(joins) = host::interface_joins(&name) {
+            interfaces.push((name, joins));
+        }
+    }
+    Ok((filters, interfaces))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_tables_are_read_by_their_columns() {
+        assert_eq!(softnet_drops("10054b7e 00000010 0000001e\n148c1d92 00000001 00000024\n"), 17);
+        let snmp =
+            "Tcp: A\nTcp: 1\nUdp: InDatagrams RcvbufErrors SndbufErrors\nUdp: 5 7 9\nUdpLite: RcvbufErrors\n";
+        assert_eq!(udp_drops(snmp, "Udp6InErrors 3\nUdp6RcvbufErrors      \t4\n"), 11);
+        assert_eq!(udp_drops("", ""), 0);
+    }
+
+    #[test]
+    fn the_least_quota_of_the_groups_above_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("system.slice/culvert.service");
+        fs::create_dir_all(&inner).unwrap();
+        let quota = || cpu_quota("0::/system.slice/culvert.service\n", root.path());
+        assert_eq!(quota(), None);
+        fs::write(inner.join("cpu.max"), "max 100000\n").unwrap();
+        assert_eq!(quota(), None);
+        fs::write(inner.join("cpu.max"), "300000 100000\n").unwrap();
+        fs::write(root.path().join("system.slice/cpu.max"), "150000 100000\n").unwrap();
+        assert_eq!(quota(), Some(1.5));
+        let v1 = root.path().join("cpu/box");
+        fs::create_dir_all(&v1).unwrap();
+        fs::write(v1.join("cpu.cfs_quota_us"), "50000\n").unwrap();
+        fs::write(v1.join("cpu.cfs_period_us"), "100000\n").unwrap();
+        assert_eq!(cpu_quota("4:memory:/box\n1:cpu:/box\n", root.path()), Some(0.5));
+        fs::write(v1.join("cpu.cfs_quota_us"), "-1\n").unwrap();
+        assert_eq!(cpu_quota("1:cpu:/box\n", root.path()), None);
+    }
+
+    #[test]
+    fn what_is_read_of_this_host_is_plausible() {
+        let options = Options { config: None, rate: None, offline: true, wait: Duration::ZERO };
+        let (facts, config) = gather(&options);
+        assert!(config.is_none() && facts.file.path.is_none());
+        assert!(
+            super::super::kernel::numbers(&facts.kernel.release).is_some_and(|version| version >= (4, 0))
+        );
+        assert_eq!(facts.kernel.segmentation, Ok(true));
+        assert_eq!(facts.kernel.receive_offload, Ok(true));
+        let limits = &facts.limits;
+        assert!(limits.buffers.is_some_and(|buffers| buffers.receive > 0));
+        assert!(limits.descriptors.is_some_and(|most| most >= 256) && limits.cpus > 0);
+        assert_eq!(limits.user == 0, limits.has(Limits::SYS_RESOURCE) || limits.user == 0);
+        assert!(facts.clock.unix_seconds > 1_735_689_600);
+        assert!(facts.network.rp_filter.iter().all(|(name, mode)| name != "lo" && *mode <= 2));
+    }
+}

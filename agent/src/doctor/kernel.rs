@@ -1,0 +1,117 @@
+//! What the kernel and the CPU can do (pure).
+
+use super::{
+    Check, Finding, Severity,
+    facts::{Facts, Kernel, Tried},
+};
+use crate::config::Config;
+
+/// `UDP_GRO` came with 5.0; `UDP_SEGMENT` with 4.18, `SO_MEMINFO` with 4.12, steering with 4.5.
+const LEAST_VERSION: (u32, u32) = (5, 0);
+
+pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
+    let kernel = &facts.kernel;
+    vec![
+        version(kernel),
+        segmentation(kernel, config),
+        tried(
+            Check::UdpReceiveOffload,
+            "UDP_GRO",
+            &kernel.receive_offload,
+            "each datagram comes in a buffer of its own, which costs several times the CPU",
+            "a kernel from 5.0 on; in a container, a seccomp profile that allows the socket option UDP_GRO",
+        ),
+        steering(kernel, config),
+        tried(
+            Check::Timestamps,
+            "SO_TIMESTAMPNS",
+            &kernel.timestamps,
+            "the time that datagrams wait in the kernel does not count against peer.queue.time",
+            "a seccomp profile that allows the socket option SO_TIMESTAMPNS",
+        ),
+        cpu(kernel),
+    ]
+}
+
+/// Major and minor number of a kernel's release, as in "6.12.48+deb13-amd64".
+pub(super) fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|character: char| !character.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn version(kernel: &Kernel) -> Finding {
+    let found = Finding::ok(Check::KernelVersion, "Linux", kernel.release.clone());
+    match numbers(&kernel.release) {
+        Some(version) if version >= LEAST_VERSION => found,
+        Some(_) => found.but(
+            Severity::Warning,
+            "older than 5.0: datagrams are received one by one, or sent so, too",
+            "a kernel from 5.0 on; from 6.2 on, UDP crosses the TUN device in super-packets, too",
+        ),
+        None => found.but(
+            Severity::Note,
+            "its version cannot be told",
+            "what the agent uses of it is tried below: see there",
+        ),
+    }
+}
+
+fn segmentation(kernel: &Kernel, config: Option<&Config>) -> Finding {
+    let found = tried(
+        Check::UdpSegmentation,
+        "UDP_SEGMENT",
+        &kernel.segmentation,
+        "each datagram is sent by itself, which costs several times the CPU",
+        "a kernel from 4.18 on; in a container, a seccomp profile that allows the socket option UDP_SEGMENT",
+    );
+    if found.severity == Severity::Ok && config.is_some_and(|config| !config.transport.gso) {
+        let problem =
+            "transport.gso = \"off\": each datagram is sent by itself, which costs several times the CPU";
+        return found.but(Severity::Note, problem, "transport.gso = \"auto\"");
+    }
+    found
+}
+
+fn steering(kernel: &Kernel, config: Option<&Config>) -> Finding {
+    if config.is_some_and(|config| config.worker_count() == 1) {
+        return Finding::ok(Check::Steering, "SO_ATTACH_REUSEPORT_CBPF", "not needed by one worker");
+    }
+    tried(
+        Check::Steering,
+        "SO_ATTACH_REUSEPORT_CBPF",
+        &kernel.steering,
+        "the kernel does not give datagrams to their workers, which hand them over between threads",
+        "a seccomp profile that allows the socket option SO_ATTACH_REUSEPORT_CBPF, or transport.workers = 1",
+    )
+}
+
+fn cpu(kernel: &Kernel) -> Finding {
+    let value = match (kernel.aes, kernel.vector_aes) {
+        (false, _) => "no AES",
+        (true, Some(true)) => "AES, VAES",
+        (true, Some(false)) => "AES, no VAES",
+        (true, None) => "AES",
+    };
+    let found = Finding::ok(Check::CpuFeatures, "CPU", value);
+    if kernel.aes {
+        return found;
+    }
+    found.but(
+        Severity::Note,
+        "packets are protected by ChaCha20-Poly1305, which costs more than AES-GCM with instructions for it",
+        "in a virtual machine, the host's CPU type (QEMU: -cpu host)",
+    )
+}
+
+/// An option that was tried: a warning if the kernel has it not, a note if that is not known.
+fn tried(check: Check, option: &str, tried: &Tried, problem: &str, remedy: &str) -> Finding {
+    match tried {
+        Ok(true) => Finding::ok(check, option, "works"),
+        Ok(false) => Finding::ok(check, option, "does not work").but(Severity::Warning, problem, remedy),
+        Err(error) => Finding::ok(check, option, "not tried").but(
+            Severity::Note,
+            format!("it could not be tried: {error}"),
+            "ip link set lo up, and a firewall that lets loopback pass",
+        ),
+    }
+}

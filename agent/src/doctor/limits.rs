@@ -1,0 +1,254 @@
+//! How much of the host the agent gets: buffers, files, CPUs, privileges, time (pure).
+
+use super::{
+    Check, Finding, Severity,
+    facts::{Clock, Facts, Limits},
+};
+use crate::config::{Config, Knock, defaults};
+
+pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
+    let limits = &facts.limits;
+    let mut findings = vec![
+        buffer(limits, config, &RECEIVE),
+        buffer(limits, config, &SEND),
+        backlog(limits),
+        udp_drops(limits),
+        clock(&facts.clock, config),
+    ];
+    if let Some(config) = config {
+        findings.push(open_files(limits, config));
+        findings.push(workers(limits, config));
+        findings.push(capabilities(facts, config));
+    }
+    findings
+}
+
+/// Bytes of the socket buffers that are asked for, before the kernel doubles them: with a rate, what comes within the longest
+/// `peer.queue.time`, else `limits.receive_buffer`.
+pub(super) fn wanted_buffer(config: Option<&Config>, rate: Option<u64>) -> u64 {
+    let Some(rate) = rate else { return configured_buffer(config) };
+    let times = config.into_iter().flat_map(|config| &config.peers).map(|peer| peer.queue.time);
+    let time = times.max().unwrap_or(defaults::QUEUE.time);
+    let bytes = u128::from(rate / 8) * time.as_millis() / 1_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX).min(MOST_BUFFER)
+}
+
+/// The kernel counts a buffer's bytes, doubled, in an int.
+const MOST_BUFFER: u64 = (i32::MAX / 2) as u64;
+
+fn configured_buffer(config: Option<&Config>) -> u64 {
+    config.map_or(defaults::LIMITS.receive_buffer, |config| config.limits.receive_buffer) as u64
+}
+
+/// One of the two buffers of a socket.
+struct Buffer {
+    check: Check,
+    parameter: &'static str,
+    max: fn(&Limits) -> Option<u64>,
+    granted: fn(&Limits) -> Option<u64>,
+    problem: &'static str,
+}
+
+const RECEIVE: Buffer = Buffer {
+    check: Check::ReceiveBuffer,
+    parameter: "net.core.rmem_max",
+    max: |limits| limits.rmem_max,
+    granted: |limits| Some(limits.buffers?.receive),
+    problem: "bursts are lost before the agent sees them",
+};
+
+const SEND: Buffer = Buffer {
+    check: Check::SendBuffer,
+    parameter: "net.core.wmem_max",
+    max: |limits| limits.wmem_max,
+    granted: |limits| Some(limits.buffers?.send),
+    problem: "bursts are lost before they leave",
+};
+
+fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding {
+    let wanted = wanted_buffer(config, limits.rate);
+    let parameter = buffer.parameter;
+    let max = (buffer.max)(limits).map_or_else(|| "not shown".to_owned(), |max| max.to_string());
+    let Some(granted) = (buffer.granted)(limits) else {
+        return Finding::ok(buffer.check, parameter, max).but(
+            Severity::Note,
+            "the kernel does not say what it gives",
+            format!("sysctl {parameter}: {wanted} or more"),
+        );
+    };
+    let forced = limits.buffers.is_some_and(|buffers| buffers.forced);
+    let how = if forced { ", which does not bind this user (CAP_NET_ADMIN)" } else { "" };
+    let found =
+        Finding::ok(buffer.check, parameter, format!("{max}{how}; {granted} bytes of {wanted} are given"));
+    let configured = configured_buffer(config);
+    let mut remedies = Vec::new();
+    if wanted > configured {
+        remedies.push(format!("limits.receive_buffer = \"{}\"", size(wanted)));
+    }
+    if granted < wanted {
+        remedies.push(format!(
+            "sysctl -w {parameter}={wanted} (to keep it, a line \"{parameter} = {wanted}\" in /etc/sysctl.d/60-culvert.conf), \
+             or CAP_NET_ADMIN for the daemon"
+        ));
+    }
+    if remedies.is_empty() {
+        return found;
+    }
+    let of_rate = if limits.rate.is_some() { " at this rate" } else { "" };
+    found.but(Severity::Warning, format!("{}{of_rate}", buffer.problem), remedies.join("; and "))
+}
+
+/// Bytes as the configuration takes them, rounded up to a KiB.
+fn size(bytes: u64) -> String {
+    let kib = bytes.div_ceil(1 << 10);
+    if kib.is_multiple_of(1 << 10) { format!("{}MiB", kib >> 10) } else { format!("{kib}KiB") }
+}
+
+fn backlog(limits: &Limits) -> Finding {
+    /// The kernel's default, in packets.
+    const USUAL: u64 = 1_000;
+    let (check, parameter) = (Check::Backlog, "net.core.netdev_max_backlog");
+    // A network namespace may not show it.
+    let Some(backlog) = limits.backlog else { return Finding::ok(check, parameter, "not shown here") };
+    let drops = limits.backlog_drops;
+    let found =
+        Finding::ok(check, parameter, format!("{backlog}; {drops} packets lost there since the start"));
+    if backlog < USUAL {
+        let problem = "bursts are lost between the network card and the sockets";
+        found.but(Severity::Warning, problem, format!("sysctl -w {parameter}={USUAL}"))
+    } else if drops > 0 {
+        let problem = "packets were lost between the network card and the sockets, whenever that was";
+        found.but(Severity::Note, problem, format!("sysctl -w {parameter}={}", backlog * 2))
+    } else {
+        found
+    }
+}
+
+fn udp_drops(limits: &Limits) -> Finding {
+    let drops = limits.udp_drops;
+    let found = Finding::ok(Check::UdpDrops, "RcvbufErrors", format!("{drops} since the network came up"));
+    if drops == 0 {
+        return found;
+    }
+    found.but(
+        Severity::Note,
+        "sockets of this host lost datagrams because their buffers were full, whenever that was",
+        "ss -uanm shows the sockets (d is what each has lost); the agent's are culvert_socket_kernel_drops_total",
+    )
+}
+
+fn open_files(limits: &Limits, config: &Config) -> Finding {
+    let wanted = config.descriptors();
+    let Some(hard) = limits.descriptors else {
+        let unknown = Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", "not shown");
+        let remedy = format!("ulimit -Hn: {wanted} or more");
+        return unknown.but(Severity::Note, "the kernel does not say how many files may be open", remedy);
+    };
+    let may_raise = limits.has(Limits::SYS_RESOURCE);
+    let granted = match limits.most_descriptors {
+        Some(most) if may_raise => hard.max(wanted.min(most)),
+        Some(_) | None => hard,
+    };
+    let raised = if granted > hard { format!(", raised to {granted} at the start") } else { String::new() };
+    let value = format!("{hard}{raised}; [limits] and peers may need {wanted}");
+    let found = Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", value);
+    if granted >= wanted {
+        return found;
+    }
+    let remedy = if may_raise {
+        format!("sysctl -w fs.nr_open={wanted}, or a lower limits.flows")
+    } else {
+        format!("LimitNOFILE={wanted} in the unit, ulimit -Hn {wanted} as root, or a lower limits.flows")
+    };
+    found.but(Severity::Warning, "flows and connections above it are refused", remedy)
+}
+
+fn workers(limits: &Limits, config: &Config) -> Finding {
+    let workers = config.worker_count();
+    let (cpus, quota) = (limits.cpus, limits.cpu_quota);
+    let shown = quota.map_or_else(String::new, |quota| format!(", a quota of {quota:.1} CPUs"));
+    let found =
+        Finding::ok(Check::Workers, "transport.workers", format!("{workers}; {cpus} CPUs to run on{shown}"));
+    let least = quota.map_or(cpus as f64, |quota| quota.min(cpus as f64));
+    if f64::from(workers) <= least {
+        return found;
+    }
+    if least < 1.0 {
+        let problem = "the kernel stops the agent for the rest of a period when its quota is used up";
+        return found.but(Severity::Warning, problem, "CPUQuota=100% or more in the unit, or no quota");
+    }
+    // At least 1, and no more than the workers: fits.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 64")]
+    let whole = least as u8;
+    found.but(
+        Severity::Warning,
+        "workers wait for each other's CPU while packets wait for them",
+        format!("transport.workers = {whole}, or 0 to follow the CPUs"),
+    )
+}
+
+fn capabilities(facts: &Facts, config: &Config) -> Finding {
+    let limits = &facts.limits;
+    let needs =
+        [config.tun.is_some().then_some("[tun]"), (config.transport.mark != 0).then_some("transport.mark")];
+    let needs: Vec<&str> = needs.into_iter().flatten().collect();
+    let has = limits.has(Limits::NET_ADMIN);
+    let value = match (has, needs.is_empty()) {
+        (true, _) => "this user has it",
+        (false, true) => "this user has it not, and nothing needs it",
+        (false, false) => "this user has it not",
+    };
+    let found = Finding::ok(Check::Capabilities, "CAP_NET_ADMIN", value);
+    if has || needs.is_empty() {
+        return found;
+    }
+    let needs = needs.join(" and ");
+    let remedy = "AmbientCapabilities=CAP_NET_ADMIN in the unit, setcap cap_net_admin+ep on the program, or --cap-add \
+                  NET_ADMIN for a container";
+    if facts.daemon.may_run() {
+        let problem = format!("{needs} needs it; the daemon that runs may have it");
+        return found.but(Severity::Note, problem, remedy);
+    }
+    found.but(Severity::Error, format!("{needs} needs it: the agent does not start"), remedy)
+}
+
+fn clock(clock: &Clock, config: Option<&Config>) -> Finding {
+    /// The year 2025, before which this program did not exist, in seconds since the Unix epoch.
+    const LEAST: u64 = 1_735_689_600;
+    /// A clock without anybody to keep it right drifts by some 50 ppm: 90 s in three weeks.
+    const DRIFTS: &str =
+        "nobody keeps it right: once it is off by the other end's access.clock_window, no connection is made";
+    let at = |value: String| Finding::ok(Check::Clock, "system clock", value);
+    if clock.unix_seconds < LEAST {
+        let problem =
+            "it shows a year before this program was made: no peer believes our knocks, nor we theirs";
+        return at(format!("{} s since 1970", clock.unix_seconds)).but(
+            Severity::Error,
+            problem,
+            "timedatectl set-ntp true, or date -s",
+        );
+    }
+    let Some(state) = clock.state else {
+        let problem = "the kernel does not say whether it is right";
+        return at("not shown".to_owned()).but(Severity::Note, problem, "timedatectl");
+    };
+    let knocks = config.is_none_or(|config| {
+        let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
+        listens || config.peers.iter().any(|peer| !peer.endpoints.is_empty())
+    });
+    let severity = if knocks { Severity::Warning } else { Severity::Note };
+    if !state.synchronised {
+        return at("not synchronised".to_owned()).but(
+            severity,
+            DRIFTS,
+            "timedatectl set-ntp true, or an NTP client such as chrony",
+        );
+    }
+    let window = config.map_or(defaults::ACCESS.clock_window, |config| config.access.clock_window);
+    let off = format!("synchronised, off by {:.1?} at most", state.most_error);
+    if state.most_error > window / 2 {
+        let problem = format!("it may be off by more than half of access.clock_window, {window:?}");
+        return at(off).but(severity, problem, "timedatectl timesync-status, or chronyc tracking");
+    }
+    at(off)
+}

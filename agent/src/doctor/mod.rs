@@ -1,0 +1,249 @@
+//! `culvert doctor`: what could keep an agent from working well on this host, looked at before it runs, or beside it.
+//!
+//! | question | file |
+//! |---|---|
+//! | which checks there are, in their order; what a finding is | this one: [`Check`], [`Finding`], [`examine`] |
+//! | what the checks look at | `facts.rs` |
+//! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `io/host.rs` |
+//! | how peers are dialled, if nobody else does | `dial.rs` |
+//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `peers.rs` |
+//! | how findings are printed | `report.rs` |
+//!
+//! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
+//! the daemon would make.
+
+use std::fmt;
+
+use crate::config::Config;
+
+mod dial;
+pub mod facts;
+mod files;
+mod gather;
+mod kernel;
+mod limits;
+mod lookup;
+mod network;
+mod peers;
+mod report;
+#[cfg(test)]
+mod tests;
+mod tun;
+
+use facts::Facts;
+pub use gather::{Options, gather};
+pub use report::Report;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Worth knowing; nothing needs to be done.
+    Note,
+    /// The agent works, but slower or less reliably than it could.
+    Warning,
+    /// The agent does not start, or something that its configuration asks for does not work.
+    Error,
+}
+
+impl Severity {
+    /// In a report.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Where a check stands in a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The configuration and the files that it names.
+    Configuration,
+    /// What this kernel and this CPU can do.
+    Kernel,
+    /// How much of it this host gives to the agent.
+    Limits,
+    /// Ports, forwarding, filters.
+    Network,
+    /// The TUN device.
+    Tunnel,
+    /// The other agents, and the ways to them.
+    Peers,
+}
+
+impl Group {
+    /// In a report.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::Kernel => "kernel",
+            Self::Limits => "limits",
+            Self::Network => "network",
+            Self::Tunnel => "tunnel",
+            Self::Peers => "peers",
+        }
+    }
+}
+
+/// Defines [`Check`]: each check with its identifier and its group, in the order of the report.
+macro_rules! checks {
+    ($($(#[$doc:meta])* $name:ident = $label:literal in $group:ident,)+) => {
+        /// What is looked at; `docs/doctor.md` says of each when it fires.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Check { $($(#[$doc])* $name,)+ }
+
+        impl Check {
+            /// All of them, in the order of the report.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// Its identifier, which stays.
+            #[must_use]
+            pub fn id(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// Where it stands in a report.
+            #[must_use]
+            pub fn group(self) -> Group {
+                match self { $(Self::$name => Group::$group,)+ }
+            }
+        }
+    };
+}
+
+checks! {
+    /// The configuration is valid.
+    Configuration = "configuration" in Configuration,
+    /// The private key is there, readable for us and not for everybody.
+    KeyFile = "key-file" in Configuration,
+    /// What must survive a restart can be written.
+    StateFolder = "state-folder" in Configuration,
+    /// The control socket can be made.
+    ControlFolder = "control-folder" in Configuration,
+    /// A daemon runs, and is of this version.
+    Daemon = "daemon" in Configuration,
+    /// The kernel is new enough.
+    KernelVersion = "kernel-version" in Kernel,
+    /// Many datagrams leave in one call (GSO).
+    UdpSegmentation = "udp-segmentation" in Kernel,
+    /// Many datagrams come in one buffer (GRO).
+    UdpReceiveOffload = "udp-receive-offload" in Kernel,
+    /// The kernel gives each datagram to its worker.
+    Steering = "steering" in Kernel,
+    /// The kernel says how long a datagram has waited.
+    Timestamps = "timestamps" in Kernel,
+    /// The CPU has instructions for AES.
+    CpuFeatures = "cpu-features" in Kernel,
+    /// The receive buffer is as large as it should be.
+    ReceiveBuffer = "receive-buffer" in Limits,
+    /// The send buffer is as large as it should be.
+    SendBuffer = "send-buffer" in Limits,
+    /// The kernel's queue before the sockets is long enough.
+    Backlog = "backlog" in Limits,
+    /// Sockets of this host have lost datagrams.
+    UdpDrops = "udp-drops" in Limits,
+    /// Enough files may be open.
+    OpenFiles = "open-files" in Limits,
+    /// There is a CPU for each worker.
+    Workers = "workers" in Limits,
+    /// What needs CAP_NET_ADMIN has it.
+    Capabilities = "capabilities" in Limits,
+    /// The clock is right.
+    Clock = "clock" in Limits,
+    /// The ports are free, or ours.
+    Ports = "ports" in Network,
+    /// Packets are forwarded between peers and networks.
+    Forwarding = "forwarding" in Network,
+    /// The reverse path filter lets the peers' packets in.
+    RpFilter = "rp-filter" in Network,
+    /// The firewall's table of connections has room.
+    Conntrack = "conntrack" in Network,
+    /// The firewall's table remembers us for longer than we are silent.
+    ConntrackTimeout = "conntrack-timeout" in Network,
+    /// The interfaces towards the peers join what they receive.
+    InterfaceOffload = "interface-offload" in Network,
+    /// The kernel's TUN driver is there.
+    TunDriver = "tun-driver" in Tunnel,
+    /// The driver takes super-packets, and a queue for each worker.
+    TunOffload = "tun-offload" in Tunnel,
+    /// Name and addresses of the device are free, or ours.
+    TunDevice = "tun-device" in Tunnel,
+    /// The running device's queue is long enough.
+    TunQueue = "tun-queue" in Tunnel,
+    /// The device can have its IPv6 addresses.
+    TunIpv6 = "tun-ipv6" in Tunnel,
+    /// The endpoints' names are known.
+    EndpointName = "endpoint-name" in Peers,
+    /// There is a route to each address.
+    EndpointRoute = "endpoint-route" in Peers,
+    /// The path is wide enough, as far as the kernel knows.
+    PathMtu = "path-mtu" in Peers,
+    /// The peer answers.
+    Reachability = "reachability" in Peers,
+    /// What was measured to fit into one packet is enough for IP.
+    InnerMtu = "inner-mtu" in Peers,
+}
+
+/// What one check found of one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which check.
+    pub check: Check,
+    /// What was looked at: a file, a parameter of the kernel, a peer's address.
+    pub subject: String,
+    /// How it is.
+    pub value: String,
+    /// How much that matters.
+    pub severity: Severity,
+    /// What follows from it; empty where nothing does.
+    pub problem: String,
+    /// What to do: a command or a line of the configuration; empty where nothing needs to be done.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// All is well with `subject`, which is `value`.
+    fn ok(check: Check, subject: impl Into<String>, value: impl Into<String>) -> Self {
+        let (problem, remedy) = (String::new(), String::new());
+        Self { check, subject: subject.into(), value: value.into(), severity: Severity::Ok, problem, remedy }
+    }
+
+    /// The same finding, with what is wrong and what to do.
+    fn but(self, severity: Severity, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { severity, problem: problem.into(), remedy: remedy.into(), ..self }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}: {}", self.check.id(), self.subject, self.value)
+    }
+}
+
+/// What follows from the facts, in the order of [`Check::ALL`]. Without a configuration only the host is looked at.
+#[must_use]
+pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
+    let mut findings = [
+        files::configuration(facts),
+        kernel::checks(facts, config),
+        limits::checks(facts, config),
+        network::host(facts, config),
+    ]
+    .concat();
+    if let Some(config) = config {
+        findings.extend(files::folders(facts, config));
+        findings.extend(files::daemon(facts));
+        findings.extend(network::checks(facts, config));
+        findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
+        findings.extend(peers::checks(facts, config));
+    }
+    findings.sort_by_key(|finding| finding.check);
+    findings
+}

@@ -1,0 +1,124 @@
+//! The TUN device: its driver, its name and addresses, its queue (pure).
+
+use super::{
+    Check, Finding, Severity,
+    facts::{Daemon, Facts},
+    files::split,
+    kernel::numbers,
+};
+use crate::{
+    config::{self, Config},
+    io::{host::TunFeatures, tun::DRIVER},
+    tunnel::QUEUE_PACKETS,
+};
+
+pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match &facts.tun.driver {
+        None => {}
+        Some(Ok(features)) => {
+            findings.push(Finding::ok(Check::TunDriver, DRIVER, "opens"));
+            findings.push(offload(facts, config, tun, *features));
+        }
+        Some(Err(error)) => findings.push(driver(facts, error)),
+    }
+    findings.extend(device(facts, tun));
+    findings.extend(queue(facts, tun));
+    findings.push(ipv6(facts, tun));
+    findings
+}
+
+fn driver(facts: &Facts, error: &str) -> Finding {
+    let found = Finding::ok(Check::TunDriver, DRIVER, error);
+    let remedy = "modprobe tun; --device /dev/net/tun for a container; chmod 666 /dev/net/tun where only root may open it";
+    if facts.daemon.may_run() {
+        let problem = "this user cannot open it; the daemon that runs could";
+        return found.but(Severity::Note, problem, "run culvert doctor as the user that runs culvert");
+    }
+    found.but(Severity::Error, "there can be no TUN device: the agent does not start", remedy)
+}
+
+fn offload(facts: &Facts, config: &Config, tun: &config::Tun, features: TunFeatures) -> Finding {
+    /// `TUN_F_USO4` and `TUN_F_USO6`.
+    const USO: (u32, u32) = (6, 2);
+    let TunFeatures { vnet_header, several_queues } = features;
+    let uso = numbers(&facts.kernel.release).is_none_or(|version| version >= USO);
+    let value = match (tun.offload, vnet_header, uso) {
+        (false, _, _) => "off",
+        (true, true, true) => "TCP and UDP",
+        (true, true, false) => "TCP",
+        (true, false, _) => "none",
+    };
+    let found = Finding::ok(Check::TunOffload, "super-packets", value);
+    if !vnet_header && tun.offload {
+        let problem = "each packet of the tunnel costs a system call";
+        found.but(Severity::Warning, problem, "a kernel whose TUN driver has IFF_VNET_HDR")
+    } else if !several_queues && config.worker_count() > 1 {
+        let problem = "one worker reads the TUN device for all";
+        found.but(
+            Severity::Warning,
+            problem,
+            "a kernel whose TUN driver has IFF_MULTI_QUEUE, or transport.workers = 1",
+        )
+    } else if !tun.offload {
+        let problem = "tun.offload = \"off\": each packet of the tunnel costs a system call";
+        found.but(Severity::Note, problem, "tun.offload = \"auto\"")
+    } else if !uso {
+        let problem = "UDP crosses the TUN device packet by packet";
+        found.but(Severity::Note, problem, "a kernel from 6.2 on")
+    } else {
+        found
+    }
+}
+
+fn device(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
+    let at = |value: &str| Finding::ok(Check::TunDevice, format!("device {}", tun.name), value);
+    Some(match (facts.tun.free.as_ref()?, &facts.daemon) {
+        (Ok(()), Daemon::Running(_)) => at("missing").but(
+            Severity::Error,
+            "the daemon runs without its device: somebody has removed it, or it has an older configuration",
+            "systemctl restart culvert",
+        ),
+        (Ok(()), Daemon::Mute(_) | Daemon::Unasked | Daemon::Absent) => at("name and addresses are free"),
+        // The collision is that with itself.
+        (Err(_), Daemon::Running(_)) => at("of the running daemon"),
+        (Err(error), Daemon::Mute(_)) => {
+            let (problem, remedy) = split(error);
+            at("taken").but(
+                Severity::Note,
+                format!("probably by the daemon that seems to run: {problem}"),
+                remedy,
+            )
+        }
+        (Err(error), Daemon::Unasked | Daemon::Absent) => {
+            let (problem, remedy) = split(error);
+            at("taken").but(Severity::Error, format!("{problem}: the agent does not start"), remedy)
+        }
+    })
+}
+
+/// Only of a running daemon's device: without one, the device is somebody else's, or not there.
+fn queue(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
+    let packets = facts.tun.queue_packets.filter(|_| facts.daemon.status().is_some())?;
+    let name = &tun.name;
+    let found = Finding::ok(Check::TunQueue, format!("txqueuelen of {name}"), packets.to_string());
+    Some(if packets >= u64::from(QUEUE_PACKETS) {
+        found
+    } else {
+        let remedy = format!("ip link set {name} txqueuelen {QUEUE_PACKETS}");
+        found.but(Severity::Warning, "bursts into the tunnel are lost", remedy)
+    })
+}
+
+fn ipv6(facts: &Facts, tun: &config::Tun) -> Finding {
+    let disabled = facts.tun.no_ipv6;
+    let found = Finding::ok(Check::TunIpv6, "IPv6", if disabled { "disabled" } else { "enabled" });
+    if !disabled || !tun.addresses.iter().any(|address| address.addr().is_ipv6()) {
+        return found;
+    }
+    found.but(
+        Severity::Error,
+        "tun.address has IPv6 addresses, which cannot be set: the agent does not start",
+        "sysctl -w net.ipv6.conf.default.disable_ipv6=0, and no ipv6.disable=1 among the kernel's parameters",
+    )
+}

@@ -1,0 +1,192 @@
+//! A reload of the running daemon: the configuration is read again, and what can change while it runs does.
+//!
+//! ```text
+//!   read and check ─► plan ─► ports opened ─► roster revised ─► workers told ─► shown to everybody who asks
+//!   └──────── an error up to here changes nothing ────────┘
+//! ```
+
+use std::sync::Arc;
+
+use crate::{
+    config::{
+        Config, LoadError,
+        reload::{Change, Effect, Kind, Plan, plan},
+    },
+    control_socket::Reloaded,
+    daemon,
+    io::ports::{self, PortError, Ports},
+    log, metrics,
+    operator::Running,
+    roster::{Revision, Roster, RosterError},
+    tunnel::{self, TunnelError},
+    worker::{Exchange, lock, more_ports, remedy},
+};
+
+/// Why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The agent was not started from a file.
+    #[error("this agent was not started from a file: there is nothing to read again")]
+    NoFile,
+    /// The file, the state file or the key is wrong.
+    #[error(transparent)]
+    Config(#[from] LoadError),
+    /// A new inner address of a peer is somebody else's.
+    #[error(transparent)]
+    Route(#[from] TunnelError),
+    /// A port could not be opened.
+    #[error("cannot listen on {} ({what}): {error}{}", .address, remedy(.error))]
+    Port {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The configuration key it comes from.
+        what: &'static str,
+        /// The kernel's reason.
+        error: std::io::Error,
+    },
+    /// A peer that was added while the agent ran is in the way.
+    #[error(transparent)]
+    Roster(#[from] RosterError),
+}
+
+impl ReloadError {
+    /// Whether the file is wrong, and not the daemon's surroundings.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::Roster(_) => true,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
+        }
+    }
+}
+
+impl Running {
+    /// Reads the configuration again and follows it; with `dry_run`, only says what that would do.
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed then.
+    pub fn reload_now(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
+        let _one_at_a_time = lock(&self.reloading);
+        let reloaded = self.try_reload(dry_run);
+        if !dry_run {
+            self.metrics.reloaded(match &reloaded {
+                Ok(_) => metrics::Reload::Done,
+                Err(error) if error.is_bad_input() => metrics::Reload::Refused,
+                Err(_) => metrics::Reload::Failed,
+            });
+            say(&reloaded);
+        }
+        reloaded
+    }
+
+    fn try_reload(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
+        let running = self.config.load_full();
+        let path = running.path.as_ref().ok_or(ReloadError::NoFile)?;
+        let (fresh, identity) = Config::load(path)?;
+        let mut notes: Vec<String> =
+            fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
+        if identity.public_key() != self.own_key {
+            notes.push(format!(
+                "{} holds another key: it is used from the next start of the daemon on",
+                fresh.identity_key_file.display()
+            ));
+        }
+        let mut plan = plan(&running, fresh);
+        let Some(config) = plan.config.take() else { return Ok(Reloaded { changes: plan.changes, notes }) };
+        if let Some(tun) = &config.tun {
+            for peer in plan.changed.iter().chain(&plan.added) {
+                tunnel::routes_are_free(tun, &peer.allowed_ips)?;
+            }
+        }
+        if dry_run {
+            return Ok(Reloaded { changes: plan.changes, notes });
+        }
+        let shares = self.open(&config, &plan)?;
+        let changes = std::mem::take(&mut plan.changes);
+        let (config, kept_out) = follow(config, plan, (&self.roster, &self.exchange), shares)?;
+        daemon::raise_descriptor_limit(&config);
+        log::set_level(config.log.level);
+        self.metrics.configured(&config.limits, self.clock.unix_time());
+        self.config.store(config);
+        notes.extend(kept_out.iter().map(|name| {
+            format!(
+                "{name:?} stays shut out until the next start: it was removed with culvert peer (remedy: take its [[peer]] out \
+                 of the configuration, or restart the daemon to let it in again)"
+            )
+        }));
+        Ok(Reloaded { changes, notes })
+    }
+
+    /// Opens the ports that are new: a share for each worker.
+    fn open(&self, config: &Config, plan: &Plan) -> Result<Vec<Ports>, ReloadError> {
+        let wanted = more_ports(config, &plan.udp_opened, &plan.tcp_opened);
+        ports::open(&wanted, self.exchange.workers()).map_err(|failed: PortError| {
+            let what = match failed.what {
+                ports::PortKind::Udp(_) => "udp.listen",
+                ports::PortKind::Tcp(_) => "tcp.listen",
+            };
+            ReloadError::Port { address: failed.address, what, error: failed.error }
+        })
+    }
+}
+
+/// Writes into the log what a reload did, in one line per change or per problem.
+fn say(outcome: &Result<Reloaded, ReloadError>) {
+    match outcome {
+        Ok(Reloaded { changes, notes }) => {
+            changes.iter().for_each(say_change);
+            for note in notes {
+                tracing::warn!("reload: {note}");
+            }
+            let restart = changes.iter().filter(|change| change.effect == Effect::Restart).count();
+            tracing::info!(changes = changes.len(), waiting_for_restart = restart, "reloaded");
+        }
+        Err(error) => {
+            let error = error.to_string();
+            for problem in error.lines().filter(|line| !line.trim().is_empty()) {
+                tracing::error!("cannot reload: {problem}");
+            }
+            tracing::error!(
+                "the reload failed and nothing was changed (remedy: see the lines above; culvert check)"
+            );
+        }
+    }
+}
+
+fn say_change(Change { what, kind, effect }: &Change) {
+    let effect = match effect {
+        Effect::Now => "now",
+        Effect::NextConnection => "with the next connection",
+        Effect::Restart => "with the next start",
+    };
+    match kind {
+        Kind::Added(new) => tracing::info!(new, effect, "reload: {what} added"),
+        Kind::Removed(old) => tracing::info!(old, effect, "reload: {what} removed"),
+        Kind::Changed(old, new) => tracing::info!(old, new, effect, "reload: {what} changed"),
+    }
+}
+
+/// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
+/// each worker. Also returns the names of peers that stay shut out.
+///
+/// # Errors
+/// A peer that was added while the agent ran is in the way; nothing has changed then.
+pub(crate) fn follow(
+    config: Config,
+    plan: Plan,
+    (roster, exchange): (&Roster, &Exchange),
+    shares: Vec<Ports>,
+) -> Result<(Arc<Config>, Vec<Arc<str>>), RosterError> {
+    let kept_out = roster.revise(Revision {
+        mode: config.access.mode,
+        open_services: config.access.services.clone(),
+        limits: config.limits,
+        removed: plan.removed,
+        changed: plan.changed,
+        added: plan.added,
+        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
+    })?;
+    let config = Arc::new(config);
+    exchange.configure(&config, shares);
+    Ok((config, kept_out))
+}

@@ -1,0 +1,171 @@
+//! `culvert run`: the daemon, with the signals that it follows and the service manager that it tells.
+//!
+//! | signal | what happens |
+//! |---|---|
+//! | SIGTERM, SIGINT | the daemon stops: what waits is sent, the peers are told; a second one ends the process at once |
+//! | SIGHUP | the configuration is read again, on a thread of its own, one reload at a time |
+//! | SIGPIPE | nothing, as in every Rust program: a log that nobody reads any more ends no tunnel |
+
+use std::{pin::pin, sync::Arc, thread, time::Instant};
+
+use anyhow::{Context as _, anyhow};
+use tokio::{
+    runtime::{self, Runtime},
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    config::Config,
+    control_socket::{Peers, Reloaded},
+    daemon::Daemon,
+    identity::Identity,
+    service::{ReloadEnd, Service},
+};
+
+/// The signals of this process, caught.
+#[derive(Debug)]
+pub struct Signals {
+    runtime: Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    /// Catches them from now on; what comes before [`run`] waits for it. Call it first: an uncaught SIGHUP ends the process.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn catch() -> anyhow::Result<Self> {
+        let runtime =
+            runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+        let caught = {
+            let _guard = runtime.enter();
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal)
+        };
+        let [terminate, interrupt, hang_up] = caught.map(|caught| caught.context("cannot catch a signal"));
+        Ok(Self { runtime, terminate: terminate?, interrupt: interrupt?, hang_up: hang_up? })
+    }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// What kept it from starting, that a thread of it died, or that a second signal did not let it stop in order.
+pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Result<()> {
+    let Signals { runtime, mut terminate, mut interrupt, mut hang_up } = signals;
+    let mut service = Service::from_env();
+    let mut daemon = Daemon::start(config, identity)?;
+    service.ready(daemon.summary(), now());
+    runtime.block_on(async {
+        let ended = daemon.worker_ended();
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = look_after(&daemon, &mut service, &mut hang_up) => {}
+            _ = until(ended) => return Err(anyhow!("a worker ended by itself; see the log")),
+        }
+        service.stopping(now());
+        let stopped = on_a_thread("culvert-stop", move || daemon.stop())?;
+        tokio::select! {
+            stopped = stopped => {
+                stopped.map_err(|_| anyhow!("the stop panicked"))??;
+                tracing::info!("stopped");
+                Ok(())
+            }
+            _ = terminate.recv() => Err(anyhow!(CUT_SHORT)),
+            _ = interrupt.recv() => Err(anyhow!(CUT_SHORT)),
+        }
+    })
+}
+
+const CUT_SHORT: &str =
+    "ended at once by a second signal: the peers may not know, and notice it in half a second";
+
+/// Follows SIGHUP and tells the service manager how it stands, for ever.
+async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal) {
+    let health = daemon.health();
+    let mut ticks = service.tick_interval().map(interval);
+    if let Some(ticks) = &mut ticks {
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    let mut reload: Option<oneshot::Receiver<ReloadEnd>> = None;
+    let mut wanted = false;
+    loop {
+        if wanted && reload.is_none() {
+            wanted = false;
+            service.reloading(now());
+            reload = begin_reload(daemon.running());
+            if reload.is_none() {
+                service.reloaded(ReloadEnd::Failed, daemon.summary(), now());
+            }
+        }
+        tokio::select! {
+            // Several that come during a reload are one: it may have read the file before it was complete.
+            _ = hang_up.recv() => wanted = true,
+            end = until(reload.as_mut()) => {
+                reload = None;
+                // It has panicked, and said so.
+                let end = end.unwrap_or(ReloadEnd::Failed);
+                service.reloaded(end, daemon.summary(), now());
+            }
+            () = next(&mut ticks) => service.tick(&health, || daemon.summary(), now()),
+        }
+    }
+}
+
+/// Reloads on a thread of its own, which may have to wait for a disk or for the workers: meanwhile the watchdog is told.
+fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<ReloadEnd>> {
+    let work = move || match running.reload(false) {
+        Ok(Reloaded { changes, .. }) => ReloadEnd::Done { changes: changes.len() },
+        Err(_) => ReloadEnd::Failed,
+    };
+    match on_a_thread("culvert-reload", work) {
+        Ok(end) => Some(end),
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "cannot reload; nothing was changed");
+            None
+        }
+    }
+}
+
+/// Runs `work` on a new thread; what it returns can be waited for, or an error if it panicked.
+fn on_a_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<oneshot::Receiver<T>> {
+    let (done, result) = oneshot::channel();
+    let run = move || {
+        // Nobody waits any more when the process is ending.
+        let _told = done.send(work()).is_ok();
+    };
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .with_context(|| format!("cannot start the thread {name}"))?;
+    Ok(result)
+}
+
+/// Waits for what there is; for ever if there is nothing.
+async fn until<F: Future>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => pin!(future).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next(ticks: &mut Option<tokio::time::Interval>) {
+    match ticks {
+        Some(ticks) => {
+            ticks.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn now() -> Instant {
+    SystemClock.now()
+}

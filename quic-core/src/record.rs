@@ -1,0 +1,413 @@
+//! What happens on a lane, packet by packet, for whoever wants to look at it: records of one size in memory that is bounded.
+
+use std::time::{Duration, Instant};
+
+use crate::ack::{Rtt, Volume};
+use crate::frame::{Frame, Frames};
+use crate::packet::{HEADER_LEN, TAG_LEN};
+
+/// One thing that happened on a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// When, in microseconds after the recorder's origin; an hour and more reads as the last moment that 32 bits hold.
+    pub micros: u32,
+    /// What.
+    pub event: Event,
+}
+
+const _: () = assert!(size_of::<Record>() <= 40, "a recorder holds tens of thousands");
+
+/// What happened. A packet is followed by a [`Event::Frame`] for each of its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A packet was sealed.
+    Sent {
+        /// Its number.
+        number: u64,
+        /// Its length, header and tag included.
+        bytes: u16,
+        /// What for.
+        purpose: Purpose,
+    },
+    /// A packet was opened.
+    Received {
+        /// Its number.
+        number: u64,
+        /// Its length, header and tag included.
+        bytes: u16,
+        /// The ECN bits of its datagram, as told with [`Recorder::note_ecn`].
+        ecn: u8,
+    },
+    /// A frame of the packet before.
+    Frame(SeenFrame),
+    /// A packet was declared lost.
+    Lost {
+        /// Its number.
+        number: u64,
+        /// Its length.
+        bytes: u16,
+        /// By which rule.
+        rule: LossRule,
+        /// It probed the path's MTU, and was most likely lost for its size.
+        mtu_probe: bool,
+    },
+    /// A packet that had been declared lost was acknowledged: it was late.
+    Late {
+        /// Its number.
+        number: u64,
+    },
+    /// What an acknowledgement or a loss left behind.
+    Metrics(Metrics),
+    /// This end seals with new keys.
+    KeyUpdate {
+        /// How often keys were updated on this lane.
+        generation: u32,
+        /// Because the other end did.
+        followed: bool,
+    },
+    /// The largest packet that the path carries, as far as is known, is another one.
+    Mtu {
+        /// Bytes of UDP payload before.
+        old: u16,
+        /// And from now on.
+        new: u16,
+    },
+}
+
+/// What a packet was sealed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// For what its frames say.
+    Frames,
+    /// To draw an acknowledgement, because the tail stays unacknowledged (RFC 9002 §6.2).
+    Probe,
+    /// To find out whether the path carries packets of its size (RFC 8899).
+    MtuProbe,
+}
+
+/// A frame, without what it carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeenFrame {
+    /// A run of PADDING.
+    Padding {
+        /// How long.
+        bytes: u16,
+    },
+    /// PING.
+    Ping,
+    /// ACK, whose ranges follow.
+    Ack {
+        /// How long the largest packet was held back.
+        delay_micros: u32,
+    },
+    /// The next range of the ACK before, from the highest down.
+    AckRange {
+        /// Its lowest number.
+        first: u64,
+        /// Its highest.
+        last: u64,
+    },
+    /// PATH_CHALLENGE.
+    PathChallenge,
+    /// PATH_RESPONSE.
+    PathResponse,
+    /// DATAGRAM.
+    Datagram {
+        /// Bytes of its data.
+        bytes: u16,
+    },
+}
+
+/// How a packet was found to be lost (RFC 9002 §6.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LossRule {
+    /// Three later ones were acknowledged.
+    Count,
+    /// A later one was acknowledged, and it has been long.
+    Time,
+}
+
+/// The state of loss recovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metrics {
+    /// The least RTT, in microseconds; `None` before the first sample.
+    pub min_rtt: Option<u32>,
+    /// The newest sample, in microseconds; 0 before the first.
+    pub latest_rtt: u32,
+    /// The smoothed RTT, in microseconds.
+    pub smoothed_rtt: u32,
+    /// Its mean deviation, in microseconds.
+    pub rtt_variation: u32,
+    /// Ack-eliciting packets that are neither acknowledged nor lost.
+    pub packets_in_flight: u32,
+    /// Their bytes.
+    pub bytes_in_flight: u32,
+    /// Probes since an acknowledgement last told something new, at most 255.
+    pub probes: u8,
+}
+
+impl Metrics {
+    /// The probe timeout without back-off, as [`Rtt::pto`] counts it.
+    pub fn pto(&self) -> Duration {
+        let micros = |micros: u32| Duration::from_micros(micros.into());
+        Rtt::pto_of(micros(self.smoothed_rtt), micros(self.rtt_variation))
+    }
+}
+
+/// Holds records until they are taken; what finds it full is counted instead. It allocates when it is made, and never again.
+#[derive(Debug)]
+pub struct Recorder {
+    origin: Instant,
+    records: Vec<Record>,
+    capacity: usize,
+    /// Where the last record is that is no frame.
+    head: usize,
+    /// Whether that found room, so that its frames belong to it.
+    open: bool,
+    lost: u64,
+}
+
+impl Recorder {
+    /// A recorder for so many records, whose times are counted from `origin`.
+    pub fn new(capacity: usize, origin: Instant) -> Self {
+        Self { origin, records: Vec::with_capacity(capacity), capacity, head: 0, open: false, lost: 0 }
+    }
+
+    /// The records since the last [`clear`](Self::clear), oldest first, the frames of each packet behind it.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// How many events found no room since the last [`clear`](Self::clear); a packet is one, whatever its frames.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Makes room.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.open = false;
+        self.lost = 0;
+    }
+
+    /// The packet that was opened last came in a datagram with these ECN bits.
+    #[cold]
+    pub fn note_ecn(&mut self, bits: u8) {
+        if self.open
+            && let Some(Record { event: Event::Received { ecn, .. }, .. }) = self.packet()
+        {
+            *ecn = bits;
+        }
+    }
+
+    /// `packet` is about to be sealed: room, frames, room.
+    #[cold]
+    pub(crate) fn sealing(&mut self, number: u64, packet: &[u8], now: Instant) {
+        // One that is longer is not sealed.
+        let bytes = packet.len() as u16;
+        self.push(Event::Sent { number, bytes, purpose: Purpose::Frames }, now);
+        let end = packet.len().saturating_sub(TAG_LEN);
+        self.frames(Frames::new(packet.get(HEADER_LEN..end).unwrap_or_default()), now);
+    }
+
+    /// It was not sealed after all.
+    #[cold]
+    pub(crate) fn not_sealed(&mut self) {
+        if self.open {
+            self.records.truncate(self.head);
+            self.open = false;
+        } else {
+            self.lost = self.lost.saturating_sub(1);
+        }
+    }
+
+    /// The packet that was sealed last has another purpose.
+    #[cold]
+    pub(crate) fn sealed_for(&mut self, why: Purpose) {
+        if self.open
+            && let Some(Record { event: Event::Sent { purpose, .. }, .. }) = self.packet()
+        {
+            *purpose = why;
+        }
+    }
+
+    /// A packet was opened.
+    #[cold]
+    pub(crate) fn opened(&mut self, number: u64, bytes: u16, frames: Frames<'_>, now: Instant) {
+        self.push(Event::Received { number, bytes, ecn: 0 }, now);
+        self.frames(frames, now);
+    }
+
+    /// Something happened that has no frames.
+    #[cold]
+    pub(crate) fn note(&mut self, event: Event, now: Instant) {
+        // The packet that it follows stays the last one: what is told of that later finds it.
+        let (head, open) = (self.head, self.open);
+        self.push(event, now);
+        (self.head, self.open) = (head, open);
+    }
+
+    /// An acknowledgement or a loss was seen to.
+    #[cold]
+    pub(crate) fn metrics(&mut self, rtt: &Rtt, in_flight: Volume, probes: u32, now: Instant) {
+        let metrics = Metrics {
+            min_rtt: rtt.min().map(micros),
+            latest_rtt: rtt.latest().map_or(0, micros),
+            smoothed_rtt: micros(rtt.smoothed()),
+            rtt_variation: micros(rtt.variation()),
+            packets_in_flight: u32::try_from(in_flight.packets).unwrap_or(u32::MAX),
+            bytes_in_flight: u32::try_from(in_flight.bytes).unwrap_or(u32::MAX),
+            probes: u8::try_from(probes).unwrap_or(u8::MAX),
+        };
+        self.note(Event::Metrics(metrics), now);
+    }
+
+    fn frames(&mut self, mut frames: Frames<'_>, now: Instant) {
+        let mut left = frames.remaining();
+        while let Some(Ok(frame)) = frames.next() {
+            let before = std::mem::replace(&mut left, frames.remaining());
+            let seen = match frame {
+                Frame::Padding => SeenFrame::Padding { bytes: (before - left) as u16 },
+                Frame::Ping => SeenFrame::Ping,
+                Frame::Ack(ack) => {
+                    self.frame(SeenFrame::Ack { delay_micros: micros(ack.delay) }, now);
+                    for range in ack.ranges() {
+                        self.frame(SeenFrame::AckRange { first: *range.start(), last: *range.end() }, now);
+                    }
+                    continue;
+                }
+                Frame::PathChallenge(_) => SeenFrame::PathChallenge,
+                Frame::PathResponse(_) => SeenFrame::PathResponse,
+                Frame::Datagram(data) => SeenFrame::Datagram { bytes: data.len() as u16 },
+            };
+            self.frame(seen, now);
+        }
+    }
+
+    fn push(&mut self, event: Event, now: Instant) {
+        self.head = self.records.len();
+        self.open = self.head < self.capacity;
+        if self.open {
+            self.records.push(Record { micros: self.micros(now), event });
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// A packet is recorded with all of its frames, or not at all.
+    fn frame(&mut self, frame: SeenFrame, now: Instant) {
+        if !self.open {
+            return;
+        }
+        if self.records.len() < self.capacity {
+            self.records.push(Record { micros: self.micros(now), event: Event::Frame(frame) });
+        } else {
+            self.records.truncate(self.head);
+            self.open = false;
+            self.lost += 1;
+        }
+    }
+
+    /// The last packet.
+    fn packet(&mut self) -> Option<&mut Record> {
+        self.records.get_mut(self.head)
+    }
+
+    fn micros(&self, now: Instant) -> u32 {
+        micros(now.saturating_duration_since(self.origin))
+    }
+}
+
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::FrameWriter;
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test needs some instant to start from; only differences matter"
+    )]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    /// A packet with two datagrams, before it is sealed.
+    fn packet() -> Vec<u8> {
+        let mut frames = [0; 40];
+        let mut writer = FrameWriter::new(&mut frames);
+        writer.datagram(5).unwrap();
+        writer.last_datagram(9).unwrap();
+        let len = writer.len();
+        [&[0; HEADER_LEN][..], &frames[..len], &[0; TAG_LEN]].concat()
+    }
+
+    #[test]
+    fn a_packet_is_followed_by_its_frames_or_is_not_there_at_all() {
+        let (now, packet) = (start(), packet());
+        let mut recorder = Recorder::new(5, now);
+        for number in 0..3 {
+            recorder.sealing(number, &packet, now + Duration::from_micros(number));
+        }
+        let events: Vec<Event> = recorder.records().iter().map(|record| record.event).collect();
+        let bytes = packet.len() as u16;
+        let sent = Event::Sent { number: 0, bytes, purpose: Purpose::Frames };
+        let frame = |bytes| Event::Frame(SeenFrame::Datagram { bytes });
+        assert_eq!(events, [sent, frame(5), frame(9)]);
+        assert_eq!(recorder.lost(), 2, "the second began in the last two places");
+
+        // What has no frames finds the room that a packet did not.
+        recorder.note(Event::Late { number: 7 }, now);
+        assert_eq!(recorder.records().last().unwrap().event, Event::Late { number: 7 });
+        recorder.clear();
+        assert_eq!((recorder.records().len(), recorder.lost()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_told_of_a_packet_later_finds_it() {
+        let (now, packet) = (start(), packet());
+        let mut recorder = Recorder::new(8, now);
+        recorder.sealing(1, &packet, now);
+        recorder.sealed_for(Purpose::MtuProbe);
+        recorder.opened(4, 60, Frames::new(&[1]), now + Duration::from_millis(3));
+        recorder.note(Event::Late { number: 2 }, now);
+        recorder.note_ecn(3);
+        recorder.sealing(2, &packet, now);
+        recorder.not_sealed();
+        recorder.note_ecn(1);
+        let heads: Vec<Event> = recorder
+            .records()
+            .iter()
+            .map(|record| record.event)
+            .filter(|event| !matches!(event, Event::Frame(_)))
+            .collect();
+        let bytes = packet.len() as u16;
+        assert_eq!(
+            heads,
+            [
+                Event::Sent { number: 1, bytes, purpose: Purpose::MtuProbe },
+                Event::Received { number: 4, bytes: 60, ecn: 3 },
+                Event::Late { number: 2 },
+            ]
+        );
+        assert_eq!(recorder.records()[3].micros, 3000);
+        assert_eq!(recorder.records()[4].event, Event::Frame(SeenFrame::Ping));
+    }
+
+    #[test]
+    fn a_full_recorder_allocates_nothing_and_counts() {
+        let (now, packet) = (start(), packet());
+        let mut recorder = Recorder::new(4, now);
+        let place = recorder.records().as_ptr();
+        for number in 0..100 {
+            recorder.sealing(number, &packet, now);
+            recorder.not_sealed();
+            recorder.opened(number, 60, Frames::new(&[1]), now);
+        }
+        assert_eq!((recorder.records().len(), recorder.lost()), (4, 98));
+        assert_eq!(recorder.records().as_ptr(), place);
+    }
+}

@@ -1,0 +1,125 @@
+//! What is in the package.
+
+use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
+
+use culvert_tests::{
+    needs::{self, Need},
+    process::{run, text},
+};
+
+use crate::{BUILD, built, repository};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a tool of dpkg's on the package, and returns what it printed.
+fn tell(program: &str, args: &[&str], package: &Path) -> String {
+    let mut command = Command::new(program);
+    let output = run(command.args(args).arg(package), LIMIT);
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Path → mode and owner, as `tar` writes them: `-rwxr-xr-x root/root`.
+fn files(package: &Path) -> BTreeMap<String, String> {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let modes = format!("{} {}", words.next().unwrap(), words.next().unwrap());
+        (words.nth(3).unwrap().trim_start_matches('.').to_owned(), modes)
+    };
+    tell("dpkg-deb", &["--contents"], package).lines().map(line).collect()
+}
+
+#[test]
+fn the_package_has_everything_in_its_place_and_no_configuration() {
+    if !needs::met("the package's contents", BUILD) {
+        return;
+    }
+    let files = files(built::package());
+    let (program, data) = ("-rwxr-xr-x root/root", "-rw-r--r-- root/root");
+    let doc = "/usr/share/doc/culvert";
+    for (path, modes) in [
+        ("/usr/bin/culvert", program),
+        ("/usr/lib/systemd/system/culvert.service", data),
+        ("/usr/lib/sysusers.d/culvert.conf", data),
+        ("/usr/lib/sysctl.d/30-culvert.conf", data),
+        ("/etc/culvert/", "drwxr-x--- root/root"),
+        ("/usr/share/man/man1/culvert.1.gz", data),
+        ("/usr/share/man/man1/culvert-init.1.gz", data),
+        ("/usr/share/bash-completion/completions/culvert", data),
+        ("/usr/share/zsh/vendor-completions/_culvert", data),
+        ("/usr/share/fish/vendor_completions.d/culvert.fish", data),
+        (&format!("{doc}/copyright"), data),
+        (&format!("{doc}/changelog.Debian.gz"), data),
+        (&format!("{doc}/third-party-notices.gz"), data),
+        (&format!("{doc}/operations.md"), data),
+        (&format!("{doc}/examples/agent.example.toml"), data),
+    ] {
+        assert_eq!(files.get(path).map(String::as_str), Some(modes), "{path}");
+    }
+    let in_etc: Vec<_> = files.keys().filter(|path| path.starts_with("/etc/culvert/")).collect();
+    assert_eq!(in_etc, ["/etc/culvert/"], "an upgrade would ask about it, or a removal take it away");
+    for file in fs::read_dir(repository("config")).unwrap() {
+        let name = file.unwrap().file_name();
+        let path = format!("{doc}/examples/{}", name.to_str().unwrap());
+        assert!(files.contains_key(&path), "{path}");
+    }
+    // Nothing that anybody could change, nothing that runs as somebody else.
+    for (path, modes) in &files {
+        assert!(!modes[8..9].contains('w') && !modes[..10].contains(['s', 't']), "{path}: {modes}");
+    }
+}
+
+#[test]
+fn the_package_depends_on_what_the_program_links_to() {
+    if !needs::met("the package's fields", BUILD) {
+        return;
+    }
+    let field = |name: &str| tell("dpkg-deb", &["--showformat", &format!("${{{name}}}"), "--show"], built::package());
+    assert!(field("Depends").contains("libc6 (>= "), "{}", field("Depends"));
+    assert!(field("Depends").contains("systemd"), "the user is made by systemd-sysusers");
+    assert_eq!(field("Version"), concat!(env!("CARGO_PKG_VERSION"), "-1"));
+    assert!(field("Installed-Size").parse::<u32>().unwrap() > 1000);
+}
+
+#[test]
+fn the_same_program_makes_the_same_package() {
+    if !needs::met("a second package", BUILD) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let again = built::build(folder.path());
+    assert_eq!(again.file_name(), built::package().file_name());
+    assert!(fs::read(again).unwrap() == fs::read(built::package()).unwrap(), "they differ: see diffoscope");
+}
+
+#[test]
+fn lintian_finds_nothing() {
+    const LINTIAN: Need = Need::Tool("lintian", "lintian");
+    if !needs::met("lintian", &[BUILD, &[LINTIAN]].concat()) {
+        return;
+    }
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--allow-root", "--no-cfg", "--fail-on", "error,warning"]).arg(built::package());
+    let output = run(&mut lintian, LIMIT);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn the_notices_name_every_library_that_is_linked() {
+    if !needs::met("the notices", BUILD) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut extract = Command::new("dpkg-deb");
+    extract.arg("--extract").arg(built::package()).arg(folder.path());
+    assert!(run(&mut extract, LIMIT).status.success());
+    let file = folder.path().join("usr/share/doc/culvert/third-party-notices.gz");
+    let notices = text(&run(Command::new("gzip").arg("-dc").arg(file), LIMIT).stdout);
+    for name in ["quinn-proto", "ring", "rustls", "tokio"] {
+        assert!(notices.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} is not listed");
+        let heading = |line: &str| line.starts_with("--- ") && line.contains(&format!(" {name} "));
+        assert!(notices.lines().any(heading), "the notice of {name} is missing");
+    }
+    // Those of the tests are not in the program.
+    assert!(!notices.lines().any(|line| line.starts_with("criterion ")));
+}

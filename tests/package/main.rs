@@ -1,0 +1,52 @@
+//! The Debian package, its service and the container's image, on a clean Debian.
+//!
+//! | question | file |
+//! |---|---|
+//! | the packages, built once | `built.rs` |
+//! | a clean Debian, and a machine that runs it | `debian.rs`, `machine.rs`, `boot.sh` |
+//! | what is in the package, and what Debian's own checker says | `contents.rs` |
+//! | the unit as systemd reads it: valid, and how exposed | `unit.rs` |
+//! | from installation to purge under a real systemd, with a tunnel | `life.rs` |
+//! | the steps of the container file | `container.rs`, `containerfile.rs` |
+//!
+//! A machine is a set of namespaces: processes, mounts over an overlay, network, control groups. systemd is its process
+//! 1, so the unit's sandbox is the one that an operator gets. When the machine ends, the kernel ends what ran in it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod built;
+mod container;
+mod containerfile;
+mod contents;
+mod debian;
+mod life;
+mod machine;
+mod unit;
+
+use std::path::{Path, PathBuf};
+
+use culvert_tests::needs::Need;
+
+/// What a clean Debian and a machine that runs it need.
+const MACHINE: &[Need] = &[
+    Need::Root,
+    Need::Tool("debootstrap", "debootstrap"),
+    Need::Tool("unshare", "util-linux"),
+    Need::Tool("nsenter", "util-linux"),
+    Need::Tool("ip", "iproute2"),
+];
+
+/// What building the package needs.
+const BUILD: &[Need] =
+    &[Need::Tool("dpkg-shlibdeps", "dpkg-dev"), Need::Tool("strip", "binutils"), Need::Tool("cargo", "cargo")];
+
+/// A file of the repository.
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
+}
+
+/// Cargo's target folder, for what takes long to make and may stay.
+fn target() -> PathBuf {
+    // target/<profile>/deps/<test>
+    std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned()
+}
