@@ -2,42 +2,42 @@
 
 /// A name with what is asked of its labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selector {
-    pub name: String,
-    pub matchers: Vec<Matcher>,
+pub(crate) struct Selector {
+    pub(crate) name: String,
+    pub(crate) matchers: Vec<Matcher>,
 }
 
 /// `label="value"`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Matcher {
-    pub label: String,
-    pub operator: String,
-    pub value: String,
+pub(crate) struct Matcher {
+    pub(crate) label: String,
+    pub(crate) operator: String,
+    pub(crate) value: String,
 }
 
 /// What an expression names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
-    pub selectors: Vec<Selector>,
+pub(crate) struct Named {
+    pub(crate) selectors: Vec<Selector>,
     /// The labels of `by`, `on` and the like.
-    pub groups: Vec<String>,
+    pub(crate) groups: Vec<String>,
 }
 
 impl Selector {
     /// Whether it is a metric, and not the result of a recording rule.
-    pub fn is_metric(&self) -> bool {
+    pub(crate) fn is_metric(&self) -> bool {
         !self.name.contains(':')
     }
 
     /// The name of the family: a histogram's series have suffixes.
-    pub fn family(&self) -> &str {
+    pub(crate) fn family(&self) -> &str {
         let suffixes = ["_bucket", "_sum", "_count"];
         suffixes.iter().find_map(|suffix| self.name.strip_suffix(suffix)).unwrap_or(&self.name)
     }
 }
 
 /// What `expression` names of ours; Grafana's variables stand for something.
-pub fn named(expression: &str) -> Named {
+pub(crate) fn named(expression: &str) -> Named {
     let text = expression.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$peer", ".*");
     let mut rest = Rest(&text);
     let mut named = Named::default();

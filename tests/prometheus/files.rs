@@ -19,35 +19,35 @@ use serde_json::Value;
 use super::expressions::named;
 
 /// Prometheus' own checker, which comes with the server.
-pub const PROMTOOL: Need = Need::Tool("promtool", "prometheus");
+pub(crate) const PROMTOOL: Need = Need::Tool("promtool", "prometheus");
 
 /// Labels that Prometheus adds, and that of a histogram's buckets.
-pub const ADDED_LABELS: [&str; 3] = ["job", "instance", "le"];
+pub(crate) const ADDED_LABELS: [&str; 3] = ["job", "instance", "le"];
 
 /// The repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
 /// A file of `deploy/prometheus`.
-pub fn prometheus_file(name: &str) -> PathBuf {
+pub(crate) fn prometheus_file(name: &str) -> PathBuf {
     root().join("deploy/prometheus").join(name)
 }
 
 /// A rule.
 #[derive(Clone, Debug, Default)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// `alert` or `record`.
-    pub kind: String,
-    pub name: String,
-    pub expression: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) expression: String,
     /// The other keys, of all depths.
-    pub keys: BTreeMap<String, String>,
+    pub(crate) keys: BTreeMap<String, String>,
 }
 
 /// The rules of `culvert.rules.yml`, read by its layout: a rule begins with `- alert:` or `- record:`, an expression is what
 /// follows `expr:` in its line, or what is indented further.
-pub fn rules() -> Vec<Rule> {
+pub(crate) fn rules() -> Vec<Rule> {
     let file = fs::read_to_string(prometheus_file("culvert.rules.yml")).unwrap();
     let mut rules: Vec<Rule> = Vec::new();
     let mut in_expression = None;
@@ -84,7 +84,7 @@ fn dashboard() -> Value {
 }
 
 /// Every `expr` of the dashboard, and the metrics of its variables.
-pub fn dashboard_expressions() -> Vec<String> {
+pub(crate) fn dashboard_expressions() -> Vec<String> {
     let mut found = Vec::new();
     collect(&dashboard(), &mut found);
     found
@@ -111,13 +111,13 @@ fn collect(value: &Value, found: &mut Vec<String>) {
 }
 
 /// All expressions: the rules', then the dashboard's.
-pub fn expressions() -> Vec<String> {
+pub(crate) fn expressions() -> Vec<String> {
     let rules = rules().into_iter().map(|rule| rule.expression);
     rules.chain(dashboard_expressions()).collect()
 }
 
 /// The registry: the labels of each family.
-pub fn families() -> BTreeMap<String, Vec<String>> {
+pub(crate) fn families() -> BTreeMap<String, Vec<String>> {
     let metrics = Metrics::new("test").unwrap();
     metrics.info().iter().map(|family| (family.name.clone(), family.labels.clone())).collect()
 }
@@ -137,6 +137,10 @@ fn every_metric_and_label_that_is_asked_for_exists() {
     let expressions = expressions();
     assert!(expressions.len() > 150, "{} were found", expressions.len());
     for expression in &expressions {
+        // Prometheus' own series of alerts has labels of its own.
+        if expression.contains("ALERTS{") {
+            continue;
+        }
         let named = named(expression);
         let mut labels: BTreeSet<String> = ADDED_LABELS.iter().map(ToString::to_string).collect();
         for selector in &named.selectors {
@@ -183,7 +187,7 @@ fn every_alert_says_how_bad_it_is_and_what_to_do() {
 }
 
 /// The anchor of a heading, as GitHub makes it; of the text after the first `#`.
-pub fn slug(heading: &str) -> Option<String> {
+pub(crate) fn slug(heading: &str) -> Option<String> {
     let heading = heading.trim_start_matches('#').strip_prefix(' ')?;
     let kept = heading.to_lowercase().replace(' ', "-");
     Some(kept.chars().filter(|c| c.is_alphanumeric() || *c == '-' || *c == '_').collect())

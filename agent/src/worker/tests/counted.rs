@@ -63,8 +63,8 @@ fn peers_their_ceilings_and_the_workers_lives_are_shown() {
     }
 }
 
-/// Series of an agent with this many peers and two workers, without its process.
-fn series(peers: usize) -> usize {
+/// What an agent with this many peers and two workers shows at its start.
+fn shown(peers: usize) -> String {
     let mut text = "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n".to_owned();
     for place in 0..peers {
         let key = Identity::generate().unwrap().public_key();
@@ -79,7 +79,15 @@ fn series(peers: usize) -> usize {
         .map(|worker| Publisher::new(&metrics, &config, worker, Arc::clone(&health), Arc::clone(&snapshots)));
     let shown = metrics.render().unwrap();
     drop(publishers);
-    shown.lines().filter(|line| !line.starts_with('#') && !line.starts_with("culvert_process_")).count()
+    shown
+}
+
+/// Its series, without those of the process.
+fn series(peers: usize) -> usize {
+    shown(peers)
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.starts_with("culvert_process_"))
+        .count()
 }
 
 #[test]
@@ -93,4 +101,24 @@ fn a_thousand_peers_stay_far_below_a_hundred_thousand_series() {
     assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}, and {none} for all others");
     let said = format!("some {} others", none.next_multiple_of(50));
     assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}");
+}
+
+#[test]
+fn the_document_explains_every_value_of_a_label() {
+    /// Labels with values of our own choice.
+    const CHOSEN: [&str; 8] = ["reason", "outcome", "step", "kind", "state", "origin", "initiator", "limit"];
+    let shown = shown(1);
+    let mut explained = 0;
+    for line in shown.lines().filter(|line| !line.starts_with('#')) {
+        let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        for pair in labels.into_iter().flat_map(|(labels, _)| labels.split(',')) {
+            let (label, value) = pair.split_once('=').unwrap();
+            if CHOSEN.contains(&label) {
+                let value = value.trim_matches('"');
+                assert!(DOC.contains(&format!("`{value}`")), "docs/metrics.md does not explain {line}");
+                explained += 1;
+            }
+        }
+    }
+    assert!(explained > 150, "{explained} were found");
 }
