@@ -104,9 +104,9 @@ fn a_lane_is_captured_live_and_the_file_agrees_with_the_metrics() {
         ("JSON-SEQ", VantagePointType::Client)
     );
     let sent: Vec<u64> = data(&events)
-        .filter_map(|data| match data {
-            EventData::PacketSent(sent) => sent.header.packet_number,
-            _ => None,
+        .filter_map(|data| {
+            let EventData::PacketSent(sent) = data else { return None };
+            sent.header.packet_number
         })
         .collect();
     let received = data(&events).filter(|data| matches!(data, EventData::PacketReceived(_))).count();
