@@ -36,7 +36,7 @@ pub struct Order {
     pub subject: Subject,
     /// For how long.
     pub time: Duration,
-    /// End the control connection that there is, so that another begins.
+    /// End the control connection that there is, so that another begins; means nothing for a lane.
     pub reconnect: bool,
 }
 
@@ -161,10 +161,12 @@ impl Captures {
         let capture = Arc::new(Capture::new(listed.id, order.subject, now, order.time));
         match order.subject {
             Subject::Lane(_) => self.exchange.capture(&capture),
-            Subject::Control => self.exchange.taps().add(&capture),
-        }
-        if order.reconnect {
-            self.exchange.end_session(listed.id, CloseReason::Replaced);
+            Subject::Control => {
+                self.exchange.taps().add(&capture);
+                if order.reconnect {
+                    self.exchange.end_session(listed.id, CloseReason::Replaced);
+                }
+            }
         }
         running.last += 1;
         tracing::info!(peer = order.peer, what = ?order.subject, seconds = order.time.as_secs(), "capturing");

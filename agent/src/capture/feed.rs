@@ -90,9 +90,9 @@ pub struct Feed {
 struct Shared {
     entries: Vec<Entry>,
     /// Events that found no room since that was last said.
-    lost: u64,
+    untold: u64,
     /// And in all.
-    lost_in_all: u64,
+    lost: u64,
     /// When the last entry was made.
     micros: u32,
 }
@@ -143,20 +143,20 @@ impl Feed {
     pub(super) fn take(&self, entries: &mut Vec<Entry>) {
         entries.clear();
         let shared = &mut *lock(&self.shared);
-        if shared.entries.is_empty() && shared.lost == 0 {
+        if shared.entries.is_empty() && shared.untold == 0 {
             return;
         }
         entries.reserve_exact(MOST_ENTRIES + 1);
         std::mem::swap(entries, &mut shared.entries);
-        if shared.lost > 0 {
-            entries.push(Entry::Lost(shared.micros, std::mem::take(&mut shared.lost)));
+        if shared.untold > 0 {
+            entries.push(Entry::Lost(shared.micros, std::mem::take(&mut shared.untold)));
         }
     }
 
     /// Events that found no room so far; a packet is one, whatever its frames.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        lock(&self.shared).lost_in_all
+        lock(&self.shared).lost
     }
 
     /// Drops all that waits, and its memory: nobody asks for it any more.
@@ -174,14 +174,14 @@ impl Shared {
 
     /// What was lost is told before what follows it.
     fn say_lost(&mut self, micros: Option<u32>) {
-        if self.lost > 0 && self.room() > 0 {
-            let lost = std::mem::take(&mut self.lost);
+        if self.untold > 0 && self.room() > 0 {
+            let lost = std::mem::take(&mut self.untold);
             self.entries.push(Entry::Lost(micros.unwrap_or(self.micros), lost));
         }
     }
 
     fn lose(&mut self, events: u64) {
+        self.untold += events;
         self.lost += events;
-        self.lost_in_all += events;
     }
 }

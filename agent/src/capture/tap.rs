@@ -28,9 +28,9 @@ pub struct Tap {
 struct Shared {
     text: Vec<u8>,
     /// Records that found no room since that was last said.
-    lost: u64,
+    untold: u64,
     /// And in all.
-    lost_in_all: u64,
+    lost: u64,
 }
 
 impl Tap {
@@ -39,21 +39,21 @@ impl Tap {
         if shared.text.len() + record.len() <= MOST_BYTES {
             shared.text.extend_from_slice(record);
         } else {
+            shared.untold += 1;
             shared.lost += 1;
-            shared.lost_in_all += 1;
         }
     }
 
     /// The text that waits, and how many records were lost behind it.
     pub(super) fn take(&self) -> (Vec<u8>, u64) {
         let shared = &mut *lock(&self.shared);
-        (std::mem::take(&mut shared.text), std::mem::take(&mut shared.lost))
+        (std::mem::take(&mut shared.text), std::mem::take(&mut shared.untold))
     }
 
     /// Records that found no room so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        lock(&self.shared).lost_in_all
+        lock(&self.shared).lost
     }
 
     /// What is written from now on goes nowhere.

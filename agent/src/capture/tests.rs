@@ -195,16 +195,14 @@ fn a_full_feed_loses_whole_packets_and_says_where() {
         let mut missing = 0;
         for event in events {
             let Event::Qlog(event) = event else { panic!("{event:?}") };
-            match event.data {
-                EventData::PacketSent(sent) => {
-                    assert_eq!(sent.frames.unwrap().len(), 1, "none without its frame");
-                    found.push(sent.header.packet_number.unwrap() - missing);
-                }
-                EventData::InternalWarning { description, .. } => {
-                    let count: u64 = description.unwrap().split(' ').next().unwrap().parse().unwrap();
-                    missing += count;
-                }
-                other => panic!("{other:?}"),
+            if let EventData::PacketSent(sent) = event.data {
+                assert_eq!(sent.frames.unwrap().len(), 1, "none without its frame");
+                found.push(sent.header.packet_number.unwrap() - missing);
+            } else if let EventData::InternalWarning { description, .. } = event.data {
+                let count: u64 = description.unwrap().split(' ').next().unwrap().parse().unwrap();
+                missing += count;
+            } else {
+                panic!("{event:?}");
             }
         }
         (found, missing)

@@ -181,9 +181,11 @@ impl Sink {
                 .and_then(|()| stdout.flush())
                 .map_err(|error| Failure::Runtime(anyhow!("standard output: {error}")));
         };
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Failure::Input(is_there(path)),
-            _ => Failure::Runtime(anyhow!("{}: {error} (remedy: another --out)", path.display())),
+        let failed = |error: io::Error| {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                return Failure::Input(is_there(path));
+            }
+            Failure::Runtime(anyhow!("{}: {error} (remedy: another --out)", path.display()))
         };
         let file = match &mut self.file {
             Some(file) => file,
@@ -236,7 +238,7 @@ mod tests {
         sink.put("\u{1e}one\n\u{1e}two\n", true).unwrap();
         sink.put("", true).unwrap();
         assert_eq!((fs::read_to_string(&path).unwrap().lines().count(), sink.events), (3, 2));
-        assert!(matches!(Sink::new(path.clone()), Err(Failure::Input(error)) if error.contains("remedy")));
+        assert!(matches!(Sink::new(path), Err(Failure::Input(error)) if error.contains("remedy")));
 
         // Somebody made it meanwhile.
         let other = folder.path().join("b.sqlog");

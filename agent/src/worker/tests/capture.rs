@@ -194,10 +194,12 @@ fn a_control_connection_is_captured_from_its_first_packet_at_both_ends() {
         let taken = captures.take(id).unwrap();
         assert_eq!((taken.begun, taken.lost), (1, 0));
         let events = events(format!("{before}{}", taken.text));
-        let types = |event: &qlog::events::Event| match &event.data {
-            EventData::PacketSent(sent) => Some((true, sent.header.packet_type.clone())),
-            EventData::PacketReceived(received) => Some((false, received.header.packet_type.clone())),
-            _ => None,
+        let types = |event: &qlog::events::Event| {
+            if let EventData::PacketSent(sent) = &event.data {
+                return Some((true, sent.header.packet_type.clone()));
+            }
+            let EventData::PacketReceived(received) = &event.data else { return None };
+            Some((false, received.header.packet_type.clone()))
         };
         let seen: Vec<_> = events.iter().filter_map(types).collect();
         for what in [PacketType::Initial, PacketType::Handshake, PacketType::OneRtt] {
