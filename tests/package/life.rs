@@ -14,17 +14,19 @@ use culvert_tests::{
     clock::{self, PATIENCE},
     needs::{self, Need},
     place::{Cable, Place},
-    ports,
-    probe,
+    ports, probe,
     process::text,
     upstream::Echo,
 };
 
 use crate::{BUILD, built, debian, machine::Machine};
 
-const NEEDS: &[Need] =
-    &[Need::Tun, Need::Tool("ping", "iputils-ping"), Need::Tool("setpriv", "util-linux"), Need::PrometheusParser];
-
+const NEEDS: &[Need] = &[
+    Need::Tun,
+    Need::Tool("ping", "iputils-ping"),
+    Need::Tool("setpriv", "util-linux"),
+    Need::PrometheusParser,
+];
 
 const CONFIG: &str = "/etc/culvert/agent.toml";
 const KEY: &str = "/etc/culvert/identity.key";
@@ -125,8 +127,18 @@ fn configure(scene: &mut Scene) {
     let advertise = format!("{here}:443");
     let service = format!("echo={}", scene.echo.address);
     gateway.tell(&[
-        "culvert", "init", "--role", "exit", "--listen", "0.0.0.0:443", "--advertise", &advertise, "--tun", "10.9.0.1/24",
-        "--service", &service,
+        "culvert",
+        "init",
+        "--role",
+        "exit",
+        "--listen",
+        "0.0.0.0:443",
+        "--advertise",
+        &advertise,
+        "--tun",
+        "10.9.0.1/24",
+        "--service",
+        &service,
     ]);
     for (file, expected) in [(CONFIG, "640 root culvert"), (KEY, "600 root root")] {
         assert_eq!(gateway.tell(&["stat", "--format=%a %U %G", file]).trim(), expected, "{file}");
@@ -138,7 +150,17 @@ fn configure(scene: &mut Scene) {
     fs::write(gateway.path(CONFIG), more).unwrap();
     gateway.tell(&["culvert", "check", "--config", CONFIG]);
     let key = scene.far.key().to_owned();
-    gateway.tell(&["culvert", "peer", "add", "far", &key, "--allowed-ip", "10.9.0.2/32", "--service", "echo"]);
+    gateway.tell(&[
+        "culvert",
+        "peer",
+        "add",
+        "far",
+        &key,
+        "--allowed-ip",
+        "10.9.0.2/32",
+        "--service",
+        "echo",
+    ]);
     fs::create_dir(gateway.path("/etc/systemd/system/culvert.service.d")).unwrap();
     fs::write(gateway.path("/etc/systemd/system/culvert.service.d/strict.conf"), STRICT).unwrap();
     gateway.tell(&["systemctl", "daemon-reload"]);
@@ -161,7 +183,8 @@ fn is_confined(gateway: &Machine) {
     let pid = gateway.property("MainPID");
     let status = fs::read_to_string(gateway.path(&format!("/proc/{pid}/status"))).unwrap();
     let field = |name: &str| {
-        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned());
+        let value =
+            |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned());
         status.lines().find_map(value).unwrap()
     };
     // CAP_NET_BIND_SERVICE is bit 10, CAP_NET_ADMIN 12.
@@ -176,7 +199,9 @@ fn is_confined(gateway: &Machine) {
     // The device's own settings could be written, in spite of the sandbox.
     let redirects = gateway.tell(&["cat", "/proc/sys/net/ipv4/conf/culvert0/send_redirects"]);
     assert_eq!(redirects.trim(), "0");
-    for (folder, modes) in [("/run/culvert", "750 culvert culvert"), ("/var/lib/culvert", "700 culvert culvert")] {
+    for (folder, modes) in
+        [("/run/culvert", "750 culvert culvert"), ("/var/lib/culvert", "700 culvert culvert")]
+    {
         assert_eq!(gateway.tell(&["stat", "--format=%a %U %G", folder]).trim(), modes, "{folder}");
     }
     // All that it did was allowed: it complains of nothing but of this machine's limit on open files.
@@ -216,7 +241,7 @@ fn reloads(gateway: &Machine) {
 fn comes_back_when_it_hangs(scene: &Scene) {
     let gateway = &scene.gateway;
     let pid = gateway.property("MainPID");
-    gateway.tell(&["kill", "-STOP", &pid]);
+    gateway.tell(&["sh", "-c", &format!("kill -STOP {pid}")]);
     clock::until("another daemon runs", PATIENCE, || match gateway.property("NRestarts") {
         restarts if restarts == "1" => Ok(()),
         restarts => Err(restarts),
@@ -266,7 +291,9 @@ fn is_removed_and_purged(scene: &Scene) {
     assert!(!place.tell(&["ip", "-brief", "link"]).contains("culvert0"));
     fs::write(gateway.path("/etc/culvert/notes.txt"), "of the operator").unwrap();
     gateway.tell(&["dpkg", "--purge", "culvert"]);
-    for gone in [CONFIG, KEY, "/var/lib/culvert", "/etc/systemd/system/multi-user.target.wants/culvert.service"] {
+    for gone in
+        [CONFIG, KEY, "/var/lib/culvert", "/etc/systemd/system/multi-user.target.wants/culvert.service"]
+    {
         assert!(gateway.path(gone).symlink_metadata().is_err(), "{gone}");
     }
     assert!(gateway.path("/etc/culvert/notes.txt").exists());
