@@ -93,7 +93,9 @@ fn an_installed_gateway_runs_is_upgraded_and_goes_as_documented() {
     let mut scene = Scene::new(debian);
     scene.install();
     is_installed_and_waits(&scene.gateway);
-    configure(&mut scene);
+    configure(&scene);
+    gives_up_without_a_key_or_with_a_wrong_file(&scene.gateway);
+    start(&mut scene);
     scene.carries();
     is_confined(&scene.gateway);
     answers_to_root_alone(&scene.gateway);
@@ -121,10 +123,9 @@ fn is_installed_and_waits(gateway: &Machine) {
 }
 
 /// The commands of the first steps, then the unit's settings that make a fault visible.
-fn configure(scene: &mut Scene) {
+fn configure(scene: &Scene) {
     let gateway = &scene.gateway;
-    let [here, _] = [Cable::FIRST[0], Cable::SECOND[0]];
-    let advertise = format!("{here}:443");
+    let advertise = format!("{}:443", Cable::FIRST[0]);
     let service = format!("echo={}", scene.echo.address);
     gateway.tell(&[
         "culvert",
@@ -164,15 +165,39 @@ fn configure(scene: &mut Scene) {
     fs::create_dir(gateway.path("/etc/systemd/system/culvert.service.d")).unwrap();
     fs::write(gateway.path("/etc/systemd/system/culvert.service.d/strict.conf"), STRICT).unwrap();
     gateway.tell(&["systemctl", "daemon-reload"]);
+}
+
+/// What a restart does not mend is no reason for one.
+fn gives_up_without_a_key_or_with_a_wrong_file(gateway: &Machine) {
+    let fails = |status: &str| {
+        assert!(!gateway.run(&["systemctl", "start", "culvert"]).status.success());
+        let state = ["SubState", "ExecMainStatus"].map(|name| gateway.property(name));
+        assert_eq!(state, ["failed", status], "{}", gateway.journal());
+    };
+    let away = format!("{KEY}.away");
+    fs::rename(gateway.path(KEY), gateway.path(&away)).unwrap();
+    fails("243");
+    fs::rename(gateway.path(&away), gateway.path(KEY)).unwrap();
+    let good = fs::read_to_string(gateway.path(CONFIG)).unwrap();
+    fs::write(gateway.path(CONFIG), format!("{good}\n[nonsense]\n")).unwrap();
+    fails("2");
+    assert!(gateway.journal().contains("nonsense"), "{}", gateway.journal());
+    fs::write(gateway.path(CONFIG), good).unwrap();
+}
+
+/// Starts both ends.
+fn start(scene: &mut Scene) {
+    let gateway = &scene.gateway;
     // Returns once the daemon has said that it is ready.
     gateway.tell(&["systemctl", "start", "culvert"]);
     assert_eq!([gateway.property("ActiveState"), gateway.property("Type")], ["active", "notify"]);
     let own = gateway.tell(&["culvert", "pubkey", KEY]);
     scene.far.configure(&format!(
-        "[[peer]]\nname = \"gateway\"\npublic_key = \"{}\"\nendpoints = [\"{advertise}\"]\n\
+        "[[peer]]\nname = \"gateway\"\npublic_key = \"{}\"\nendpoints = [\"{}:443\"]\n\
          allowed_ips = [\"10.9.0.0/24\"]\n[[udp]]\nlisten = \"{}\"\npeer = \"gateway\"\nservice = \"echo\"\n\
          [tun]\naddress = [\"10.9.0.2/24\"]\n",
         own.trim(),
+        Cable::FIRST[0],
         scene.ingress
     ));
     scene.far.start();
@@ -204,9 +229,11 @@ fn is_confined(gateway: &Machine) {
     {
         assert_eq!(gateway.tell(&["stat", "--format=%a %U %G", folder]).trim(), modes, "{folder}");
     }
-    // All that it did was allowed: it complains of nothing but of this machine's limit on open files.
-    let journal = gateway.journal();
+    // All that it did was allowed: since it runs, it complains of nothing but of this machine's limit on open files.
+    let invocation = format!("_SYSTEMD_INVOCATION_ID={}", gateway.property("InvocationID"));
+    let journal = gateway.tell(&["journalctl", "--no-pager", "--output=cat", &invocation]);
     let complaint = |line: &&str| line.contains("remedy") && !line.contains("open files");
+    assert!(journal.contains("ready"), "{journal}");
     assert_eq!(journal.lines().find(complaint), None);
 }
 
