@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -40,12 +41,14 @@ struct Image {
 }
 
 impl Image {
-    /// Builds it, but for the compiler.
+    /// The image, if this machine can build it; else the test is listed as skipped.
     fn new(test: &str) -> Option<Self> {
         let debian = debian::clean(test)?;
-        if !needs::met(test, NEEDS) {
-            return None;
-        }
+        needs::met(test, NEEDS).then(|| Self::build(debian))
+    }
+
+    /// Builds it, but for the compiler.
+    fn build(debian: &Path) -> Self {
         let cable = Cable::new();
         let machine = Machine::idle(debian, &cable.places()[0]);
         let [first, last] = stages();
@@ -74,7 +77,7 @@ impl Image {
             }
         }
         machine.tell(&["rm", "-r", "/src"]);
-        Some(Self { machine, last, cable: cable })
+        Self { machine, last, cable }
     }
 
     /// A command as a container with `capabilities` runs it: by the image's user, on its file system, of which only the

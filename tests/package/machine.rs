@@ -92,8 +92,9 @@ impl Machine {
         let process = self.process.as_mut().unwrap();
         assert!(process.ended().is_none(), "the machine did not start: {}", log());
         let parent = format!("PPid:\t{}", process.pid());
-        for entry in fs::read_dir("/proc").unwrap() {
-            let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<u32>() else { continue };
+        for entry in fs::read_dir("/proc").map_err(|error| error.to_string())? {
+            let Ok(entry) = entry else { continue };
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
             let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
             if read("status").lines().any(|line| line == parent) && read("environ").starts_with("container=")
             {
