@@ -11,19 +11,14 @@ use culvert_tests::{
     agent::binary,
     process::{run, text},
 };
-use tempfile::TempDir;
 
-use crate::repository;
+use crate::{repository, target};
 
 /// The package, built once for all tests of this process.
 pub(crate) fn package() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_folder, package) = BUILT.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let package = build(folder.path());
-        (folder, package)
-    });
-    package
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    // Nobody would delete a temporary folder of a static.
+    BUILT.get_or_init(|| build(&target().join("package-tests")))
 }
 
 /// Builds it into `folder`.

@@ -74,7 +74,8 @@ fn the_package_depends_on_what_the_program_links_to() {
     if !needs::met("the package's fields", BUILD) {
         return;
     }
-    let field = |name: &str| tell("dpkg-deb", &["--showformat", &format!("${{{name}}}"), "--show"], built::package());
+    let field =
+        |name: &str| tell("dpkg-deb", &["--showformat", &format!("${{{name}}}"), "--show"], built::package());
     assert!(field("Depends").contains("libc6 (>= "), "{}", field("Depends"));
     assert!(field("Depends").contains("systemd"), "the user is made by systemd-sysusers");
     assert_eq!(field("Version"), concat!(env!("CARGO_PKG_VERSION"), "-1"));

@@ -63,7 +63,9 @@ fn mirror() -> String {
     files.sort();
     files.push("/etc/apt/sources.list".into());
     let text: String = files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
-    let named = text.split_whitespace().find(|word| word.starts_with("http") && word.trim_end_matches('/').ends_with("/debian"));
+    let named = text
+        .split_whitespace()
+        .find(|word| word.starts_with("http") && word.trim_end_matches('/').ends_with("/debian"));
     named.unwrap_or("http://deb.debian.org/debian").to_owned()
 }
 

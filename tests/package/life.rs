@@ -14,17 +14,19 @@ use culvert_tests::{
     clock::{self, PATIENCE},
     needs::{self, Need},
     place::{Cable, Place},
-    ports,
-    probe,
+    ports, probe,
     process::text,
     upstream::Echo,
 };
 
 use crate::{BUILD, built, debian, machine::Machine};
 
-const NEEDS: &[Need] =
-    &[Need::Tun, Need::Tool("ping", "iputils-ping"), Need::Tool("setpriv", "util-linux"), Need::PrometheusParser];
-
+const NEEDS: &[Need] = &[
+    Need::Tun,
+    Need::Tool("ping", "iputils-ping"),
+    Need::Tool("setpriv", "util-linux"),
+    Need::PrometheusParser,
+];
 
 const CONFIG: &str = "/etc/culvert/agent.toml";
 const KEY: &str = "/etc/culvert/identity.key";
@@ -91,7 +93,9 @@ fn an_installed_gateway_runs_is_upgraded_and_goes_as_documented() {
     let mut scene = Scene::new(debian);
     scene.install();
     is_installed_and_waits(&scene.gateway);
-    configure(&mut scene);
+    configure(&scene);
+    gives_up_without_a_key_or_with_a_wrong_file(&scene.gateway);
+    start(&mut scene);
     scene.carries();
     is_confined(&scene.gateway);
     answers_to_root_alone(&scene.gateway);
@@ -119,14 +123,23 @@ fn is_installed_and_waits(gateway: &Machine) {
 }
 
 /// The commands of the first steps, then the unit's settings that make a fault visible.
-fn configure(scene: &mut Scene) {
+fn configure(scene: &Scene) {
     let gateway = &scene.gateway;
-    let [here, _] = [Cable::FIRST[0], Cable::SECOND[0]];
-    let advertise = format!("{here}:443");
+    let advertise = format!("{}:443", Cable::FIRST[0]);
     let service = format!("echo={}", scene.echo.address);
     gateway.tell(&[
-        "culvert", "init", "--role", "exit", "--listen", "0.0.0.0:443", "--advertise", &advertise, "--tun", "10.9.0.1/24",
-        "--service", &service,
+        "culvert",
+        "init",
+        "--role",
+        "exit",
+        "--listen",
+        "0.0.0.0:443",
+        "--advertise",
+        &advertise,
+        "--tun",
+        "10.9.0.1/24",
+        "--service",
+        &service,
     ]);
     for (file, expected) in [(CONFIG, "640 root culvert"), (KEY, "600 root root")] {
         assert_eq!(gateway.tell(&["stat", "--format=%a %U %G", file]).trim(), expected, "{file}");
@@ -138,19 +151,53 @@ fn configure(scene: &mut Scene) {
     fs::write(gateway.path(CONFIG), more).unwrap();
     gateway.tell(&["culvert", "check", "--config", CONFIG]);
     let key = scene.far.key().to_owned();
-    gateway.tell(&["culvert", "peer", "add", "far", &key, "--allowed-ip", "10.9.0.2/32", "--service", "echo"]);
+    gateway.tell(&[
+        "culvert",
+        "peer",
+        "add",
+        "far",
+        &key,
+        "--allowed-ip",
+        "10.9.0.2/32",
+        "--service",
+        "echo",
+    ]);
     fs::create_dir(gateway.path("/etc/systemd/system/culvert.service.d")).unwrap();
     fs::write(gateway.path("/etc/systemd/system/culvert.service.d/strict.conf"), STRICT).unwrap();
     gateway.tell(&["systemctl", "daemon-reload"]);
+}
+
+/// What a restart does not mend is no reason for one.
+fn gives_up_without_a_key_or_with_a_wrong_file(gateway: &Machine) {
+    let fails = |status: &str| {
+        assert!(!gateway.run(&["systemctl", "start", "culvert"]).status.success());
+        let state = ["SubState", "ExecMainStatus"].map(|name| gateway.property(name));
+        assert_eq!(state, ["failed", status], "{}", gateway.journal());
+    };
+    let away = format!("{KEY}.away");
+    fs::rename(gateway.path(KEY), gateway.path(&away)).unwrap();
+    fails("243");
+    fs::rename(gateway.path(&away), gateway.path(KEY)).unwrap();
+    let good = fs::read_to_string(gateway.path(CONFIG)).unwrap();
+    fs::write(gateway.path(CONFIG), format!("{good}\n[nonsense]\n")).unwrap();
+    fails("2");
+    assert!(gateway.journal().contains("nonsense"), "{}", gateway.journal());
+    fs::write(gateway.path(CONFIG), good).unwrap();
+}
+
+/// Starts both ends.
+fn start(scene: &mut Scene) {
+    let gateway = &scene.gateway;
     // Returns once the daemon has said that it is ready.
     gateway.tell(&["systemctl", "start", "culvert"]);
     assert_eq!([gateway.property("ActiveState"), gateway.property("Type")], ["active", "notify"]);
     let own = gateway.tell(&["culvert", "pubkey", KEY]);
     scene.far.configure(&format!(
-        "[[peer]]\nname = \"gateway\"\npublic_key = \"{}\"\nendpoints = [\"{advertise}\"]\n\
+        "[[peer]]\nname = \"gateway\"\npublic_key = \"{}\"\nendpoints = [\"{}:443\"]\n\
          allowed_ips = [\"10.9.0.0/24\"]\n[[udp]]\nlisten = \"{}\"\npeer = \"gateway\"\nservice = \"echo\"\n\
          [tun]\naddress = [\"10.9.0.2/24\"]\n",
         own.trim(),
+        Cable::FIRST[0],
         scene.ingress
     ));
     scene.far.start();
@@ -161,7 +208,8 @@ fn is_confined(gateway: &Machine) {
     let pid = gateway.property("MainPID");
     let status = fs::read_to_string(gateway.path(&format!("/proc/{pid}/status"))).unwrap();
     let field = |name: &str| {
-        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned());
+        let value =
+            |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned());
         status.lines().find_map(value).unwrap()
     };
     // CAP_NET_BIND_SERVICE is bit 10, CAP_NET_ADMIN 12.
@@ -176,12 +224,16 @@ fn is_confined(gateway: &Machine) {
     // The device's own settings could be written, in spite of the sandbox.
     let redirects = gateway.tell(&["cat", "/proc/sys/net/ipv4/conf/culvert0/send_redirects"]);
     assert_eq!(redirects.trim(), "0");
-    for (folder, modes) in [("/run/culvert", "750 culvert culvert"), ("/var/lib/culvert", "700 culvert culvert")] {
+    for (folder, modes) in
+        [("/run/culvert", "750 culvert culvert"), ("/var/lib/culvert", "700 culvert culvert")]
+    {
         assert_eq!(gateway.tell(&["stat", "--format=%a %U %G", folder]).trim(), modes, "{folder}");
     }
-    // All that it did was allowed: it complains of nothing but of this machine's limit on open files.
-    let journal = gateway.journal();
+    // All that it did was allowed: since it runs, it complains of nothing but of this machine's limit on open files.
+    let invocation = format!("_SYSTEMD_INVOCATION_ID={}", gateway.property("InvocationID"));
+    let journal = gateway.tell(&["journalctl", "--no-pager", "--output=cat", &invocation]);
     let complaint = |line: &&str| line.contains("remedy") && !line.contains("open files");
+    assert!(journal.contains("ready"), "{journal}");
     assert_eq!(journal.lines().find(complaint), None);
 }
 
@@ -216,7 +268,7 @@ fn reloads(gateway: &Machine) {
 fn comes_back_when_it_hangs(scene: &Scene) {
     let gateway = &scene.gateway;
     let pid = gateway.property("MainPID");
-    gateway.tell(&["kill", "-STOP", &pid]);
+    gateway.tell(&["sh", "-c", &format!("kill -STOP {pid}")]);
     clock::until("another daemon runs", PATIENCE, || match gateway.property("NRestarts") {
         restarts if restarts == "1" => Ok(()),
         restarts => Err(restarts),
@@ -266,7 +318,9 @@ fn is_removed_and_purged(scene: &Scene) {
     assert!(!place.tell(&["ip", "-brief", "link"]).contains("culvert0"));
     fs::write(gateway.path("/etc/culvert/notes.txt"), "of the operator").unwrap();
     gateway.tell(&["dpkg", "--purge", "culvert"]);
-    for gone in [CONFIG, KEY, "/var/lib/culvert", "/etc/systemd/system/multi-user.target.wants/culvert.service"] {
+    for gone in
+        [CONFIG, KEY, "/var/lib/culvert", "/etc/systemd/system/multi-user.target.wants/culvert.service"]
+    {
         assert!(gateway.path(gone).symlink_metadata().is_err(), "{gone}");
     }
     assert!(gateway.path("/etc/culvert/notes.txt").exists());

@@ -66,7 +66,16 @@ impl Machine {
         prepare(&folder.path().join("upper"));
         let cgroup = format!("culvert-machine-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let mut command = place.command("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--propagation", "private"]);
+        command.args([
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--propagation",
+            "private",
+        ]);
         command.args(["--", "sh", BOOT]).arg(folder.path()).arg(debian).arg(&cgroup).args(init);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let log = fs::File::create(folder.path().join("log")).unwrap();
@@ -83,10 +92,12 @@ impl Machine {
         let process = self.process.as_mut().unwrap();
         assert!(process.ended().is_none(), "the machine did not start: {}", log());
         let parent = format!("PPid:\t{}", process.pid());
-        for entry in fs::read_dir("/proc").unwrap() {
-            let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<u32>() else { continue };
+        for entry in fs::read_dir("/proc").map_err(|error| error.to_string())? {
+            let Ok(entry) = entry else { continue };
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
             let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            if read("status").lines().any(|line| line == parent) && read("environ").starts_with("container=") {
+            if read("status").lines().any(|line| line == parent) && read("environ").starts_with("container=")
+            {
                 return Ok(pid);
             }
         }
@@ -96,6 +107,16 @@ impl Machine {
     /// A file of the machine, as this host reaches it.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.init))
+    }
+
+    /// The processes of this name, as the machine numbers them.
+    pub(crate) fn processes(&self, name: &str) -> Vec<String> {
+        let files = fs::read_dir(self.path("/proc")).unwrap().map(|entry| entry.unwrap());
+        let is_one = |pid: &String| {
+            let comm = fs::read_to_string(self.path(&format!("/proc/{pid}/comm"))).unwrap_or_default();
+            pid.parse::<u32>().is_ok() && comm.trim() == name
+        };
+        files.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(is_one).collect()
     }
 
     /// Runs a command in it, as root.
@@ -109,7 +130,13 @@ impl Machine {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string()]);
         command.args(["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd"]);
-        command.args(["--", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive"]);
+        command.args([
+            "--",
+            "env",
+            "-i",
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND=noninteractive",
+        ]);
         command
     }
 

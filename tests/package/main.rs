@@ -37,8 +37,11 @@ const MACHINE: &[Need] = &[
 ];
 
 /// What building the package needs.
-const BUILD: &[Need] =
-    &[Need::Tool("dpkg-shlibdeps", "dpkg-dev"), Need::Tool("strip", "binutils"), Need::Tool("cargo", "cargo")];
+const BUILD: &[Need] = &[
+    Need::Tool("dpkg-shlibdeps", "dpkg-dev"),
+    Need::Tool("strip", "binutils"),
+    Need::Tool("cargo", "cargo"),
+];
 
 /// A file of the repository.
 fn repository(path: &str) -> PathBuf {

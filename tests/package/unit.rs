@@ -23,7 +23,8 @@ fn machine(test: &str) -> Option<Machine> {
     }
     let machine = Machine::idle(debian, &Place::Host);
     fs::copy(repository(UNIT), machine.path("/etc/systemd/system/culvert.service")).unwrap();
-    fs::copy(repository("deploy/systemd/culvert.sysusers"), machine.path("/usr/lib/sysusers.d/culvert.conf")).unwrap();
+    fs::copy(repository("deploy/systemd/culvert.sysusers"), machine.path("/usr/lib/sysusers.d/culvert.conf"))
+        .unwrap();
     machine.tell(&["systemd-sysusers"]);
     machine.tell(&["ln", "-s", "/bin/true", "/usr/bin/culvert"]);
     Some(machine)

@@ -1,0 +1,164 @@
+//! The steps of the container file, run on a clean Debian where no builder is needed, and what comes out: an agent that
+//! is not root on a file system that it cannot write.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use culvert_tests::{
+    agent::{SHUTDOWN_LIMIT, binary},
+    clock::{self, PATIENCE},
+    needs::{self, Need},
+    place::{Cable, Place},
+    process::{Running, run, text},
+};
+
+use crate::{
+    containerfile::{Stage, stages},
+    debian,
+    machine::Machine,
+    repository,
+};
+
+const NEEDS: &[Need] = &[
+    Need::Tun,
+    Need::Tool("setcap", "libcap2-bin"),
+    Need::Tool("strip", "binutils"),
+    Need::Tool("setpriv", "util-linux"),
+];
+
+/// Where the stage that builds leaves the program.
+const BUILT: &str = "/src/target/release/culvert";
+
+/// The image, and how a container of it runs.
+struct Image {
+    machine: Machine,
+    last: Stage,
+    cable: Cable,
+}
+
+impl Image {
+    /// The image, if this machine can build it; else the test is listed as skipped.
+    fn new(test: &str) -> Option<Self> {
+        let debian = debian::clean(test)?;
+        needs::met(test, NEEDS).then(|| Self::build(debian))
+    }
+
+    /// Builds it, but for the compiler.
+    fn build(debian: &Path) -> Self {
+        let cable = Cable::new();
+        let machine = Machine::idle(debian, &cable.places()[0]);
+        let [first, last] = stages();
+        let folder = machine.path("/src");
+        fs::create_dir_all(machine.path("/src/target/release")).unwrap();
+        fs::copy(binary(), machine.path(BUILT)).unwrap();
+        // What it does with the program once that is there.
+        for (_, step) in
+            first.instructions().filter(|(kind, step)| *kind == "RUN" && step.ends_with("/culvert"))
+        {
+            // With this host's tools, which a clean Debian has not.
+            let output =
+                run(Command::new("sh").args(["-ec", step]).current_dir(&folder), Duration::from_secs(60));
+            assert!(output.status.success(), "{step}: {}", text(&output.stderr));
+        }
+        for (kind, step) in last.instructions() {
+            match kind {
+                "RUN" => drop(machine.tell(&["sh", "-ec", step])),
+                "COPY" => {
+                    let (from, to) = step.strip_prefix("--from=build ").unwrap().split_once(' ').unwrap();
+                    machine.tell(&["cp", "--preserve=all", from, to]);
+                }
+                "FROM" => assert!(step.contains("debian:"), "{step}"),
+                "VOLUME" | "USER" | "HEALTHCHECK" | "ENTRYPOINT" | "CMD" => {}
+                other => panic!("what is {other}?"),
+            }
+        }
+        machine.tell(&["rm", "-r", "/src"]);
+        Self { machine, last, cable }
+    }
+
+    /// A command as a container with `capabilities` runs it: by the image's user, on its file system, of which only the
+    /// volumes can be written.
+    fn command(&self, capabilities: &str, words: &[String]) -> Command {
+        let (uid, gid) = self.last.only("USER").split_once(':').unwrap();
+        let volumes = self.last.words("VOLUME");
+        let script = "while [ \"$1\" != -- ]; do mount --bind \"$1\" \"$1\"; shift; done; shift
+            mount -o remount,bind,ro /
+            exec \"$@\"";
+        let mut command = self.machine.command();
+        command.args(["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec", script, "sh"]);
+        command.args(volumes).arg("--");
+        command.args(["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--inh-caps=-all"]);
+        command
+            .arg(format!("--bounding-set=-all{capabilities}"))
+            .args(["--pdeathsig", "KILL", "--"])
+            .args(words);
+        command
+    }
+
+    /// What the image runs, with these arguments.
+    fn entry(&self, arguments: &[&str]) -> Vec<String> {
+        let arguments = arguments.iter().map(|word| (*word).to_owned());
+        self.last.words("ENTRYPOINT").into_iter().chain(arguments).collect()
+    }
+}
+
+const GIVEN: &str = ",+net_admin";
+
+#[test]
+fn the_image_runs_without_root_on_a_file_system_that_it_cannot_write() {
+    let Some(image) = Image::new("the container's image") else { return };
+    let limit = Duration::from_secs(30);
+    // As the file says: the container must be given the capability.
+    assert!(!run(&mut image.command("", &image.entry(&["--version"])), limit).status.success());
+    let init = [
+        "init",
+        "--role",
+        "exit",
+        "--listen",
+        "0.0.0.0:4433",
+        "--advertise",
+        "192.0.2.1:4433",
+        "--tun",
+        "10.9.0.1/24",
+    ];
+    let output = run(&mut image.command(GIVEN, &image.entry(&init)), limit);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let health = image.last.words("HEALTHCHECK");
+    let is_healthy = || run(&mut image.command(GIVEN, &health), limit);
+    assert!(!is_healthy().status.success(), "nothing runs yet");
+    let arguments = image.last.words("CMD");
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut command = image.command(GIVEN, &image.entry(&arguments));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap());
+    let mut agent = Running::start("the container's agent", &mut command);
+    clock::until("the agent is healthy", PATIENCE, || {
+        let said = fs::read_to_string(&log).unwrap();
+        assert!(agent.ended().is_none(), "{said}");
+        if is_healthy().status.success() { Ok(()) } else { Err(said) }
+    });
+    let place: &Place = &image.cable.places()[0];
+    assert!(place.tell(&["ip", "-brief", "address"]).contains("10.9.0.1/24"));
+    // `nsenter` waits for it, and passes its end on.
+    let pid = image.machine.processes("culvert");
+    image.machine.tell(&["sh", "-c", "kill -TERM \"$1\"", "sh", &pid.concat()]);
+    assert!(agent.wait(SHUTDOWN_LIMIT).success(), "{}", fs::read_to_string(&log).unwrap());
+}
+
+#[test]
+fn the_container_file_copies_what_the_build_reads() {
+    let [first, _] = stages();
+    assert!(first.instructions().any(|step| step == ("COPY", ". .")));
+    let ignored = fs::read_to_string(repository("deploy/container/Containerfile.dockerignore")).unwrap();
+    let ignored: Vec<&str> = ignored.lines().filter(|line| !line.starts_with('#')).collect();
+    // Members of the workspace, without which cargo reads nothing.
+    for needed in ["Cargo.toml", "Cargo.lock", "agent", "quic-core", "tests"] {
+        assert!(repository(needed).exists() && !ignored.contains(&needed), "{needed}");
+    }
+}
