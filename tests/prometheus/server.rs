@@ -5,7 +5,7 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     process::{Command, Stdio},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -91,7 +91,8 @@ impl Prometheus {
     }
 
     fn page(&self, path: &str) -> Result<u64, String> {
-        self.fetcher.lock().unwrap().get(self.address, path).map(|page| page.status)
+        let mut fetcher = self.fetcher.lock().unwrap_or_else(PoisonError::into_inner);
+        fetcher.get(self.address, path).map(|page| page.status)
     }
 
     /// What the API says at `path`.
