@@ -115,7 +115,7 @@ impl Worker {
             let alike = || self.peers.iter().filter(bears);
             let live = alike().find(|peer| peer.is_live());
             // What comes for one that was removed is counted under it.
-            live.or_else(|| alike().last()).map_or(PeerId(u32::MAX), |peer| peer.id)
+            live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
         };
         self.forward_peers = self.config.peers.iter().map(id_of).collect();
     }

@@ -286,9 +286,7 @@ impl World {
         seed: u8,
     ) {
         self.agents[place] = None;
-        let mut config = Config::parse(toml, Path::new(".")).unwrap();
-        (self.tune)(&mut config);
-        let config = Arc::new(config);
+        let config = Arc::new(self.read(toml));
         let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
@@ -337,10 +335,15 @@ impl World {
             Some(Agent { workers, metrics, roster, config, exchange, tun, snapshots, deadlines });
     }
 
-    /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
-    pub(super) fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
+    fn read(&self, toml: &str) -> Config {
         let mut config = Config::parse(toml, Path::new(".")).unwrap();
         (self.tune)(&mut config);
+        config
+    }
+
+    /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
+    pub(super) fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
+        let config = self.read(toml);
         let agent = self.agent(place);
         let mut plan = plan(&agent.config, config);
         let changes = std::mem::take(&mut plan.changes);

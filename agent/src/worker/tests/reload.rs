@@ -1,6 +1,6 @@
 //! Another configuration while the workers run: what it does not concern goes on, datagram for datagram.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -330,7 +330,7 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     peer.name = "late".into();
     peer.public_keys = vec![late.public_key()];
     pair.world.agent(exit).roster.add(peer, Origin::State).unwrap();
-    let before = pair.world.agent(exit).workers[0].config.clone();
+    let before = Arc::clone(&pair.world.agent(exit).workers[0].config);
     let taken = format!("{text}\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n", late.public_key());
     let error = pair.world.reload(exit, &taken).unwrap_err();
     assert_eq!(error, RosterError::KeyTaken("late".into()));
@@ -338,8 +338,8 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     assert_eq!(pair.world.agent(exit).workers[0].config, before, "nothing has changed");
     pair.world.reload(exit, &format!("limits = {{ flows = 77 }}\n{text}")).unwrap();
     pair.world.run(Duration::from_millis(10));
-    let names: Vec<_> = pair.world.agent(exit).roster.list().iter().map(|l| l.peer.name.clone()).collect();
-    assert_eq!(names, ["entry".into(), "late".into()]);
+    let listed = pair.world.agent(exit).roster.list();
+    assert_eq!(listed.iter().map(|listed| &*listed.peer.name).collect::<Vec<_>>(), ["entry", "late"]);
     assert_eq!(pair.world.agent(exit).workers[0].config.limits.flows, 77);
 }
 
