@@ -409,11 +409,6 @@ pub const DEFAULT_MAX_PACKET: u16 = 1452;
 /// The transport parameters of a control connection.
 ///
 /// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream;
-/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
-pub(crate) fn streams_for(forwards: u32) -> VarInt {
-    VarInt::from_u32(forwards.saturating_add(1))
-}
-
 /// `max_packet` is the upper end of path MTU discovery (at or below [`MIN_PACKET`] there is none).
 pub fn transport_config(
     keepalive: Option<Duration>,
@@ -448,6 +443,11 @@ pub fn transport_config(
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
         .mtu_discovery_config(discovery);
     config
+}
+
+/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
+pub(crate) fn streams_for(forwards: u32) -> VarInt {
+    VarInt::from_u32(forwards.saturating_add(1))
 }
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.
