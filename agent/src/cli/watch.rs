@@ -67,10 +67,7 @@ async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
                 _ = resized.recv() => Ok(None),
             }
         };
-        let next = match until_ended(next, interrupt, terminate, hangup).await {
-            Some(next) => next,
-            None => return Ok(()),
-        };
+        let Some(next) = until_ended(next, interrupt, terminate, hangup).await else { return Ok(()) };
         is_new = false;
         if let Some(status) = next? {
             (last, is_new) = (status, true);
