@@ -38,7 +38,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("peer.endpoints", "[\"exit.example.org:4433\"]", Now),
     ("peer.lanes", "3", NextConnection),
     ("peer.profile", "\"latency\"", NextConnection),
-    ("peer.keepalive", "\"0s\"", Now),
+    ("peer.keepalive", "\"0s\"", NextConnection),
     ("peer.drop", "\"newest\"", Now),
     ("peer.queue.packets", "4095", Now),
     ("peer.queue.bytes", "\"5MiB\"", Now),

@@ -195,7 +195,8 @@ impl Differences {
                 }
                 .to_owned()
             }),
-            keepalive: self.take(&at("keepalive"), now, &old.keepalive, keepalive, |keepalive| {
+            // The lanes follow at once, the control connection has the interval that it began with.
+            keepalive: self.take(&at("keepalive"), NEXT, &old.keepalive, keepalive, |keepalive| {
                 duration(&keepalive.unwrap_or_default())
             }),
             drop: self.take(&at("drop"), now, &old.drop, drop, |drop| {
