@@ -51,7 +51,9 @@ pub struct Session {
     pub openings: Openings,
     /// When it was established.
     pub since: Instant,
-    /// When the control connection was last pinged because its lanes are in use.
+    /// Whether the connection is kept alive by itself: a keepalive that came later is not known to it.
+    pub keeps_alive: bool,
+    /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
 }
 
@@ -127,8 +129,6 @@ pub struct Peer {
     pub too_large: Option<TooLarge>,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
-    /// Our services that it was last told of.
-    pub told_services: Vec<messages::Service>,
     /// When the worker that dials it was last told that datagrams wait here.
     pub hurried: Option<Instant>,
     /// Until when datagrams wait for it at another worker, as far as that has said.

@@ -5,7 +5,7 @@
 //!   └──────── an error up to here changes nothing ────────┘
 //! ```
 
-use std::sync::Arc;
+use std::{fs, path::PathBuf, sync::Arc};
 
 use crate::{
     config::{
@@ -28,6 +28,9 @@ pub enum ReloadError {
     /// The agent was not started from a file.
     #[error("this agent was not started from a file: there is nothing to read again")]
     NoFile,
+    /// Reading it might never end.
+    #[error("{}: is not a regular file: nothing was read (remedy: put the file back)", .0.display())]
+    NoRegularFile(PathBuf),
     /// The file, the state file or the key is wrong.
     #[error(transparent)]
     Config(#[from] LoadError),
@@ -45,7 +48,7 @@ pub enum ReloadError {
         error: std::io::Error,
     },
     /// A peer that was added while the agent ran is in the way.
-    #[error(transparent)]
+    #[error("a peer that was added with culvert peer is in the way, see culvert peer list: {0}")]
     Roster(#[from] RosterError),
 }
 
@@ -55,7 +58,7 @@ impl ReloadError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Config(_) | Self::Roster(_) => true,
-            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
+            Self::NoFile | Self::NoRegularFile(_) | Self::Route(_) | Self::Port { .. } => false,
         }
     }
 }
@@ -82,6 +85,9 @@ impl Running {
     fn try_reload(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
         let running = self.config.load_full();
         let path = running.path.as_ref().ok_or(ReloadError::NoFile)?;
+        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+            return Err(ReloadError::NoRegularFile(path.clone()));
+        }
         let (fresh, identity) = Config::load(path)?;
         let mut notes: Vec<String> =
             fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
@@ -111,12 +117,13 @@ impl Running {
                 tunnel::routes_are_free(tun, &peer.allowed_ips)?;
             }
         }
+        let shares = self.open(&config, &plan)?;
         if dry_run {
+            self.roster.would_take(&revision(&config, &plan))?;
             return Ok(Reloaded { changes: plan.changes, notes });
         }
-        let shares = self.open(&config, &plan)?;
         let changes = std::mem::take(&mut plan.changes);
-        let config = follow(config, plan, (&self.roster, &self.exchange), shares)?;
+        let config = follow(config, &plan, (&self.roster, &self.exchange), shares)?;
         if config.descriptors() > running.descriptors() {
             daemon::raise_descriptor_limit(&config);
         }
@@ -182,20 +189,25 @@ fn say_change(Change { what, kind, effect }: &Change) {
 /// A peer that was added while the agent ran is in the way; nothing has changed then.
 pub(crate) fn follow(
     config: Config,
-    plan: Plan,
+    plan: &Plan,
     (roster, exchange): (&Roster, &Exchange),
     shares: Vec<Ports>,
 ) -> Result<Arc<Config>, RosterError> {
-    roster.revise(Revision {
-        mode: config.access.mode,
-        open_services: config.access.services.clone(),
-        limits: config.limits,
-        removed: plan.removed,
-        changed: plan.changed,
-        added: plan.added,
-        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
-    })?;
+    roster.revise(revision(&config, plan))?;
     let config = Arc::new(config);
     exchange.configure(&config, shares);
     Ok(config)
+}
+
+/// What a plan, whose configuration is `config`, makes of the list of peers.
+fn revision(config: &Config, plan: &Plan) -> Revision {
+    Revision {
+        mode: config.access.mode,
+        open_services: config.access.services.clone(),
+        limits: config.limits,
+        removed: plan.removed.clone(),
+        changed: plan.changed.clone(),
+        added: plan.added.clone(),
+        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
+    }
 }

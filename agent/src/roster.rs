@@ -306,28 +306,10 @@ impl Roster {
     /// # Errors
     /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
     pub fn revise(&self, revision: Revision) -> Result<(), RosterError> {
-        let Book { slots, shut_out } = &mut *lock(&self.book);
-        let Revision { mode, open_services, limits, removed, changed, added, named: keys } = revision;
-        let out = |peer: &config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
-        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.into_iter().chain(added).partition(out);
-        let replaced = |slot: &&Slot| {
-            let name = &slot.peer.name;
-            slot.origin == Origin::Config
-                && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
-        };
-        let mut known: Vec<&config::Peer> =
-            named(slots).filter(|slot| !replaced(slot)).map(|slot| &*slot.peer).collect();
-        for peer in &wanted {
-            self.suits(peer, &known)?;
-            known.push(peer);
-        }
-        if known.len() > limits.peers {
-            return Err(RosterError::Full(limits.peers));
-        }
-        let leaving: Vec<usize> = (0..slots.len())
-            .filter(|place| slots.get(*place).is_some_and(|slot| slot.is_live() && replaced(&slot)))
-            .filter(|place| !wanted.iter().any(|peer| peer.name == slots[*place].peer.name))
-            .collect();
+        let book = &mut *lock(&self.book);
+        let (wanted, leaving) = self.check(book, &revision)?;
+        let Book { slots, shut_out } = book;
+        let Revision { mode, open_services, limits, named: keys, .. } = revision;
         for place in leaving {
             self.leave(slots, place);
         }
@@ -361,6 +343,46 @@ impl Roster {
         }
         shut_out.retain(|key| keys.contains(key));
         Ok(())
+    }
+
+    /// Whether [`Roster::revise`] would do it now.
+    ///
+    /// # Errors
+    /// As its own.
+    pub fn would_take(&self, revision: &Revision) -> Result<(), RosterError> {
+        self.check(&lock(&self.book), revision).map(drop)
+    }
+
+    /// The peers that are to be as a revision has them, and the places of those that are to leave.
+    fn check(
+        &self,
+        book: &Book,
+        revision: &Revision,
+    ) -> Result<(Vec<config::Peer>, Vec<usize>), RosterError> {
+        let Book { slots, shut_out } = book;
+        let Revision { limits, removed, changed, added, .. } = revision;
+        let out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
+        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(out);
+        let replaced = |slot: &Slot| {
+            let name = &slot.peer.name;
+            slot.origin == Origin::Config
+                && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
+        };
+        let mut known: Vec<&config::Peer> =
+            named(slots).filter(|slot| !replaced(slot)).map(|slot| &*slot.peer).collect();
+        for peer in &wanted {
+            self.suits(peer, &known)?;
+            known.push(peer);
+        }
+        if known.len() > limits.peers {
+            return Err(RosterError::Full(limits.peers));
+        }
+        let leaves = |slot: &Slot| {
+            slot.is_live() && replaced(slot) && !wanted.iter().any(|peer| peer.name == slot.peer.name)
+        };
+        let leaving = slots.iter().enumerate().filter(|(_, slot)| leaves(slot)).map(|(place, _)| place);
+        let leaving = leaving.collect();
+        Ok((wanted.into_iter().cloned().collect(), leaving))
     }
 
     /// Which of these peers of the configuration were removed while the agent ran, and so are kept out.

@@ -42,8 +42,11 @@ impl Reload {
             Ok(Reached::Offline(offline)) => {
                 // A file that is wrong may name another socket than the daemon has.
                 if let Err(error) = Config::load(&offline.file) {
-                    out::complain(&offline);
-                    return Err(error.into());
+                    out::complain(&error);
+                    return Err(Failure::Input(format!(
+                        "{offline}; a file that is wrong does not say where the daemon's socket is (remedy: correct the above, or \
+                         name the socket with --socket)"
+                    )));
                 }
                 return Err(not_running(&offline));
             }

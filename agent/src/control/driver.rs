@@ -27,7 +27,9 @@ use zeroize::Zeroizing;
 use super::{
     Traffic,
     accept::{Acceptance, Admission, Pending},
-    messages::{CloseReason, Framer, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL},
+    messages::{
+        CloseReason, Framer, Hello, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL, Service,
+    },
 };
 use crate::{
     io::Path,
@@ -76,6 +78,8 @@ pub struct ControlConnection {
     pub key: Option<[u8; 32]>,
     /// The knock that let it in.
     admission: Option<Admission>,
+    /// Our services that the far end was told of last.
+    pub told: Vec<Service>,
     control: Option<StreamId>,
     framer: Framer,
     outgoing: Vec<u8>,
@@ -108,6 +112,7 @@ impl ControlConnection {
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
+            told: Vec::new(),
             establish_by,
             mtu: 0,
             dirty: false,
@@ -395,6 +400,9 @@ impl Control {
             connection.control = connection.quinn.streams().open(Dir::Bi);
         }
         message.encode(&mut connection.outgoing);
+        if let Message::Hello(Hello { services, .. }) | Message::ServicesChanged(services) = message {
+            connection.told.clone_from(services);
+        }
         self.stats.messages_sent += 1;
         self.touch(handle);
         if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {

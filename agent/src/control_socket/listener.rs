@@ -95,6 +95,8 @@ impl ControlSocket {
                         Err(error) => tracing::error!(%error, "cannot serve the control socket"),
                     }
                 });
+                // A request may wait for a disk that does not answer.
+                runtime.shutdown_background();
             })
             .map_err(refused)?;
         Ok(Self { file, stop, thread: Some(thread) })
@@ -221,7 +223,10 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
         }
         let complete = line.len() <= MAX_REQUEST_BYTES && line.ends_with(b"\n");
         let answer = if complete {
-            desk.answer(&line)
+            // On a thread of its own: one that waits for a disk, or for the workers, holds no other up.
+            let desk = Arc::clone(&desk);
+            let Ok(answer) = tokio::task::spawn_blocking(move || desk.answer(&line)).await else { return };
+            answer
         } else {
             let error = format!("not a line of at most {MAX_REQUEST_BYTES} bytes");
             Answer::Refused { bad_input: true, error }

@@ -11,7 +11,10 @@
 //! It runs on a thread of its own: a request never waits for the packet path, nor the other way round. Whoever may open
 //! the socket may change the peers; the file's mode (0600) says who that is.
 
-use std::{error::Error, sync::Arc};
+use std::{
+    error::Error,
+    sync::{Arc, Mutex},
+};
 
 use crate::{
     capture::{self, Captures},
@@ -23,6 +26,7 @@ use crate::{
     identity::PublicKey,
     reload::ReloadError,
     roster::{Listed, Origin},
+    worker::lock,
 };
 
 pub mod client;
@@ -84,8 +88,9 @@ pub struct Reloaded {
     pub notes: Vec<String>,
 }
 
-/// Answers requests, one after the other.
+/// Answers requests: those that change peers one after the other.
 pub struct Desk {
+    changing: Mutex<()>,
     own_key: PublicKey,
     peers: Arc<dyn Peers>,
 }
@@ -94,7 +99,7 @@ impl Desk {
     /// Of the daemon that runs under `own_key`.
     #[must_use]
     pub fn new(own_key: PublicKey, peers: Arc<dyn Peers>) -> Self {
-        Self { own_key, peers }
+        Self { changing: Mutex::default(), own_key, peers }
     }
 
     /// The answer to one line, without its end.
@@ -102,8 +107,14 @@ impl Desk {
     pub fn answer(&self, line: &[u8]) -> Answer {
         match Request::from_line(line) {
             Ok(Request::PeerList {}) => self.list(),
-            Ok(Request::PeerAdd(new)) => self.add(&new.into()),
-            Ok(Request::PeerRemove { name }) => self.remove(&name),
+            Ok(Request::PeerAdd(new)) => {
+                let _one_at_a_time = lock(&self.changing);
+                self.add(&new.into())
+            }
+            Ok(Request::PeerRemove { name }) => {
+                let _one_at_a_time = lock(&self.changing);
+                self.remove(&name)
+            }
             Ok(Request::Reload { dry_run }) => self.reload(dry_run),
             Ok(Request::Status(scope)) => self.status(&scope),
             Ok(Request::QlogStart(start)) => {

@@ -70,7 +70,6 @@ impl PeerMaker<'_> {
             tcp_streams: 0,
             too_large: None,
             known_services: None,
-            told_services: Vec::new(),
             resolve,
             dialled: None,
             failure: None,

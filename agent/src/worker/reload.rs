@@ -251,11 +251,9 @@ impl Worker {
     /// Tells a connected peer which of our services it may use, if that has changed since it was told.
     pub(super) fn offer_services(&mut self, id: PeerId) {
         let services = self.services_for(id);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(session) = &peer.session else { return };
-        if peer.told_services != services {
-            peer.told_services.clone_from(&services);
-            self.control.send(session.handle, &Message::ServicesChanged(services));
+        let Some(handle) = self.session_of(id).map(|session| session.handle) else { return };
+        if self.control.get(handle).is_some_and(|connection| connection.told != services) {
+            self.control.send(handle, &Message::ServicesChanged(services));
         }
     }
 

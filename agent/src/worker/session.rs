@@ -291,11 +291,8 @@ impl Worker {
     }
 
     /// What we say of ourselves to `peer`.
-    fn hello(&mut self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
+    fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
         let services = self.services_for(peer);
-        if let Some(peer) = self.peers.get_mut(peer.0 as usize) {
-            peer.told_services.clone_from(&services);
-        }
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -479,6 +476,7 @@ impl Worker {
             hello,
             openings,
             since: now,
+            keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
         });
         self.totals.handshakes.established += 1;
@@ -489,6 +487,8 @@ impl Worker {
                 self.ask_for_lane(id, index, now);
             }
         }
+        // They may have changed since the hello was sent.
+        self.offer_services(id);
         self.warn_of_missing_services(id);
         self.warn_of_missing_tunnel(id, now);
         // A client without lanes may have sent datagrams that overtook its hello.

@@ -370,3 +370,38 @@ fn whatever_is_reloaded_in_whatever_order_the_accounts_balance_and_the_steady_fl
         case.assert_undisturbed();
     }
 }
+
+#[test]
+fn what_is_reloaded_while_a_handshake_is_under_way_reaches_the_peer_all_the_same() {
+    // At every millisecond of the handshake, which takes some 60 of them.
+    for after in 0..100 {
+        let mut pair = Pair::new(4200 + after, "", "");
+        let toml = Exit { other: true, granted: r#""echo", "other""#, ..Exit::new() }.toml(&pair.entry_key);
+        pair.world.run(Duration::from_millis(after));
+        pair.world.reload(pair.exit, &toml).unwrap();
+        pair.wait_for_lanes(1);
+        pair.world.run(Duration::from_millis(30));
+        let entry = pair.entry;
+        let offered = pair.world.agent(entry).workers[0].peers[0].session.as_ref().unwrap();
+        let names: Vec<&str> = offered.hello.services.iter().map(|service| &*service.name).collect();
+        assert_eq!(names, ["echo", "other"], "{after} ms after the start");
+    }
+}
+
+#[test]
+fn a_keepalive_that_comes_with_a_reload_keeps_the_connection_that_is_there() {
+    let mut pair = Pair::connected(4300, "keepalive = \"0s\"", "");
+    let toml = pair.entry_toml.replace("keepalive = \"0s\"", "keepalive = \"20s\"");
+    pair.world.reload(pair.entry, &toml).unwrap();
+    let mut client = pair.client(1000);
+    for number in 0..200 {
+        client.send(INGRESS, &numbered(number));
+        pair.run_served(Duration::from_millis(500));
+    }
+    assert_eq!(client.receive().len(), 200);
+    // And without traffic.
+    pair.world.run(Duration::from_secs(100));
+    assert_eq!(pair.world.metric(pair.exit, "culvert_handshakes_total{outcome=\"established\"}"), 1);
+    assert!(pair.world.peer(pair.entry).connected);
+    pair.assert_balanced();
+}
