@@ -32,6 +32,7 @@ use crate::{
         process,
         tun::TunPort,
     },
+    log,
     metrics::Metrics,
     operator::Running,
     roster::Roster,
@@ -145,9 +146,9 @@ impl Daemon {
             None => (None, None),
         };
         tracing::info!(
-            transport = ?addresses.transport,
-            udp = ?addresses.udp,
-            tcp = ?addresses.tcp,
+            transport = log::list(&addresses.transport),
+            udp = log::list(&addresses.udp),
+            tcp = log::list(&addresses.tcp),
             metrics = admin_address.map(tracing::field::display),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::{
     config::{
-        Config, LoadError,
+        Config, LoadError, PeerOrigin,
         reload::{Change, Effect, Kind, Plan, plan},
     },
     control_socket::Reloaded,
@@ -91,7 +91,20 @@ impl Running {
                 fresh.identity_key_file.display()
             ));
         }
+        let configured = fresh.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let kept_out = self.roster.kept_out(configured);
         let mut plan = plan(&running, fresh);
+        // What is said of a peer that is kept out has no effect.
+        plan.changes.retain(|change| {
+            let of = |name: &Arc<str>| change.what.starts_with(&format!("peer \"{name}\""));
+            !kept_out.iter().any(of)
+        });
+        notes.extend(kept_out.iter().map(|name| {
+            format!(
+                "{name:?} stays shut out until the next start: it was removed with culvert peer (remedy: take its [[peer]] out \
+                 of the configuration and reload, or restart the daemon to let it in again)"
+            )
+        }));
         let Some(config) = plan.config.take() else { return Ok(Reloaded { changes: plan.changes, notes }) };
         if let Some(tun) = &config.tun {
             for peer in plan.changed.iter().chain(&plan.added) {
@@ -103,17 +116,13 @@ impl Running {
         }
         let shares = self.open(&config, &plan)?;
         let changes = std::mem::take(&mut plan.changes);
-        let (config, kept_out) = follow(config, plan, (&self.roster, &self.exchange), shares)?;
-        daemon::raise_descriptor_limit(&config);
+        let config = follow(config, plan, (&self.roster, &self.exchange), shares)?;
+        if config.descriptors() > running.descriptors() {
+            daemon::raise_descriptor_limit(&config);
+        }
         log::set_level(config.log.level);
         self.metrics.configured(&config.limits, self.clock.unix_time());
         self.config.store(config);
-        notes.extend(kept_out.iter().map(|name| {
-            format!(
-                "{name:?} stays shut out until the next start: it was removed with culvert peer (remedy: take its [[peer]] out \
-                 of the configuration, or restart the daemon to let it in again)"
-            )
-        }));
         Ok(Reloaded { changes, notes })
     }
 
@@ -167,7 +176,7 @@ fn say_change(Change { what, kind, effect }: &Change) {
 }
 
 /// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
-/// each worker. Also returns the names of peers that stay shut out.
+/// each worker.
 ///
 /// # Errors
 /// A peer that was added while the agent ran is in the way; nothing has changed then.
@@ -176,8 +185,8 @@ pub(crate) fn follow(
     plan: Plan,
     (roster, exchange): (&Roster, &Exchange),
     shares: Vec<Ports>,
-) -> Result<(Arc<Config>, Vec<Arc<str>>), RosterError> {
-    let kept_out = roster.revise(Revision {
+) -> Result<Arc<Config>, RosterError> {
+    roster.revise(Revision {
         mode: config.access.mode,
         open_services: config.access.services.clone(),
         limits: config.limits,
@@ -188,5 +197,5 @@ pub(crate) fn follow(
     })?;
     let config = Arc::new(config);
     exchange.configure(&config, shares);
-    Ok((config, kept_out))
+    Ok(config)
 }

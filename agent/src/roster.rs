@@ -45,6 +45,18 @@ pub enum Origin {
     Open,
 }
 
+impl Origin {
+    /// In one word, as JSON and logs have it.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::State => "state",
+            Self::Open => "open",
+        }
+    }
+}
+
 impl From<PeerOrigin> for Origin {
     fn from(origin: PeerOrigin) -> Self {
         match origin {
@@ -289,12 +301,11 @@ impl Roster {
         Ok(Listed { id: id_of(place), peer, origin })
     }
 
-    /// Follows a changed configuration: all of it, or nothing. Returns the names of its peers that stay shut out, because they
-    /// were removed while the agent ran.
+    /// Follows a changed configuration: all of it, or nothing. Its peers that were removed while the agent ran stay shut out.
     ///
     /// # Errors
     /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
-    pub fn revise(&self, revision: Revision) -> Result<Vec<Arc<str>>, RosterError> {
+    pub fn revise(&self, revision: Revision) -> Result<(), RosterError> {
         let Book { slots, shut_out } = &mut *lock(&self.book);
         let Revision { mode, open_services, limits, removed, changed, added, named: keys } = revision;
         let out = |peer: &config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
@@ -349,7 +360,15 @@ impl Roster {
             self.let_in(slots, peer, Origin::Config);
         }
         shut_out.retain(|key| keys.contains(key));
-        Ok(kept_out.into_iter().map(|peer| peer.name).collect())
+        Ok(())
+    }
+
+    /// Which of these peers of the configuration were removed while the agent ran, and so are kept out.
+    #[must_use]
+    pub fn kept_out<'a>(&self, peers: impl IntoIterator<Item = &'a config::Peer>) -> Vec<Arc<str>> {
+        let shut_out = &lock(&self.book).shut_out;
+        let is_out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
+        peers.into_iter().filter(is_out).map(|peer| Arc::clone(&peer.name)).collect()
     }
 
     /// Whether `peer` may be one beside those that are `known`.

@@ -3,17 +3,19 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
+    process::Command,
     thread,
     time::Duration,
 };
 
 use culvert_tests::{
-    agent::{Agent, culvert},
+    agent::{Agent, binary, culvert, keygen},
     client::Client,
     clock,
     pair::{Pair, Plan},
+    place::Place,
     ports,
-    process::text,
+    process::{run, text},
     upstream::Echo,
 };
 
@@ -90,7 +92,7 @@ fn a_flow_at_a_rate_that_was_lossless_stays_so_through_reloads() {
                 "[limits]\nflows = 50000\n[[service]]\nname = \"other\"\nupstream = \"{}\"\n\
                  [[peer]]\nname = \"late\"\npublic_key = \"{}\"\n",
                 other.address,
-                culvert_tests::agent::keygen(&exit.folder().join("late.key")),
+                keygen(&exit.folder().join("late.key")),
             ),
         );
         reload(&exit);
@@ -114,5 +116,29 @@ fn a_flow_at_a_rate_that_was_lossless_stays_so_through_reloads() {
     );
     // What was reloaded works.
     Client::new(2, listen_other).reach();
-    let Pair { .. } = Pair { entry, exit, underlay: listen };
+}
+
+#[test]
+fn without_a_socket_the_unit_reloads_by_signal() {
+    let mut agent = Agent::new("agent", &Place::Host);
+    let listen = format!("[transport]\nlisten = [\"127.0.0.1:{}\"]\n", ports::free());
+    agent.configure(&listen);
+    change(&agent, ("control.socket = \"control\"", "control.socket = \"\""), "");
+    agent.start();
+    let pid = agent.process().pid().to_string();
+    let reload = |agent: &Agent| {
+        let mut command = Command::new(binary());
+        command.args(["reload", "--config"]).arg(agent.config()).env("MAINPID", &pid);
+        run(&mut command, Duration::from_secs(20))
+    };
+    change(&agent, ("log.level = \"debug\"", "log.level = \"info\""), "[limits]\nflows = 77\n");
+    let output = reload(&agent);
+    assert!(output.status.success() && text(&output.stderr).contains("SIGHUP"), "{output:?}");
+    agent.wait_for_count("culvert_limit", &[("limit", "flows")], 77);
+    // A file that cannot even be read reaches the daemon, too: it says so and goes on.
+    change(&agent, ("flows = 77", "flows = \n x = ["), "");
+    assert!(reload(&agent).status.success());
+    agent.wait_for_count("culvert_reloads_total", &[("outcome", "refused")], 1);
+    agent.wait_for_log(&["ERROR", "nothing was changed"]);
+    agent.wait_for_count("culvert_limit", &[("limit", "flows")], 77);
 }

@@ -1,5 +1,8 @@
 //! `culvert reload`
 
+use std::{env, fmt::Display};
+
+use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
@@ -10,6 +13,7 @@ use super::{
 use crate::{
     config::{Config, reload::Effect},
     control_socket::wire::{Answer, Request, ShownChange, VERSION},
+    io::process,
 };
 
 /// Make the running daemon follow its changed configuration, without losing flows
@@ -33,6 +37,8 @@ impl Reload {
         let (changes, notes) = match self.reach.ask(&Request::Reload { dry_run: self.dry_run }) {
             Ok(Reached::Answer(Answer::Reloaded { changes, notes })) => (changes, notes),
             Ok(Reached::Answer(_)) => return Err(unexpected()),
+            Ok(Reached::Offline(offline)) if self.by_signal(&offline)? => return Ok(()),
+            Err(Failure::Config(error)) if self.by_signal(&error)? => return Ok(()),
             Ok(Reached::Offline(offline)) => {
                 // A file that is wrong may name another socket than the daemon has.
                 if let Err(error) = Config::load(&offline.file) {
@@ -56,6 +62,20 @@ impl Reload {
             return Ok(out::say(&answer)?);
         }
         Ok(out::say(&shown(&changes, &notes, self.dry_run).trim_end())?)
+    }
+}
+
+impl Reload {
+    /// As the unit's `ExecReload` there is another way to the daemon, which needs neither its socket nor a file that can be
+    /// read: true if it was taken, for the reason `why`.
+    fn by_signal(&self, why: &dyn Display) -> Result<bool, Failure> {
+        let main = env::var("MAINPID").ok().and_then(|pid| pid.parse().ok());
+        let Some(pid) = main.filter(|pid: &i32| *pid > 1 && !self.dry_run) else { return Ok(false) };
+        process::hang_up(pid).with_context(|| format!("{why}; and process {pid} takes no SIGHUP"))?;
+        out::complain(&format_args!(
+            "culvert: {why}: asked the service's process {pid} by SIGHUP; its log says what changed, or what is wrong"
+        ));
+        Ok(true)
     }
 }
 

@@ -293,11 +293,7 @@ impl ListedPeer {
 /// The text of every member `origin`.
 #[must_use]
 pub fn label(origin: Origin) -> &'static str {
-    match origin {
-        Origin::Config => "config",
-        Origin::State => "state",
-        Origin::Open => "open",
-    }
+    origin.words()
 }
 
 impl From<AddPeer> for NewPeer {

@@ -24,6 +24,9 @@ pub enum HelloError {
     /// lengths that lead outside.
     #[error("the packet is malformed")]
     Malformed,
+    /// The client closes an attempt of which nothing has come here: another one of its was faster.
+    #[error("the client has given this attempt up")]
+    Abandoned,
 }
 
 /// The hash, as [`hello_hash`] has it, of the ClientHello in the packet `initial` at the front of `datagram`.
@@ -64,11 +67,13 @@ fn decrypt(
     Ok(packet)
 }
 
-/// The CRYPTO frames of `payload`, offset and data; beside them a client's first packets have PADDING and PING only.
+/// The CRYPTO frames of `payload`, offset and data; beside them a client's first packets have PADDING and PING
+/// only, or CONNECTION_CLOSE.
 fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> {
     const PADDING: u8 = 0;
     const PING: u8 = 1;
     const CRYPTO: u8 = 6;
+    const CONNECTION_CLOSE: u8 = 0x1c;
     let whole = payload.len();
     let mut frames = Vec::new();
     while let Some((kind, rest)) = payload.split_first() {
@@ -85,6 +90,7 @@ fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> 
                 frames.push((offset.ok_or(HelloError::Incomplete)?, data));
                 payload = rest;
             }
+            CONNECTION_CLOSE => return Err(HelloError::Abandoned),
             _ => return Err(HelloError::Malformed),
         }
     }
@@ -253,6 +259,7 @@ mod tests {
     #[test]
     fn what_is_no_client_hello_is_malformed() {
         let of = |payload: &[u8]| hash_of(&sealed(payload));
+        assert_eq!(of(&[0, 0, 0x1c, 0, 0, 0]), Err(HelloError::Abandoned), "CONNECTION_CLOSE");
         assert_eq!(of(&frame(0, &[2, 0, 0, 1, 7])), Err(HelloError::Malformed), "another message");
         assert_eq!(of(&frame(0, &[1, 0, 0, 1, 7, 7])), Err(HelloError::Malformed), "more than the message");
         assert_eq!(

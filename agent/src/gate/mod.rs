@@ -130,11 +130,13 @@ pub enum Step {
     Hello,
     /// The table of used tokens is full.
     Full,
+    /// The end of an attempt that had not begun here.
+    Abandoned,
 }
 
 impl Step {
     /// The values of the metric label `step`.
-    pub const LABELS: [&'static str; 14] = [
+    pub const LABELS: [&'static str; 15] = [
         "passed",
         "admitted",
         "retry",
@@ -149,6 +151,7 @@ impl Step {
         "key",
         "hello",
         "full",
+        "abandoned",
     ];
 
     fn index(self) -> usize {
@@ -371,7 +374,7 @@ impl Gate {
             Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
             Err(why) => {
                 // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
-                if why.is_budgeted() {
+                if why.is_budgeted() && why.step() != Step::Abandoned {
                     let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
                     self.refusals.note(refusal, now);
                 }

@@ -69,6 +69,7 @@ impl Why {
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
             Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
             Self::Busy => Step::Budget,
+            Self::Hello(HelloError::Abandoned) => Step::Abandoned,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Full => Step::Full,
         }

@@ -17,6 +17,7 @@ use nix::{
     sys::{
         prctl::set_dumpable,
         resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+        signal::{Signal, kill},
     },
     unistd::Pid,
 };
@@ -50,6 +51,14 @@ pub fn hide_memory() -> io::Result<()> {
     // Also where cores go to a program: that gets them whatever the limit says.
     set_dumpable(false)?;
     Ok(core?)
+}
+
+/// Sends SIGHUP to a process.
+///
+/// # Errors
+/// The kernel's: there is none, or it is not ours.
+pub fn hang_up(pid: i32) -> io::Result<()> {
+    Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
 }
 
 /// Whether standard error is the stream of systemd's journal that `announced`, $JOURNAL_STREAM, names: `device:inode`.

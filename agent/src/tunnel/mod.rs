@@ -190,7 +190,7 @@ impl Tunnel {
             .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
         tracing::info!(
             name = &*tun.name,
-            addresses = ?tun.addresses,
+            addresses = crate::log::list(&tun.addresses),
             mtu = start,
             tcp_offload = device.offload.tcp,
             udp_offload = device.offload.udp,

@@ -117,7 +117,9 @@ impl Worker {
         }
         if self.dialler_of(id) == self.place.0 {
             match origin {
-                Origin::Config | Origin::State => tracing::info!(peer = &*peer.name, ?origin, "peer added"),
+                Origin::Config | Origin::State => {
+                    tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
+                }
                 // As often as guests come and go.
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
@@ -162,7 +164,7 @@ impl Worker {
         if dials {
             match peer.origin {
                 Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = ?peer.origin, "peer removed");
+                    tracing::info!(peer = &*peer.name, origin = peer.origin.words(), "peer removed");
                 }
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }

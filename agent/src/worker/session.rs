@@ -461,7 +461,7 @@ impl Worker {
                         peer = peer_name,
                         remote,
                         software,
-                        services = ?offered,
+                        services = crate::log::list(offered),
                         dialled,
                         lanes = wanted,
                         suppressed,
@@ -627,7 +627,9 @@ impl Worker {
         }
         self.stopping = true;
         self.control.stop_accepting();
-        tracing::info!("shutting down");
+        if self.place.0 == 0 {
+            tracing::info!("shutting down");
+        }
         self.listeners.clear();
         self.drain_queues(now);
         self.underlays.finish(&mut self.lanes, now);

@@ -371,3 +371,23 @@ fn a_retry_reaches_clients_over_ipv6() {
         assert_eq!(retries.len(), 1, "{access}");
     }
 }
+
+#[test]
+fn attempts_that_a_faster_one_makes_needless_are_no_refusals() {
+    for seed in 3200..3212 {
+        let mut pair = Pair::with_workers(seed, (2, 2), "", "");
+        pair.wait_for_lanes(2);
+        let mut client = pair.client(1000);
+        // Nothing passes for so long that several attempts are under way, of which the exit knows nothing.
+        pair.world.weather.borrow_mut().block = Box::new(|from, to| from.ip() == EXIT || to.ip() == EXIT);
+        for number in 0..40 {
+            client.send(INGRESS, &numbered(number));
+            pair.world.run(Duration::from_millis(100));
+        }
+        pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+        pair.world.run(Duration::from_secs(3));
+        assert!(pair.world.peer(pair.entry).connected, "seed {seed}");
+        assert_eq!(ended(&mut pair, "hello"), 0, "seed {seed}");
+        pair.assert_balanced();
+    }
+}
