@@ -3,7 +3,8 @@
 #
 #   boot.sh FOLDER LOWER CGROUP INIT...
 #
-# FOLDER has the folders upper, work and root; LOWER is the clean Debian.
+# FOLDER has the folders upper, layer and root; LOWER is the clean Debian, or / for this host's own system. What is in
+# upper is put over it.
 set -eu
 folder=$1 lower=$2 cgroup=$3
 shift 3
@@ -18,7 +19,28 @@ if [ "$cgroup" != entered ]; then
     exec unshare --cgroup -- sh "$0" "$folder" "$lower" entered "$@"
 fi
 
-mount -t overlay -o "lowerdir=$lower,upperdir=$folder/upper,workdir=$folder/work" overlay "$root"
+# In memory: the folder may be on an overlay itself, as it is in a container, and an overlay takes none as its upper one.
+mount -t tmpfs -o mode=755 layer "$folder/layer"
+mkdir "$folder/layer/upper" "$folder/layer/work"
+mount -t overlay -o "lowerdir=$lower,upperdir=$folder/layer/upper,workdir=$folder/layer/work" overlay "$root"
+if [ "$lower" = / ]; then
+    # Of this host stays what every Debian has: no services but systemd's own, no mounts, and nothing of ours. All of
+    # it happens in the overlay.
+    mount -t tmpfs -o mode=1777 tmp "$root/tmp"
+    mount -t tmpfs -o mode=1777 tmp "$root/var/tmp"
+    rm -rf "$root/etc/systemd/system" "$root"/etc/rc?.d "$root/etc/init.d" "$root/usr/sbin/policy-rc.d"
+    mkdir "$root/etc/systemd/system"
+    : >"$root/etc/fstab"
+    # Without a number of its own, systemd would enable all services again.
+    tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
+    if [ -e "$root/var/lib/dpkg/info/culvert.list" ]; then
+        chroot "$root" dpkg --purge --force-all culvert
+    fi
+    rm -rf "$root/etc/culvert" "$root/var/lib/culvert" "$root/usr/bin/culvert" "$root/usr/local/bin/culvert" \
+        "$root"/lib/systemd/system/culvert.service* "$root/usr/lib/sysusers.d/culvert.conf"
+    sed -i '/^culvert:/d' "$root/etc/passwd" "$root/etc/group" "$root/etc/shadow" "$root/etc/gshadow"
+fi
+cp -a "$folder/upper/." "$root/"
 mount -t proc proc "$root/proc"
 # As containers have it: the kernel's parameters are the host's, those of the network are the namespace's.
 mount --bind "$root/proc/sys" "$root/proc/sys"

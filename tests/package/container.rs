@@ -2,8 +2,9 @@
 //! is not root on a file system that it cannot write.
 
 use std::{
+    collections::BTreeSet,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -156,9 +157,41 @@ fn the_container_file_copies_what_the_build_reads() {
     let [first, _] = stages();
     assert!(first.instructions().any(|step| step == ("COPY", ". .")));
     let ignored = fs::read_to_string(repository("deploy/container/Containerfile.dockerignore")).unwrap();
-    let ignored: Vec<&str> = ignored.lines().filter(|line| !line.starts_with('#')).collect();
-    // Members of the workspace, without which cargo reads nothing.
-    for needed in ["Cargo.toml", "Cargo.lock", "agent", "quic-core", "tests"] {
-        assert!(repository(needed).exists() && !ignored.contains(&needed), "{needed}");
+    let ignored: Vec<&str> =
+        ignored.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    // Members of the workspace, without which cargo reads nothing, and what is compiled into the program.
+    let members = ["Cargo.toml", "Cargo.lock", "agent", "quic-core", "tests"].map(PathBuf::from);
+    let included = included();
+    assert!(included.contains(Path::new("docs/configuration.md")), "{included:?}");
+    for needed in members.into_iter().chain(included) {
+        assert!(repository(needed.to_str().unwrap()).exists(), "{needed:?}");
+        let left_out = ignored.iter().find(|&path| needed.starts_with(path));
+        assert_eq!(left_out, None, "{needed:?} is missing when the image is built");
     }
+}
+
+/// The files that `include_str!` and `include_bytes!` put into the program, from the root of the repository.
+fn included() -> BTreeSet<PathBuf> {
+    let root = repository("");
+    let mut folders = vec![root.join("agent/src"), root.join("quic-core/src")];
+    let mut included = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for file in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            if file.is_dir() && name != "tests" {
+                folders.push(file);
+            } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+                let text = fs::read_to_string(&file).unwrap();
+                for (at, found) in
+                    text.match_indices("include_str!(").chain(text.match_indices("include_bytes!("))
+                {
+                    let path = text[at + found.len()..].trim_start().strip_prefix('"');
+                    let path = path.unwrap_or_else(|| panic!("this reader knows plain paths only: {file:?}"));
+                    let path = folder.join(path.split_once('"').unwrap().0).canonicalize().unwrap();
+                    included.insert(path.strip_prefix(root.canonicalize().unwrap()).unwrap().to_owned());
+                }
+            }
+        }
+    }
+    included
 }

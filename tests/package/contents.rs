@@ -41,7 +41,7 @@ fn the_package_has_everything_in_its_place_and_no_configuration() {
         ("/usr/bin/culvert", program),
         ("/usr/lib/systemd/system/culvert.service", data),
         ("/usr/lib/sysusers.d/culvert.conf", data),
-        ("/usr/lib/sysctl.d/30-culvert.conf", data),
+        ("/usr/lib/sysctl.d/05-culvert.conf", data),
         ("/etc/culvert/", "drwxr-x--- root/root"),
         ("/usr/share/man/man1/culvert.1.gz", data),
         ("/usr/share/man/man1/culvert-init.1.gz", data),
@@ -90,7 +90,52 @@ fn the_same_program_makes_the_same_package() {
     let folder = tempfile::tempdir().unwrap();
     let again = built::build(folder.path());
     assert_eq!(again.file_name(), built::package().file_name());
-    assert!(fs::read(again).unwrap() == fs::read(built::package()).unwrap(), "they differ: see diffoscope");
+    if fs::read(&again).unwrap() != fs::read(built::package()).unwrap() {
+        panic!("they differ:\n{}", differences([built::package(), &again]));
+    }
+}
+
+/// What differs between two packages: files and fields, and what is in the compressed ones.
+fn differences(packages: [&Path; 2]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let mut listings = String::new();
+    for (package, name) in packages.into_iter().zip(["first", "second"]) {
+        let root = folder.path().join(name);
+        let mut extract = Command::new("dpkg-deb");
+        assert!(run(extract.arg("--raw-extract").arg(package).arg(&root), LIMIT).status.success());
+        // It says of links that it leaves them alone.
+        run(Command::new("gzip").args(["--decompress", "--recursive", "--quiet"]).arg(&root), LIMIT);
+        fs::write(folder.path().join(format!("{name}.files")), tell("dpkg-deb", &["--contents"], package))
+            .unwrap();
+    }
+    for [first, second] in [["first.files", "second.files"], ["first", "second"]] {
+        let mut diff = Command::new("diff");
+        diff.args(["--recursive", "--unified=1", first, second]).current_dir(folder.path());
+        listings += &text(&run(&mut diff, LIMIT).stdout);
+    }
+    listings.lines().take(200).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn what_differs_between_packages_is_told() {
+    if !needs::met("different packages", BUILD) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (root, other) = (folder.path().join("root"), folder.path().join("other.deb"));
+    let mut extract = Command::new("dpkg-deb");
+    assert!(run(extract.arg("--raw-extract").arg(built::package()).arg(&root), LIMIT).status.success());
+    let notices = root.join("usr/share/doc/culvert/third-party-notices.gz");
+    let text_of = |path: &Path| run(Command::new("gzip").arg("-dc").arg(path), LIMIT).stdout;
+    let fewer = text(&text_of(&notices)).replacen("tokio ", "tokyo ", 1);
+    let plain = notices.with_extension("");
+    fs::write(&plain, fewer).unwrap();
+    assert!(run(Command::new("gzip").args(["-9nf"]).arg(&plain), LIMIT).status.success());
+    let mut build = Command::new("dpkg-deb");
+    build.args(["--root-owner-group", "-Znone", "--build"]).arg(&root).arg(&other);
+    assert!(run(&mut build, LIMIT).status.success());
+    let said = differences([built::package(), &other]);
+    assert!(said.contains("\n+tokyo "), "{said}");
 }
 
 #[test]

@@ -45,8 +45,11 @@ impl Machine {
         let machine = Self::start(debian, place, mask, &["/lib/systemd/systemd", "--unit=multi-user.target"]);
         clock::until("systemd has started", PATIENCE, || {
             let state = text(&machine.run(&["systemctl", "is-system-running"]).stdout);
-            if state.trim() == "running" { Ok(()) } else { Err(state) }
+            // Services of this host that cannot run in a machine are no fault of the package.
+            let is_over = state.trim() == "running" || debian == Path::new("/") && state.trim() == "degraded";
+            if is_over { Ok(()) } else { Err(state) }
         });
+        machine.tell(&["systemctl", "reset-failed"]);
         machine
     }
 
@@ -60,7 +63,7 @@ impl Machine {
     fn start(debian: &Path, place: &Place, prepare: impl FnOnce(&Path), init: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = tempfile::tempdir().unwrap();
-        for name in ["upper", "work", "root"] {
+        for name in ["upper", "layer", "root"] {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         prepare(&folder.path().join("upper"));

@@ -6,6 +6,7 @@
 //! | a clean Debian, and a machine that runs it | `debian.rs`, `machine.rs`, `boot.sh` |
 //! | what is in the package, and what Debian's own checker says | `contents.rs` |
 //! | the unit as systemd reads it: valid, and how exposed | `unit.rs` |
+//! | the package's scripts, one call at a time | `scripts.rs` |
 //! | from installation to purge under a real systemd, with a tunnel | `life.rs` |
 //! | the steps of the container file | `container.rs`, `containerfile.rs` |
 //!
@@ -21,6 +22,7 @@ mod contents;
 mod debian;
 mod life;
 mod machine;
+mod scripts;
 mod unit;
 
 use std::path::{Path, PathBuf};
@@ -30,7 +32,6 @@ use culvert_tests::needs::Need;
 /// What a clean Debian and a machine that runs it need.
 const MACHINE: &[Need] = &[
     Need::Root,
-    Need::Tool("debootstrap", "debootstrap"),
     Need::Tool("unshare", "util-linux"),
     Need::Tool("nsenter", "util-linux"),
     Need::Tool("ip", "iproute2"),
