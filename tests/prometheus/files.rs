@@ -221,6 +221,29 @@ fn promtool_parses_every_expression_of_the_dashboard() {
 }
 
 #[test]
+fn a_graph_of_peers_shows_some_of_many_and_no_share_is_of_nothing() {
+    let dashboard = dashboard();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let inner = panels.iter().flat_map(|panel| panel["panels"].as_array().into_iter().flatten());
+    let targets =
+        panels.iter().chain(inner).flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let (mut of_peers, mut shares) = (0, 0);
+    for target in targets {
+        let expression = target["expr"].as_str().unwrap();
+        if target["legendFormat"].as_str().is_some_and(|legend| legend.contains("{{peer}}")) {
+            of_peers += 1;
+            let some = expression.contains("topk(20, ") || expression.contains("bottomk(20, ");
+            assert!(some, "a thousand peers are a thousand lines: {expression}");
+        }
+        if let Some((_, divisor)) = expression.split_once(" / ") {
+            shares += 1;
+            assert!(divisor.contains(" > 0"), "0 / 0 is not a number: {expression}");
+        }
+    }
+    assert!(of_peers > 25 && shares > 3, "{of_peers}, {shares}");
+}
+
+#[test]
 fn panels_are_told_apart_and_ask_the_chosen_source() {
     let dashboard = dashboard();
     let mut panels: Vec<&Value> = dashboard["panels"].as_array().unwrap().iter().collect();

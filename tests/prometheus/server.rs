@@ -181,8 +181,12 @@ fn prometheus_finds_what_the_dashboard_and_the_alerts_ask_for() {
         let samples: f64 = series["value"][1].as_str().unwrap().parse().unwrap();
         assert!((300.0..1000.0).contains(&samples), "{series}");
     }
-    // Nothing is wrong, so nothing is said.
-    assert_eq!(prometheus.alerts(), BTreeSet::new());
+    // Nothing is wrong, so nothing is said, once rates are of more than two samples: a worker may seem to stand still in these.
+    clock::until("no alert fires or is pending", PATIENCE, || {
+        let alerts = prometheus.alerts();
+        assert!(alerts.iter().all(|(_, _, state)| state == "pending"), "{alerts:?}");
+        if alerts.is_empty() { Ok(()) } else { Err(format!("{alerts:?}")) }
+    });
 
     // The exit goes away: it cannot be scraped, and the entry has no connection.
     assert_eq!(pair.exit.terminate().code(), Some(0));

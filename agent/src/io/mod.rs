@@ -175,11 +175,25 @@ pub trait UdpSocket {
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
     fn kernel_drops(&self) -> u64;
 
+    /// [`UdpSocket::kernel_drops`] and what waits now, in one question to the kernel.
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue { drops: self.kernel_drops(), bytes: 0 }
+    }
+
     /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
     fn offload(&self, destination: SocketAddr) -> UdpOffload {
         let _ = destination;
         UdpOffload::default()
     }
+}
+
+/// The receive queue of a UDP socket, as the kernel knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelQueue {
+    /// Buffers dropped because it was full, since the socket was opened.
+    pub drops: u64,
+    /// What waits in it, in bytes of the kernel's memory: payloads and some hundred bytes of bookkeeping for each buffer.
+    pub bytes: u64,
 }
 
 /// How the kernel moves the datagrams of a UDP socket.

@@ -124,7 +124,7 @@ pub fn wake_soon() -> io::Result<bool> {
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
-    super::sys::drops(socket).map_or(0, u64::from)
+    super::sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
 }
 
 /// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.

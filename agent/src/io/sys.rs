@@ -592,8 +592,9 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
     set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
 }
 
-/// Buffers that the kernel dropped at this socket since it was opened; wraps at 2^32.
-pub(super) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
+/// What waits in this socket's receive buffer, in bytes of the kernel's memory, and how many buffers the kernel dropped at it
+/// since it was opened, which wraps at 2^32.
+pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     /// `SK_MEMINFO_VARS` of linux/sock_diag.h.
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
     let mut words = [0_u32; WORDS];
@@ -608,7 +609,10 @@ pub(super) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    if result == 0 { Ok(words[WORDS - 1]) } else { Err(io::Error::last_os_error()) }
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((words[libc::SK_MEMINFO_RMEM_ALLOC as usize], words[libc::SK_MEMINFO_DROPS as usize]))
 }
 
 /// Asks the scheduler for time slices of `nanos` for the calling thread; says whether its policy is one that has them.

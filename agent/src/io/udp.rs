@@ -18,8 +18,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    Delivery, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole, UdpSocket,
-    UdpStats,
+    Delivery, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
+    UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     ready::SourceWaker,
     sys::{self, Received, Scratch},
@@ -269,12 +269,16 @@ impl UdpSocket for KernelUdp {
     }
 
     fn kernel_drops(&self) -> u64 {
+        self.kernel_queue().drops
+    }
+
+    fn kernel_queue(&self) -> KernelQueue {
         let (seen, total) = self.drops.get();
         // Without SO_MEMINFO (before Linux 4.12) the count stands still.
-        let now = sys::drops(self.fd.get_ref().as_fd()).unwrap_or(seen);
+        let (bytes, now) = sys::receive_queue(self.fd.get_ref().as_fd()).unwrap_or((0, seen));
         let total = total + u64::from(now.wrapping_sub(seen));
         self.drops.set((now, total));
-        total
+        KernelQueue { drops: total, bytes: u64::from(bytes) }
     }
 }
 

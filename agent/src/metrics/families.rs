@@ -165,6 +165,7 @@ metrics! {
         socket_refusals: counter "culvert_socket_refusals_total", "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.";
         socket_truncated: counter "culvert_socket_truncated_total", "Received buffers that were longer than ours.";
         socket_kernel_drops: counter "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.";
+        socket_kernel_queue: level "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers that waited to be read when the sockets were last looked at, which is once a second.";
         socket_receive_batch: sizes "culvert_socket_receive_batch_datagrams", "Datagrams that one system call received.";
         socket_send_segments: sizes "culvert_socket_send_segments", "Datagrams of one message that was sent; above 1 the kernel cut it.";
         socket_receive_age: ages "culvert_socket_receive_age_seconds", "How long received buffers (not datagrams) waited in the kernel, sampled in one call of 16.";
@@ -222,7 +223,6 @@ metrics! {
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
-        handshakes_pending: level "culvert_handshakes_pending", "Handshakes that others have begun and not completed.";
         control_packets_sent: counter "culvert_control_packets_sent_total", "QUIC packets sent on control connections.";
         control_packets_lost: counter "culvert_control_packets_lost_total", "QUIC packets sent on control connections and declared lost.";
         control_packets_blocked: counter "culvert_control_packets_blocked_total", "Datagrams of control connections that found no room in the socket; QUIC sends again what they held.";
@@ -253,6 +253,7 @@ metrics! {
         lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
         lane_key_updates: counter "culvert_lane_key_updates_total" [initiator], "Key updates of lanes, by the end that began them: local or remote.";
+        handshakes_pending: level "culvert_handshakes_pending" [worker], "Handshakes that others have begun and not completed; each worker has its share of limits.handshakes.";
         handshakes: counter "culvert_handshakes_total" [outcome], "Handshakes of control connections, by outcome.";
         refused_datagrams: counter "culvert_refused_datagrams_total" [reason], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.";
         gate_datagrams: counter "culvert_gate_datagrams_total" [step], "Datagrams at the gate, by the step at which they ended.";

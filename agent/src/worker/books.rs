@@ -184,6 +184,8 @@ pub struct Booked {
     pub stats: UdpStats,
     /// Buffers that the kernel dropped at it.
     pub kernel_drops: u64,
+    /// Of a role: what waited in the receive buffers of those that were looked at last, in bytes of the kernel's memory.
+    pub kernel_queue: u64,
 }
 
 /// What the sockets of each role did, those that are closed included.
@@ -206,17 +208,31 @@ impl SocketBooks {
         self.0.iter().map(|booked| booked.kernel_drops).sum()
     }
 
-    /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped.
-    pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
+    /// Before all sockets are looked at: what waited when they were last looked at no longer counts.
+    pub fn forget_kernel_queues(&mut self) {
+        self.0.iter_mut().for_each(|booked| booked.kernel_queue = 0);
+    }
+
+    /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped, and adds what
+    /// waits there.
+    pub fn look_at(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
+        self.0[role_place(role)].kernel_queue += self.book(role, socket, booked, drops);
+    }
+
+    /// The same of a socket that is about to close: what waits there, in bytes, is answered and not added, since nobody will
+    /// read it.
+    pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) -> u64 {
         let place = role_place(role);
         let stats = socket.stats();
         self.0[place].stats.add_since(&stats, &booked.stats);
         booked.stats = stats;
-        if drops {
-            let dropped = socket.kernel_drops();
-            self.0[place].kernel_drops += dropped.saturating_sub(booked.kernel_drops);
-            booked.kernel_drops = dropped;
+        if !drops {
+            return 0;
         }
+        let queue = socket.kernel_queue();
+        self.0[place].kernel_drops += queue.drops.saturating_sub(booked.kernel_drops);
+        booked.kernel_drops = queue.drops;
+        queue.bytes
     }
 }
 

@@ -106,7 +106,7 @@ impl Decoys {
         for id in &self.touched {
             if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
                 socket.touched = !drops;
-                books.book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, drops);
+                books.look_at(UdpRole::Decoy, &*socket.socket, &mut socket.booked, drops);
             }
         }
         if drops {

@@ -29,7 +29,7 @@ use crate::{
     gate::Step,
     lanes::LaneState,
     metrics::{
-        ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Levels, Metrics,
+        ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,
         PeerDirectionMetrics, PeerMetrics, Published, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
     peer::{Peer, PeerId},
@@ -70,6 +70,7 @@ pub struct Publisher {
     dropped: [Counters; 2],
     sockets: [SocketMetrics; 5],
     beats: Published,
+    handshakes_pending: Level,
     known: Levels,
     lanes: Levels,
     key_updates: Counters,
@@ -126,6 +127,7 @@ impl Publisher {
                 .map(|label| Counters::bind(&families.datagrams_dropped, &[label], &reasons)),
             sockets: SocketBooks::ROLES.map(|(_, label)| SocketMetrics::bind(metrics, label)),
             beats: families.worker_beats.with_label_values(&[&worker.to_string()]).into(),
+            handshakes_pending: families.handshakes_pending.with_label_values(&[&worker.to_string()]).into(),
             known: Levels::bind(&families.peers, &[], &ORIGINS),
             key_updates: Counters::bind(&families.lane_key_updates, &[], &INITIATORS),
             lanes: Levels::bind(&families.lanes, &[], &LaneState::LABELS),
@@ -208,7 +210,7 @@ impl Publisher {
 
 impl Worker {
     /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
-    /// sockets that many share and at those that had traffic.
+    /// sockets that many share and at those that had traffic, and what waits there.
     pub(super) fn take_stock(&mut self, now: Instant) {
         let mut lane_flows = Vec::new();
         for peer in &self.peers {
@@ -233,11 +235,14 @@ impl Worker {
 
     fn book_sockets(&mut self, drops: bool) {
         let books = self.doors.books();
+        if drops {
+            books.forget_kernel_queues();
+        }
         for underlay in self.underlays.iter_mut() {
-            books.book(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
+            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
         }
         self.locals.each_touched(drops, |socket| {
-            books.book(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
+            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
         });
         if let Some(decoys) = &mut self.decoys {
             decoys.book(books, drops);
@@ -410,7 +415,7 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
-        metrics.own.handshakes_pending.set(self.control.handshakes_pending() as u64);
+        metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
         for (_, (_, _, forward)) in &self.tcp {
@@ -470,7 +475,7 @@ impl Publisher {
     }
 
     fn publish_sockets(&mut self, books: &SocketBooks, refusals: &[u64]) {
-        for ((handles, Booked { stats, kernel_drops }), refusals) in
+        for ((handles, Booked { stats, kernel_drops, kernel_queue }), refusals) in
             self.sockets.iter_mut().zip(&books.0).zip(refusals)
         {
             handles.socket_refusals.publish(*refusals);
@@ -488,6 +493,7 @@ impl Publisher {
             handles.socket_send_failures.publish(stats.send_failures);
             handles.socket_truncated.publish(stats.truncated);
             handles.socket_kernel_drops.publish(*kernel_drops);
+            handles.socket_kernel_queue.set(*kernel_queue);
             handles.socket_receive_batch.publish(&stats.receive_sizes, stats.received_datagrams);
             handles.socket_send_segments.publish(&stats.send_sizes, stats.sent_datagrams);
             handles.socket_receive_age.publish(&stats.ages, stats.age_sum_nanos);

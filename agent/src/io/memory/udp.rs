@@ -9,8 +9,8 @@ use std::{
 
 use super::{Arrival, Datagram, MemoryFabric, Route, WorkerId};
 use crate::io::{
-    Delivery, Gso, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions, UdpRole,
-    UdpSocket, UdpStats,
+    Delivery, Gso, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
+    UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, Message, Meta, Progress},
 };
 
@@ -278,7 +278,12 @@ impl UdpSocket for MemoryUdp {
     }
 
     fn kernel_drops(&self) -> u64 {
-        self.fabric.state.borrow().udp[self.id].drops
+        self.kernel_queue().drops
+    }
+
+    fn kernel_queue(&self) -> KernelQueue {
+        let endpoint = &self.fabric.state.borrow().udp[self.id];
+        KernelQueue { drops: endpoint.drops, bytes: endpoint.queued_bytes as u64 }
     }
 }
 

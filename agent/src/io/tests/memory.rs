@@ -2,8 +2,8 @@ use std::{cell::RefCell, io::ErrorKind, net::IpAddr, net::SocketAddr, rc::Rc};
 
 use super::{V4, V6, connected, options, path, payload, put, receive, send, wait};
 use crate::io::{
-    Delivery, Net, Path, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions,
-    UdpRole, UdpSocket,
+    Delivery, KernelQueue, Net, Path, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
+    UdpOptions, UdpRole, UdpSocket,
     batch::Meta,
     memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     steering::owner,
@@ -99,8 +99,9 @@ async fn a_full_queue_drops_and_counts() {
     let small = UdpOptions { buffer_bytes: 12_560, ..options(V4, UdpRole::QuicListen) };
     let mut to = one.udp(&small, B).unwrap();
     assert_eq!(burst(&mut *from, &path(to.local_addr()), 30, 1_000), [SendOutcome::Sent]);
-    assert_eq!(to.kernel_drops(), 20);
+    assert_eq!(to.kernel_queue(), KernelQueue { drops: 20, bytes: 12_560 });
     assert_eq!(receive(&mut *to, &ready, B, 10).await.len(), 10);
+    assert_eq!(to.kernel_queue(), KernelQueue { drops: 20, bytes: 0 });
     assert_eq!(burst(&mut *from, &path(to.local_addr()), 1, 1_000), [SendOutcome::Sent]);
     assert_eq!(receive(&mut *to, &ready, B, 1).await.len(), 1);
 }

@@ -7,8 +7,8 @@ use std::{
 
 use super::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait};
 use crate::io::{
-    Delivery, Gso, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole,
-    UdpSocket, sys::Outgoing, transmit::GSO_RETRY,
+    Delivery, Gso, KernelQueue, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
+    UdpOptions, UdpRole, UdpSocket, sys::Outgoing, transmit::GSO_RETRY,
 };
 
 const A: Token = Token(1);
@@ -432,19 +432,25 @@ async fn an_outcome_may_send_on_another_socket() {
 
 #[tokio::test]
 async fn the_kernels_drops_are_seen() {
-    let (mut net, _ready, _) = kernel();
+    let (mut net, ready, _) = kernel();
     let mut from = net.udp(&options(V4, UdpRole::QuicDial), A).unwrap();
     let mut small = options(V4, UdpRole::QuicListen);
     small.buffer_bytes = 10_000;
-    let to = net.udp(&small, B).unwrap();
-    assert_eq!(to.kernel_drops(), 0);
+    let mut to = net.udp(&small, B).unwrap();
+    assert_eq!(to.kernel_queue(), KernelQueue::default());
     let mut batch = SendBatch::default();
     for number in 0..200_usize {
         let ecn = (number % 2) as u8;
         put(&mut batch, &Path { tos: ecn, ..path(to.local_addr()) }, &payload(number, 1_000));
     }
     assert_eq!(send(&mut *from, &mut batch).len(), 200);
-    assert!(to.kernel_drops() > 100, "{} dropped", to.kernel_drops());
+    let queue = to.kernel_queue();
+    assert!(queue.drops > 100, "{queue:?}");
+    assert_eq!(to.kernel_drops(), queue.drops);
+    assert!(queue.bytes > 1_000, "what was not dropped waits: {queue:?}");
+    let waiting = 200 - queue.drops as usize;
+    assert_eq!(receive(&mut *to, &ready, B, waiting).await.len(), waiting);
+    assert_eq!(to.kernel_queue(), KernelQueue { bytes: 0, ..queue });
 }
 
 #[tokio::test]

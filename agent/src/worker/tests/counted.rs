@@ -8,8 +8,12 @@ use crate::{
     clock::{Clock, SystemClock},
     config::Config,
     identity::Identity,
+    io::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric},
     metrics::Metrics,
-    worker::{Publisher, Snapshots},
+    worker::{
+        Publisher, Snapshots,
+        books::{Booked, SocketBooks},
+    },
 };
 
 const DOC: &str = include_str!("../../../../docs/metrics.md");
@@ -28,7 +32,7 @@ fn control_connections_are_counted_and_what_ended_is_kept() {
         }
         assert!(pair.world.metric(place, "culvert_control_packets_sent_total") > 0);
         assert_eq!(pair.world.metric(place, "culvert_connections"), 1);
-        assert_eq!(pair.world.metric(place, "culvert_handshakes_pending"), 0);
+        assert_eq!(pair.world.metric(place, "culvert_handshakes_pending{worker=\"0\"}"), 0);
     }
     let before = pair.world.agent(entry).workers[0].control.traffic();
     pair.world.stop(exit);
@@ -60,7 +64,57 @@ fn peers_their_ceilings_and_the_workers_lives_are_shown() {
     for worker in 0..2 {
         let beats = shown(entry, &format!("culvert_worker_beats_total{{worker=\"{worker}\"}}"));
         assert!(beats >= 3, "worker {worker} beat {beats} times in 3 s");
+        // Each by itself: one that is full turns peers away, whatever the others have.
+        assert_eq!(shown(entry, &format!("culvert_handshakes_pending{{worker=\"{worker}\"}}")), 0);
     }
+}
+
+#[test]
+fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at() {
+    let at = |port| ([10, 0, 0, 1], port).into();
+    let options = |bind| UdpOptions {
+        bind,
+        connect: None,
+        role: UdpRole::Ingress,
+        buffer_bytes: 4 << 20,
+        mark: 0,
+        gso: true,
+    };
+    let mut net = MemoryFabric::new().host(&[[10, 0, 0, 1].into()], Ready::new());
+    let mut from = net.udp(&options(at(1)), Token(1)).unwrap();
+    let sockets = [2, 3].map(|port| net.udp(&options(at(port)), Token(u32::from(port))).unwrap());
+    for (port, count) in [(2, 3), (3, 1)] {
+        for _ in 0..count {
+            let mut batch = SendBatch::default();
+            batch.tail(100).unwrap().fill(7);
+            batch.commit(&UdpPath { destination: at(port), source: None, tos: 0 }, 0, 100, 1);
+            from.send(&mut batch, &mut |_, _| {});
+        }
+    }
+    let (mut books, mut booked) = (SocketBooks::default(), [Booked::default(); 2]);
+    let ingress = |books: &SocketBooks| {
+        let place = SocketBooks::ROLES.iter().position(|(role, _)| *role == UdpRole::Ingress).unwrap();
+        books.0[place].kernel_queue
+    };
+    let mut look = |books: &mut SocketBooks, ask: bool, which: &[usize]| {
+        for place in which {
+            books.look_at(UdpRole::Ingress, &*sockets[*place], &mut booked[*place], ask);
+        }
+    };
+    look(&mut books, false, &[0, 1]);
+    assert_eq!(ingress(&books), 0, "the kernel was not asked");
+    look(&mut books, true, &[0, 1]);
+    let both = ingress(&books);
+    assert!(both >= 400, "{both}: four of 100 bytes");
+    look(&mut books, false, &[0, 1]);
+    assert_eq!(ingress(&books), both, "until they are looked at again");
+    books.forget_kernel_queues();
+    look(&mut books, true, &[1]);
+    assert_eq!(ingress(&books), both / 4, "the other had no traffic since");
+    // One that closes takes with it what waits.
+    let mut closing = Booked::default();
+    assert_eq!(books.book(UdpRole::Ingress, &*sockets[0], &mut closing, true), both / 4 * 3);
+    assert_eq!(ingress(&books), both / 4);
 }
 
 /// What an agent with this many peers and two workers shows at its start.
