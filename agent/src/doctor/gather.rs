@@ -348,9 +348,10 @@ fn network(facts: &mut Facts, config: Option<&Config>) {
         ports: std::mem::take(&mut facts.network.ports),
         unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
         forwarding: ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(on),
-        advertised: advertised(&fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default(), |name| {
-            parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1)
-        }),
+        advertised: lookup::advertised(
+            &fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default(),
+            |name| parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1),
+        ),
         rp_filter,
         conntrack: table.map(|(count, max)| Conntrack {
             count,
@@ -360,25 +361,6 @@ fn network(facts: &mut Facts, config: Option<&Config>) {
         }),
         interfaces,
     };
-}
-
-/// The interfaces of default routes that routers have advertised, by the text of `/proc/net/ipv6_route`, as far as they
-/// are `open` to advertisements.
-fn advertised(routes: &str, open: impl Fn(&str) -> bool) -> Vec<String> {
-    /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
-    const ADVERTISED: u32 = 0x0005_0000;
-    let interface = |line: &str| {
-        let columns: Vec<&str> = line.split_whitespace().collect();
-        let [_to, "00", _from, _length, _next, _metric, _count, _use, flags, name] = columns[..] else {
-            return None;
-        };
-        let flags = u32::from_str_radix(flags, 16).ok()?;
-        (flags & ADVERTISED == ADVERTISED && open(name)).then(|| name.to_owned())
-    };
-    let mut names: Vec<String> = routes.lines().filter_map(interface).collect();
-    names.sort();
-    names.dedup();
-    names
 }
 
 type Links = (Vec<(String, u8)>, Vec<(String, bool)>);
@@ -441,24 +423,6 @@ mod tests {
             "Tcp: A\nTcp: 1\nUdp: InDatagrams RcvbufErrors SndbufErrors\nUdp: 5 7 9\nUdpLite: RcvbufErrors\n";
         assert_eq!(udp_drops(snmp, "Udp6InErrors 3\nUdp6RcvbufErrors      \t4\n"), 11);
         assert_eq!(udp_drops("", ""), 0);
-    }
-
-    #[test]
-    fn interfaces_with_an_advertised_default_route_are_found() {
-        let zero = "0".repeat(32);
-        let line = |to: &str, length: &str, flags: &str, name: &str| {
-            format!(
-                "{to} {length} {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 {flags}     {name}\n"
-            )
-        };
-        let table = line(&zero, "00", "00450003", "wan.100")
-            + &line(&zero, "00", "00450003", "closed")
-            // By hand, of the kernel, and a prefix that was advertised.
-            + &line(&zero, "00", "00000003", "lan")
-            + &line(&zero, "00", "00200200", "lo")
-            + &line("fd090000000000000000000000000000", "40", "00440001", "lan")
-            + "nonsense\n";
-        assert_eq!(advertised(&table, |name| name != "closed"), ["wan.100"]);
     }
 
     #[test]

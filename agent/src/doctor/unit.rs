@@ -111,8 +111,9 @@ impl Unit {
 
     /// Whether it is this configuration that the daemon is started with.
     pub(super) fn runs(&self, config: &Path) -> bool {
-        let named = self.command.iter().zip(self.command.iter().skip(1)).find_map(|(option, value)| {
-            option.strip_prefix("--config=").or_else(|| (option == "--config").then_some(value.as_str()))
+        let named = self.command.iter().enumerate().find_map(|(place, option)| {
+            let next = || self.command.get(place + 1).filter(|_| option == "--config").map(String::as_str);
+            option.strip_prefix("--config=").or_else(next)
         });
         let same = |file: &Path| fs::canonicalize(file).ok() == fs::canonicalize(config).ok();
         named.map(Path::new).is_some_and(|file| file == config || (file.exists() && same(file)))

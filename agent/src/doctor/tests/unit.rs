@@ -73,7 +73,7 @@ fn whether_the_daemons_user_is_let_in_is_a_matter_of_the_mode() {
         ((0o666, 0, 0), true),
         ((0o660, 0, 997), true),
         ((0o640, 0, 997), false),
-        ((0o606, 998, 0), false),
+        ((0o066, 998, 0), false),
     ] {
         assert_eq!(packaged.lets_in(node), expected, "{node:?}");
         assert!(service("[Service]\n").lets_in(node) && Service::default().lets_in(node));
