@@ -15,6 +15,8 @@ use std::{
 pub enum Need {
     /// A user who may make network namespaces.
     Root,
+    /// The same, because of this.
+    RootFor(&'static str),
     /// A program in `PATH` or in `/usr/sbin`, and the Debian package that has it.
     Tool(&'static str, &'static str),
     /// Prometheus' own parser, for Python.
@@ -103,6 +105,7 @@ impl Need {
     fn missing(self) -> Option<String> {
         let (met, remedy) = match self {
             Self::Root => (is_root(), "root".to_owned()),
+            Self::RootFor(why) => (is_root(), format!("root: {why}")),
             Self::Tool(name, package) => {
                 (tool(name).is_some(), format!("{name} (apt-get install {package})"))
             }

@@ -19,7 +19,7 @@ use crate::{
 ///
 /// Looks at the kernel, its limits, the network, the files of the configuration, and the ways to the peers. Changes nothing.
 /// Names of endpoints are looked up; if no daemon runs, the peers are dialled with the daemon's key, and a running one is
-/// asked instead. Run it as the user that runs the daemon: permissions are this user's.
+/// asked instead. Permissions are this user's: run it as root beside the packaged service, else as the daemon's user.
 ///
 /// With --probe it finds out what a UDP port tells strangers: sends every kind of packet that a scanner could send to a QUIC
 /// port, about 3,500 datagrams in 2 seconds, and prints what came back to each kind. That needs no key and no configuration.

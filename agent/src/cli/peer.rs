@@ -219,7 +219,10 @@ fn said(
     }
     match offline {
         None => out::say(&format_args!("{what} {name}: effective now"))?,
-        Some(offline) => out::say(&format_args!("{what} {name}: in the state file only: {offline}"))?,
+        Some(offline) => {
+            let when = "in the state file, effective when the daemon starts";
+            out::say(&format_args!("{what} {name}: {when} ({offline})"))?
+        }
     }
     if let Some(note) = note {
         out::complain(&format_args!("note: {note}"));

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+pub use super::unit::{Account, Service, Unit};
 use crate::{
     config::ConfigProblem,
     control_socket::status::Status,
@@ -22,6 +23,8 @@ pub struct Facts {
     pub file: ConfigFile,
     /// The files and folders that it names.
     pub files: Files,
+    /// Who would run the daemon.
+    pub service: Service,
     /// A daemon that runs with it.
     pub daemon: Daemon,
     /// The kernel and the CPU.
@@ -45,6 +48,8 @@ pub struct ConfigFile {
     pub path: Option<PathBuf>,
     /// Why it cannot be read, with a remedy.
     pub unreadable: Option<String>,
+    /// Whether that is because this user may not.
+    pub denied: bool,
     /// What is wrong with it; the key file's problems too.
     pub problems: Vec<ConfigProblem>,
     /// What an operator should know, although the agent starts.
@@ -56,6 +61,8 @@ pub struct ConfigFile {
 pub struct Files {
     /// The private key's file.
     pub key: Place,
+    /// Whether this user may not read it.
+    pub key_denied: bool,
     /// The folder of the key's file.
     pub key_folder: Place,
     /// The state folder.
@@ -229,6 +236,9 @@ pub struct Network {
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwarding: [Option<bool>; 2],
+    /// The interfaces whose router advertisements give this host its IPv6 default route, and which ignore them once the
+    /// host forwards (`accept_ra` is 1).
+    pub advertised: Vec<String>,
     /// The interfaces that are up, but for loopback, with what holds of `rp_filter`: the larger of its own and that of `all`.
     pub rp_filter: Vec<(String, u8)>,
     /// The firewall's table of connections; `None`: there is none.
@@ -281,6 +291,10 @@ pub struct Conntrack {
 pub struct Tun {
     /// The driver, or why it cannot be opened.
     pub driver: Option<Result<TunFeatures, String>>,
+    /// Whether that is because this user may not open it.
+    pub denied: bool,
+    /// Mode, owner and group of the driver's node, if it can be seen.
+    pub node: Option<(u32, u32, u32)>,
     /// Whether name and addresses are free; if not, what is wrong, with a remedy.
     pub free: Option<Result<(), String>>,
     /// `txqueuelen` of an interface with its name, in packets.

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{
     Check, Finding, Severity,
     facts::{Daemon, Facts, Found, Place},
+    unit::NAME,
 };
 use crate::config::{Config, Knock, defaults};
 
@@ -22,7 +23,10 @@ pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
     };
     let shown = path.display().to_string();
     if let Some(error) = &file.unreadable {
-        let (problem, remedy) = split(error);
+        let (problem, mut remedy) = split(error);
+        if file.denied && facts.service.account.is_some() {
+            facts.service.look().clone_into(&mut remedy);
+        }
         return vec![Finding::ok(check, shown, "unreadable").but(Severity::Error, problem, remedy)];
     }
     let mut findings = Vec::new();
@@ -43,6 +47,18 @@ fn key_file(facts: &Facts) -> Vec<Finding> {
     let check = Check::KeyFile;
     let Place { path, found } = &facts.files.key;
     let mut problems = facts.file.problems.iter().filter(|problem| problem.key_path == KEY_FILE).peekable();
+    let unit = facts.service.unit.as_ref().filter(|unit| unit.hands_over(path));
+    if facts.files.key_denied && (unit.is_some() || facts.daemon.may_run()) {
+        let how = unit.map_or("the daemon that runs could".to_owned(), |_| {
+            format!("{NAME} hands the daemon a copy (LoadCredential=)")
+        });
+        let unread = Finding::ok(check, path.display().to_string(), "not readable");
+        return vec![unread.but(
+            Severity::Note,
+            format!("this user cannot read it, and need not: {how}"),
+            facts.service.look(),
+        )];
+    }
     if problems.peek().is_some() {
         let failed = |problem: &crate::config::ConfigProblem| {
             let at = Finding::ok(check, KEY_FILE, "unusable");
@@ -92,26 +108,30 @@ fn state_folder(facts: &Facts, config: &Config) -> Finding {
         Found::Unasked | Found::Missing { may_make: true } => {
             at("is made when the agent needs it".to_owned())
         }
+        Found::Missing { may_make: false } if facts.service.makes(path) => at(format!("is made by {NAME}")),
         Found::Missing { may_make: false } => at("missing".to_owned()).but(
             Severity::Warning,
             format!("this user cannot make it: {lost}"),
-            install(path),
+            install(facts, path),
         ),
         Found::Hidden(error) => at(error.clone()).but(
             Severity::Warning,
             format!("it cannot be looked at; if the daemon's user cannot either, {lost}"),
-            "run culvert doctor as the user that runs culvert",
+            facts.service.look(),
         ),
         Found::There { folder: false, .. } => at("no folder".to_owned()).but(
             Severity::Warning,
             format!("something else has its name: {lost}"),
-            format!("mv {shown} {shown}.old && {}", install(path)),
+            format!("mv {shown} {shown}.old && {}", install(facts, path)),
         ),
-        Found::There { writable: false, .. } => at("not writable".to_owned()).but(
-            Severity::Warning,
-            lost,
-            format!("chown $(id -u culvert) {shown}, or run culvert doctor as the user that runs culvert"),
-        ),
+        Found::There { writable: false, owner, .. } => match of_service(facts, path, *owner) {
+            Some(whose) => at("not writable".to_owned()).but(
+                Severity::Note,
+                format!("this user cannot write there, and need not: {whose}"),
+                facts.service.look(),
+            ),
+            None => at("not writable".to_owned()).but(Severity::Warning, lost, give(facts, path)),
+        },
         there @ Found::There { mode, .. } if open_to_all(there) => at(format!("mode {mode:04o}")).but(
             Severity::Warning,
             "every user may add peers of his own",
@@ -132,8 +152,9 @@ fn control_folder(facts: &Facts, config: &Config) -> Finding {
     let Place { path, found } = &facts.files.control;
     let shown = path.display();
     let at = |value: String| Finding::ok(check, shown.to_string(), value);
-    // At the default path the agent starts without.
-    let (severity, problem) = if socket == Path::new(defaults::CONTROL_SOCKET) {
+    // At the default path the agent makes the folder, if it may, and else starts without.
+    let is_default = socket == Path::new(defaults::CONTROL_SOCKET);
+    let (severity, problem) = if is_default {
         (Severity::Warning, "culvert status, reload and peer cannot reach the daemon")
     } else {
         (Severity::Error, "the agent does not start")
@@ -146,28 +167,46 @@ fn control_folder(facts: &Facts, config: &Config) -> Finding {
                 there.but(Severity::Warning, problem, format!("chmod o-w {shown}"))
             } else if *writable || facts.daemon.may_run() {
                 there
+            } else if let Some(whose) = of_service(facts, path, *owner) {
+                let problem = format!("this user cannot write there, and need not: {whose}");
+                there.but(Severity::Note, problem, facts.service.look())
             } else {
-                let remedy = format!(
-                    "chown $(id -u culvert) {shown}, or run culvert doctor as the user that runs culvert"
-                );
-                there.but(severity, format!("this user cannot write there: {problem}"), remedy)
+                there.but(severity, format!("this user cannot write there: {problem}"), give(facts, path))
             }
         }
         Found::Unasked => at("not looked at".to_owned()),
-        Found::Hidden(error) => at(error.clone()).but(
-            Severity::Note,
-            "it cannot be looked at",
-            "run culvert doctor as the user that runs culvert",
-        ),
+        Found::Hidden(error) => {
+            at(error.clone()).but(Severity::Note, "it cannot be looked at", facts.service.look())
+        }
+        Found::Missing { .. } if facts.service.makes(path) => at(format!("is made by {NAME}")),
+        Found::Missing { may_make: true } if is_default => at("is made when the agent starts".to_owned()),
         Found::Missing { .. } | Found::There { .. } => {
-            at("no such folder".to_owned()).but(severity, problem, install(path))
+            at("no such folder".to_owned()).but(severity, problem, install(facts, path))
         }
     }
 }
 
-/// The command that makes a folder of the daemon's.
-fn install(folder: &Path) -> String {
-    format!("install -d -m 0700 {}", folder.display())
+/// Why the daemon may write to a folder that is there, although this user may not.
+fn of_service(facts: &Facts, folder: &Path, owner: u32) -> Option<String> {
+    if facts.service.makes(folder) {
+        return Some(format!("{NAME} gives it to the daemon"));
+    }
+    let account = facts.service.account.as_ref().filter(|_| facts.service.owns(owner))?;
+    Some(format!("it belongs to the user {}", account.name))
+}
+
+/// The command that makes a folder of the daemon's: its user's, where a service has one and this user is not another.
+fn install(facts: &Facts, folder: &Path) -> String {
+    let user = facts.limits.user;
+    let account = facts.service.account.as_ref().filter(|account| user == 0 || account.user == user);
+    let whose = account.map_or(String::new(), |account| format!("-o {0} -g {0} ", account.name));
+    format!("install -d -m 0700 {whose}{}", folder.display())
+}
+
+/// The command that gives a folder to the daemon's user.
+fn give(facts: &Facts, folder: &Path) -> String {
+    let user = facts.service.account.as_ref().map_or("USER", |account| &account.name);
+    format!("chown {user}: {}, or {}", folder.display(), facts.service.look())
 }
 
 /// The daemon that runs with this configuration.
@@ -189,7 +228,7 @@ pub(super) fn daemon(facts: &Facts) -> Vec<Finding> {
         Daemon::Mute(why) => Finding::ok(check, "daemon", "seems to run").but(
             Severity::Note,
             format!("it cannot be asked, so that its peers are neither looked at nor dialled: {why}"),
-            "run culvert doctor as root, or as the user that runs culvert",
+            facts.service.look(),
         ),
     }]
 }

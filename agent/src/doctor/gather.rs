@@ -15,7 +15,7 @@ use super::{
         Port, Tried, Tun,
     },
     limits::wanted_buffer,
-    lookup,
+    lookup, unit,
 };
 use crate::{
     clock::{Clock as _, SystemClock},
@@ -30,6 +30,7 @@ use crate::{
         folder, host,
         netlink::{Netlink, TABLE_MAIN, Which},
         process,
+        tun::DRIVER,
     },
     tunnel,
 };
@@ -51,8 +52,10 @@ pub struct Options {
 #[must_use]
 pub fn gather(options: &Options) -> (Facts, Option<Config>) {
     let (file, config, identity) = read_config(options.config.as_deref());
+    let service = unit::service(Path::new("/"), file.path.as_deref());
     let mut facts = Facts {
         file,
+        service,
         kernel: kernel(),
         limits: limits(config.as_ref(), options.rate),
         clock: Clock { unix_seconds: SystemClock.unix_seconds(), state: host::clock().ok() },
@@ -80,8 +83,9 @@ fn read_config(path: Option<&Path>) -> (ConfigFile, Option<Config>, Option<Ident
         Ok((config, identity)) => {
             (ConfigFile { notes: config.notes.clone(), ..file }, Some(config), Some(identity))
         }
-        Err(error @ LoadError::Read { .. }) => {
-            (ConfigFile { unreadable: Some(error.to_string()), ..file }, None, None)
+        Err(ref error @ LoadError::Read { ref cause, .. }) => {
+            let denied = cause.kind() == io::ErrorKind::PermissionDenied;
+            (ConfigFile { unreadable: Some(error.to_string()), denied, ..file }, None, None)
         }
         Err(LoadError::Problems(problems)) => {
             // Without the key and the state file: what is right of it is looked at all the same.
@@ -123,6 +127,8 @@ fn files(config: &Config) -> Files {
     let folder = |path: &Path| path.parent().map(place).unwrap_or_default();
     Files {
         key: place(&config.identity_key_file),
+        key_denied: fs::File::open(&config.identity_key_file)
+            .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
         key_folder: folder(&config.identity_key_file),
         state: place(&config.state_dir),
         control: config.control.as_deref().map(folder).unwrap_or_default(),
@@ -225,8 +231,11 @@ fn tun(tun: &config::Tun) -> Tun {
     });
     let (link, free) = link.map_or((None, None), |(link, free)| (link, Some(free)));
     let disabled = parameter("net/ipv6/conf/default/disable_ipv6");
+    let driver = host::tun_features();
     Tun {
-        driver: Some(host::tun_features().map_err(|error| error.to_string())),
+        denied: driver.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
+        node: fs::metadata(DRIVER).ok().map(|node| (node.mode() & 0o7777, node.uid(), node.gid())),
+        driver: Some(driver.map_err(|error| error.to_string())),
         free,
         queue_packets: link.map(|link| link.queue_packets.into()),
         no_ipv6: disabled.is_none_or(|disabled| disabled != 0),
@@ -339,6 +348,10 @@ fn network(facts: &mut Facts, config: Option<&Config>) {
         ports: std::mem::take(&mut facts.network.ports),
         unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
         forwarding: ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(on),
+        advertised: lookup::advertised(
+            &fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default(),
+            |name| parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1),
+        ),
         rp_filter,
         conntrack: table.map(|(count, max)| Conntrack {
             count,

@@ -3,6 +3,7 @@
 use super::{
     Check, Finding, Severity,
     facts::{Clock, Facts, Limits},
+    unit::NAME,
 };
 use crate::config::{Config, Knock, defaults};
 
@@ -203,6 +204,10 @@ fn capabilities(facts: &Facts, config: &Config) -> Finding {
         return found;
     }
     let needs = needs.join(" and ");
+    if facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_ADMIN")) {
+        let problem = format!("{needs} needs it; {NAME} gives it to the daemon (AmbientCapabilities=)");
+        return found.but(Severity::Note, problem, facts.service.look());
+    }
     let remedy = "AmbientCapabilities=CAP_NET_ADMIN in the unit, setcap cap_net_admin+ep on the program, or --cap-add \
                   NET_ADMIN for a container";
     if facts.daemon.may_run() {

@@ -93,6 +93,25 @@ fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     found
 }
 
+/// The interfaces of default routes that routers have advertised, by the text of `/proc/net/ipv6_route`, as far as they
+/// are `open` to advertisements.
+pub(super) fn advertised(routes: &str, open: impl Fn(&str) -> bool) -> Vec<String> {
+    /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
+    const ADVERTISED: u32 = 0x0005_0000;
+    let interface = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let [_to, "00", _from, _length, _next, _metric, _count, _use, flags, name] = columns[..] else {
+            return None;
+        };
+        let flags = u32::from_str_radix(flags, 16).ok()?;
+        (flags & ADVERTISED == ADVERTISED && open(name)).then(|| name.to_owned())
+    };
+    let mut names: Vec<String> = routes.lines().filter_map(interface).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +125,23 @@ mod tests {
         let found = look_up(&[&name], false);
         let Some(Some(Ok(addresses))) = found.first() else { panic!("{found:?}") };
         assert!(addresses.iter().any(|address| address.ip().is_loopback()), "{addresses:?}");
+    }
+
+    #[test]
+    fn interfaces_with_an_advertised_default_route_are_found() {
+        let zero = "0".repeat(32);
+        let line = |to: &str, length: &str, flags: &str, name: &str| {
+            format!(
+                "{to} {length} {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 {flags}     {name}\n"
+            )
+        };
+        let table = line(&zero, "00", "00450003", "wan.100")
+            + &line(&zero, "00", "00450003", "closed")
+            // By hand, of the kernel, and a prefix that was advertised.
+            + &line(&zero, "00", "00000003", "lan")
+            + &line(&zero, "00", "00200200", "lo")
+            + &line("fd090000000000000000000000000000", "40", "00440001", "lan")
+            + "nonsense\n";
+        assert_eq!(advertised(&table, |name| name != "closed"), ["wan.100"]);
     }
 }

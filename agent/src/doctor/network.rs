@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use super::{
     Check, Finding, Severity,
     facts::{Conntrack, Daemon, Facts, Opened, Port},
+    unit::NAME,
 };
 use crate::config::Config;
 
@@ -60,6 +61,10 @@ fn port(facts: &Facts, port: &Port) -> Finding {
         (Opened::Forbidden, Daemon::Running(_)) => at("of the running daemon, or not for this user"),
         (Opened::Forbidden, Daemon::Mute(_) | Daemon::Unasked | Daemon::Absent) => {
             let first = facts.network.unprivileged_ports.unwrap_or(1_024);
+            if facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_BIND_SERVICE")) {
+                let problem = format!("ports below {first} need CAP_NET_BIND_SERVICE, which {NAME} gives");
+                return at("not for this user").but(Severity::Note, problem, facts.service.look());
+            }
             at("not for this user").but(
                 Severity::Error,
                 format!("ports below {first} need CAP_NET_BIND_SERVICE"),
@@ -94,9 +99,8 @@ fn forwarding(facts: &Facts, config: &Config) -> Vec<Finding> {
         let with = config.peers.iter().filter(|peer| peer.allowed_ips.iter().any(is_of)).count();
         let (Some(on), true) = (on, with > 0) else { continue };
         let found = Finding::ok(Check::Forwarding, parameter, if on { "1" } else { "0" });
-        let remedy = format!(
-            "sysctl -w {parameter}=1 (to keep it, a line \"{parameter} = 1\" in /etc/sysctl.d/60-culvert.conf)"
-        );
+        let uplinks: &[String] = if family == "IPv6" { &facts.network.advertised } else { &[] };
+        let remedy = forward(parameter, uplinks);
         findings.push(match (on, with) {
             (true, _) => found,
             (false, 1) => found.but(
@@ -112,6 +116,29 @@ fn forwarding(facts: &Facts, config: &Config) -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// What turns forwarding on, for a host whose default route comes from the routers at `uplinks`: set in this order, it is
+/// not lost.
+fn forward(parameter: &str, uplinks: &[String]) -> String {
+    let mut set: Vec<String> =
+        uplinks.iter().map(|name| of_interface("ipv6", name, "accept_ra") + "=2").collect();
+    set.push(format!("{parameter}=1"));
+    let (lines, shown) = (if uplinks.is_empty() { "line" } else { "lines" }, set.join("\", \""));
+    let mut remedy = format!(
+        "sysctl -w {} (to keep it, {lines} \"{shown}\" in /etc/sysctl.d/60-culvert.conf)",
+        set.join(" ")
+    );
+    if !uplinks.is_empty() {
+        remedy += "; without accept_ra = 2 a host that forwards ignores router advertisements, and loses its IPv6 default \
+                   route, which comes from them";
+    }
+    remedy
+}
+
+/// A parameter of an interface as sysctl takes it: with slashes, because a name may have dots, as those of VLANs do.
+fn of_interface(family: &str, name: &str, parameter: &str) -> String {
+    format!("net/{family}/conf/{name}/{parameter}")
 }
 
 fn rp_filter(facts: &Facts, config: &Config) -> Vec<Finding> {
@@ -130,7 +157,7 @@ fn rp_filter(facts: &Facts, config: &Config) -> Vec<Finding> {
         return vec![found];
     }
     let remedies: Vec<String> =
-        strict.iter().map(|name| format!("net.ipv4.conf.{name}.rp_filter=2")).collect();
+        strict.iter().map(|name| of_interface("ipv4", name, "rp_filter") + "=2").collect();
     vec![found.but(
         Severity::Warning,
         "with transport.mark the way back to a peer seems to be the tunnel: what peers send is dropped unseen where the \

@@ -5,6 +5,7 @@ use super::{
     facts::{Daemon, Facts},
     files::split,
     kernel::numbers,
+    unit::NAME,
 };
 use crate::{
     config::{self, Config},
@@ -17,7 +18,8 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
     match &facts.tun.driver {
         None => {}
         Some(Ok(features)) => {
-            findings.push(Finding::ok(Check::TunDriver, DRIVER, "opens"));
+            findings
+                .push(kept(facts, "opens").unwrap_or_else(|| Finding::ok(Check::TunDriver, DRIVER, "opens")));
             findings.push(offload(facts, config, tun, *features));
         }
         Some(Err(error)) => findings.push(driver(facts, error)),
@@ -30,12 +32,37 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
 
 fn driver(facts: &Facts, error: &str) -> Finding {
     let found = Finding::ok(Check::TunDriver, DRIVER, error);
-    let remedy = "modprobe tun; --device /dev/net/tun for a container; chmod 666 /dev/net/tun where only root may open it";
+    let remedy = "modprobe tun; --device /dev/net/tun for a container; where its mode keeps the daemon's user out, chgrp \
+                  GROUP /dev/net/tun && chmod 0660 /dev/net/tun, with that user's group";
     if facts.daemon.may_run() {
         let problem = "this user cannot open it; the daemon that runs could";
-        return found.but(Severity::Note, problem, "run culvert doctor as the user that runs culvert");
+        return found.but(Severity::Note, problem, facts.service.look());
+    }
+    if facts.tun.denied && facts.service.unit.is_some() {
+        return kept(facts, error).unwrap_or_else(|| {
+            let problem = format!("this user cannot open it, and need not: {NAME} lets the daemon");
+            found.but(Severity::Note, problem, facts.service.look())
+        });
     }
     found.but(Severity::Error, "there can be no TUN device: the agent does not start", remedy)
+}
+
+/// What keeps the driver's node from the daemon of a unit, whoever looks.
+fn kept(facts: &Facts, value: &str) -> Option<Finding> {
+    let service = &facts.service;
+    let unit = service.unit.as_ref().filter(|_| !facts.daemon.may_run())?;
+    let found = Finding::ok(Check::TunDriver, DRIVER, value);
+    if !unit.tun {
+        let problem = format!("{NAME} hides it from the daemon: the agent does not start");
+        let remedy = format!("systemctl edit culvert: DeviceAllow={DRIVER} rw and BindPaths={DRIVER}");
+        return Some(found.but(Severity::Error, problem, remedy));
+    }
+    let node = facts.tun.node.filter(|node| !service.lets_in(*node))?;
+    let user = service.account.as_ref().map_or("culvert", |account| &account.name);
+    let problem =
+        format!("mode {:04o} keeps out {user}, the user of {NAME}: the agent does not start", node.0);
+    let remedy = format!("chgrp {user} {DRIVER} && chmod 0660 {DRIVER}, and systemctl restart culvert");
+    Some(found.but(Severity::Error, problem, remedy))
 }
 
 fn offload(facts: &Facts, config: &Config, tun: &config::Tun, features: TunFeatures) -> Finding {

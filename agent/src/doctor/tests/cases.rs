@@ -16,11 +16,29 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         Check::KeyFile => vec![
             (Error, AS_IT_IS, |f| f.file.problems = vec![problem("identity.key_file")]),
             (Warning, AS_IT_IS, |f| f.files.key_folder.found = there(0o777, true)),
+            (Error, AS_IT_IS, deny_key),
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                deny_key(f);
+            }),
+            (Note, AS_IT_IS, |f| {
+                f.daemon = Daemon::Mute("permission denied".to_owned());
+                deny_key(f);
+            }),
+            (Error, AS_IT_IS, |f| {
+                package(f);
+                unit(f).credentials.clear();
+                deny_key(f);
+            }),
         ],
         Check::StateFolder => vec![
             (Warning, AS_IT_IS, |f| f.files.state.found = Found::Missing { may_make: false }),
             (Warning, AS_IT_IS, |f| f.files.state.found = Found::Hidden("permission denied".to_owned())),
             (Warning, AS_IT_IS, |f| f.files.state.found = there(0o700, false)),
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                f.files.state.found = there(0o700, false);
+            }),
             (Warning, AS_IT_IS, |f| f.files.state.found = there(0o777, true)),
             (Warning, AS_IT_IS, |f| {
                 f.files.state.found = Found::There { folder: false, mode: 0o600, owner: 0, writable: true };
@@ -28,7 +46,18 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Note, ("/var/lib/culvert", ""), |_| {}),
         ],
         Check::ControlFolder => vec![
-            (Warning, AS_IT_IS, |f| f.files.control.found = Found::Missing { may_make: true }),
+            (Warning, AS_IT_IS, |f| f.files.control.found = Found::Missing { may_make: false }),
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                f.files.control.found = there(0o755, false);
+            }),
+            // Another configuration than the unit's, in the folder of the service's user.
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                f.service.unit = None;
+                f.files.control.found =
+                    Found::There { folder: true, mode: 0o750, owner: 998, writable: false };
+            }),
             (Error, ("/run/culvert/", "/run/c/"), |f| {
                 f.files.control.found = Found::Missing { may_make: true }
             }),
@@ -91,6 +120,11 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         ],
         Check::Capabilities => vec![
             (Error, AS_IT_IS, |f| f.limits.capabilities = 0),
+            (Note, AS_IT_IS, package),
+            (Error, AS_IT_IS, |f| {
+                package(f);
+                unit(f).ambient.clear();
+            }),
             (Note, AS_IT_IS, |f| {
                 run(f);
                 f.limits.capabilities = 0;
@@ -107,6 +141,10 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         Check::Ports => vec![
             (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Taken),
             (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Forbidden),
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                f.network.ports[0].opened = Opened::Forbidden;
+            }),
             (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::NoAddress),
             (Error, AS_IT_IS, |f| f.network.ports[0].opened = Opened::Failed("no IPv6".to_owned())),
             (Note, AS_IT_IS, |f| {
@@ -138,6 +176,20 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         Check::InterfaceOffload => vec![(Warning, AS_IT_IS, |f| f.network.interfaces[0].1 = false)],
         Check::TunDriver => vec![
             (Error, AS_IT_IS, |f| f.tun.driver = Some(Err("no such file".to_owned()))),
+            (Error, AS_IT_IS, deny_tun),
+            (Note, AS_IT_IS, |f| {
+                package(f);
+                deny_tun(f);
+            }),
+            // Root opens it, the service's user does not.
+            (Error, AS_IT_IS, |f| {
+                package(f);
+                f.tun.node = Some((0o600, 0, 0));
+            }),
+            (Error, AS_IT_IS, |f| {
+                package(f);
+                unit(f).tun = false;
+            }),
             (Note, AS_IT_IS, |f| {
                 run(f);
                 f.tun.driver = Some(Err("permission denied".to_owned()));
@@ -220,12 +272,25 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
     match check {
         Check::KeyFile => vec![(AS_IT_IS, |f| f.files.key_folder.found = there(0o1777, true))],
         Check::StateFolder => {
-            vec![(AS_IT_IS, |f| f.files.state.found = Found::Missing { may_make: true })]
+            vec![
+                (AS_IT_IS, |f| f.files.state.found = Found::Missing { may_make: true }),
+                (AS_IT_IS, |f| {
+                    package(f);
+                    f.files.state.found = Found::Missing { may_make: false };
+                }),
+            ]
         }
-        Check::ControlFolder => vec![(AS_IT_IS, |f| {
-            run(f);
-            f.files.control.found = there(0o755, false);
-        })],
+        Check::ControlFolder => vec![
+            (AS_IT_IS, |f| {
+                run(f);
+                f.files.control.found = there(0o755, false);
+            }),
+            (AS_IT_IS, |f| f.files.control.found = Found::Missing { may_make: true }),
+            (AS_IT_IS, |f| {
+                package(f);
+                f.files.control.found = Found::Missing { may_make: false };
+            }),
+        ],
         Check::KernelVersion => vec![(AS_IT_IS, |f| f.kernel.release = "5.0".to_owned())],
         Check::Steering => vec![(("workers = 2", "workers = 1"), |f| f.kernel.steering = Ok(false))],
         Check::CpuFeatures => vec![(AS_IT_IS, |f| f.kernel.vector_aes = Some(false))],
@@ -263,6 +328,10 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         ],
         Check::RpFilter => vec![(("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1)],
         Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
+        Check::TunDriver => vec![(AS_IT_IS, |f| {
+            package(f);
+            f.tun.node = Some((0o660, 0, 997));
+        })],
         Check::TunOffload => vec![
             (AS_IT_IS, |f| f.kernel.release = "6.2.0".to_owned()),
             (("workers = 2", "workers = 1"), |f| features(f).several_queues = false),
@@ -284,7 +353,6 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         | Check::Forwarding
         | Check::Conntrack
         | Check::InterfaceOffload
-        | Check::TunDriver
         | Check::EndpointName
         | Check::EndpointRoute => vec![(AS_IT_IS, nothing)],
     }
@@ -304,6 +372,20 @@ fn table(facts: &mut Facts) -> &mut Conntrack {
 
 fn features(facts: &mut Facts) -> &mut TunFeatures {
     facts.tun.driver.as_mut().unwrap().as_mut().unwrap()
+}
+
+fn unit(facts: &mut Facts) -> &mut Unit {
+    facts.service.unit.as_mut().unwrap()
+}
+
+fn deny_key(facts: &mut Facts) {
+    facts.files.key_denied = true;
+    facts.file.problems = vec![problem("identity.key_file")];
+}
+
+fn deny_tun(facts: &mut Facts) {
+    facts.tun.denied = true;
+    facts.tun.driver = Some(Err("permission denied".to_owned()));
 }
 
 fn no_answer() -> Answer {

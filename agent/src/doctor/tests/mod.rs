@@ -8,8 +8,8 @@ use std::{
 
 use super::{
     facts::{
-        Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found, Kernel, Limits,
-        Lookup, Network, Opened, Peer, Place, Port, Tun,
+        Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found, Kernel,
+        Limits, Lookup, Network, Opened, Peer, Place, Port, Service, Tun, Unit,
     },
     *,
 };
@@ -20,6 +20,7 @@ use crate::{
 };
 
 mod cases;
+mod unit;
 
 use cases::{fires, quiet};
 
@@ -69,8 +70,10 @@ fn facts() -> Facts {
             key: Place { path: PathBuf::from("/etc/culvert/identity.key"), found: key },
             key_folder: folder("/etc/culvert"),
             state: folder("/var/lib/culvert"),
+            key_denied: false,
             control: folder("/run/culvert"),
         },
+        service: Service::default(),
         daemon: Daemon::Absent,
         kernel: Kernel {
             release: "6.12.48+deb13-amd64".to_owned(),
@@ -104,12 +107,15 @@ fn facts() -> Facts {
             ports: vec![port],
             unprivileged_ports: Some(1_024),
             forwarding: [Some(true), Some(true)],
+            advertised: Vec::new(),
             rp_filter: vec![("culvert0".to_owned(), 1), ("wan".to_owned(), 2)],
             conntrack: Some(Conntrack { count: 799, max: 1_000, udp_timeout: Duration::from_secs(120) }),
             interfaces: vec![("wan".to_owned(), true)],
         },
         tun: Tun {
             driver: Some(Ok(TunFeatures { vnet_header: true, several_queues: true })),
+            denied: false,
+            node: Some((0o666, 0, 0)),
             free: Some(Ok(())),
             queue_packets: None,
             no_ipv6: false,
@@ -141,6 +147,15 @@ fn run(facts: &mut Facts) {
     for address in addresses(facts) {
         address.answer = None;
     }
+}
+
+/// The same host with the package, looked at by the service's user.
+fn package(facts: &mut Facts) {
+    const UNIT: &str = include_str!("../../../../deploy/systemd/culvert.service");
+    let account = Account { name: "culvert".to_owned(), user: 998, group: 997 };
+    facts.service = Service { unit: Some(super::unit::parse(UNIT)), account: Some(account) };
+    facts.limits.user = 998;
+    facts.limits.capabilities = 0;
 }
 
 fn status(facts: &mut Facts) -> &mut Status {
@@ -262,6 +277,101 @@ fn the_remedy_of_a_small_buffer_names_what_the_rate_needs() {
     // 5 Gbit/s for 100 ms are 62,500,000 bytes, 61,036 KiB.
     let starts = "limits.receive_buffer = \"61036KiB\"; and sysctl -w net.core.rmem_max=62500000 ";
     assert!(finding.remedy.starts_with(starts), "{finding:?}");
+}
+
+/// The remedy of what a check found on a changed host.
+fn advice(check: Check, edit: Edit, change: Change) -> String {
+    let found = findings(edit, change);
+    found.iter().find(|finding| finding.check == check).unwrap().remedy.clone()
+}
+
+#[test]
+fn the_name_of_an_interface_may_have_dots() {
+    let strict = advice(Check::RpFilter, AS_IT_IS, |facts| {
+        facts.network.rp_filter = vec![("wan.100".to_owned(), 1), ("wan".to_owned(), 1)];
+    });
+    assert_eq!(strict, "sysctl -w net/ipv4/conf/wan.100/rp_filter=2 net/ipv4/conf/wan/rp_filter=2");
+}
+
+#[test]
+fn forwarding_does_not_cost_an_advertised_default_route() {
+    let advertised: Change = |facts| {
+        facts.network.forwarding = [Some(true), Some(false)];
+        facts.network.advertised = vec!["wan.100".to_owned()];
+    };
+    let found = findings(AS_IT_IS, advertised);
+    let six = found.iter().find(|finding| finding.subject == "net.ipv6.conf.all.forwarding").unwrap();
+    let first =
+        "sysctl -w net/ipv6/conf/wan.100/accept_ra=2 net.ipv6.conf.all.forwarding=1 (to keep it, lines ";
+    assert!(six.remedy.starts_with(first) && six.remedy.contains("loses its IPv6 default route"), "{six:?}");
+    // Not for IPv4, nor where nothing was advertised.
+    for family in [[false, true], [true, false]] {
+        let found = findings(
+            AS_IT_IS,
+            if family[0] {
+                |f| f.network.forwarding[1] = Some(false)
+            } else {
+                |f| {
+                    f.network.forwarding[0] = Some(false);
+                    f.network.advertised = vec!["wan".to_owned()];
+                }
+            },
+        );
+        let off =
+            found.iter().find(|finding| finding.value == "0" && finding.check == Check::Forwarding).unwrap();
+        assert!(off.remedy.starts_with("sysctl -w net.ipv") && !off.remedy.contains("accept_ra"), "{off:?}");
+    }
+}
+
+#[test]
+fn a_folder_is_made_for_the_services_user_where_there_is_one() {
+    let missing: Change = |facts| facts.files.state.found = Found::Missing { may_make: false };
+    assert_eq!(advice(Check::StateFolder, AS_IT_IS, missing), "install -d -m 0700 /var/lib/culvert");
+    let with_user: Change = |facts| {
+        package(facts);
+        facts.service.unit = None;
+        facts.files.state.found = Found::Missing { may_make: false };
+    };
+    let given = "install -d -m 0700 -o culvert -g culvert /var/lib/culvert";
+    assert_eq!(advice(Check::StateFolder, AS_IT_IS, with_user), given);
+    let of_another: Change = |facts| {
+        package(facts);
+        facts.service.unit = None;
+        facts.limits.user = 1_000;
+        facts.files.control.found = Found::Missing { may_make: false };
+    };
+    let edit = ("/run/culvert/", "/run/c/");
+    assert_eq!(advice(Check::ControlFolder, edit, of_another), "install -d -m 0700 /run/culvert");
+}
+
+#[test]
+fn no_remedy_opens_the_key_or_the_device_to_all() {
+    for change in [
+        (|f| {
+            package(f);
+            f.tun.denied = true;
+            f.tun.node = Some((0o600, 0, 0));
+            f.tun.driver = Some(Err("permission denied".to_owned()));
+        }) as Change,
+        |f| {
+            f.tun.denied = true;
+            f.tun.driver = Some(Err("permission denied".to_owned()));
+        },
+    ] {
+        let remedy = advice(Check::TunDriver, AS_IT_IS, change);
+        assert!(remedy.contains("0660") && !remedy.contains("666"), "{remedy}");
+    }
+    for check in [Check::KeyFile, Check::Capabilities, Check::TunDriver, Check::Ports] {
+        let remedy = advice(check, AS_IT_IS, |f| {
+            package(f);
+            f.files.key_denied = true;
+            f.file.problems = vec![problem("identity.key_file")];
+            f.tun.denied = true;
+            f.tun.driver = Some(Err("permission denied".to_owned()));
+            f.network.ports[0].opened = Opened::Forbidden;
+        });
+        assert_eq!(remedy, "run culvert doctor as root", "{check:?}");
+    }
 }
 
 #[test]
