@@ -392,9 +392,9 @@ fn is_among(table: &file::Peer, peers: &[Peer]) -> bool {
     };
     let keys: Vec<PublicKey> = texts.into_iter().filter_map(|text| text.parse().ok()).collect();
     let name = text_of(table.name.as_ref());
-    peers.iter().any(|peer| {
-        name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own))
-    })
+    peers
+        .iter()
+        .any(|peer| name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own)))
 }
 
 fn text_of(field: Option<&Field<String>>) -> Option<&str> {

@@ -94,13 +94,10 @@ fn a_configuration_that_is_no_toml_blames_no_peer_of_the_state_file() {
     let good = fs::read_to_string(&path).unwrap() + "[tun]\naddress = [\"10.9.0.1/24\"]\n";
     fs::write(&path, &good).unwrap();
     Config::load(&path).unwrap();
-    // What is no TOML, and TOML of another shape.
-    for (broken, words) in [(format!("{good}x = [\n"), "not TOML"), (format!("peer = 1\n{good}"), "peer")] {
-        fs::write(&path, broken).unwrap();
-        let Err(LoadError::Problems(refusal)) = Config::load(&path) else { panic!("it is refused") };
-        assert!(refusal.problems.iter().all(|problem| problem.file.is_none()), "{refusal}");
-        assert!(refusal.to_string().contains(words), "{refusal}");
-    }
+    fs::write(&path, format!("{good}name = \n")).unwrap();
+    let Err(LoadError::Problems(refusal)) = Config::load(&path) else { panic!("it is refused") };
+    assert!(refusal.to_string().contains("not TOML"), "{refusal}");
+    assert!(refusal.problems.iter().all(|problem| problem.file.is_none()), "{refusal}");
 }
 
 #[test]
@@ -115,7 +112,11 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
     let peer = |name: &str, key: &str| format!("\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
     refused(&peer("exit", KEY_2), "3", "peer[0].name: \"exit\" is taken by a [[peer]] of the configuration");
     refused(&peer("b", KEY), "4", "is the same key as peer[0].public_key of the configuration");
-    refused(&peer("exit", KEY), "2", "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration");
+    refused(
+        &peer("exit", KEY),
+        "2",
+        "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration",
+    );
     refused(&peer("open-door", KEY_2), "2", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
