@@ -10,6 +10,7 @@ mod init;
 mod logs;
 mod manual;
 mod peer;
+mod pipe;
 mod preflight;
 mod qlog;
 mod reload;

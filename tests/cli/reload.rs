@@ -88,6 +88,9 @@ fn a_wrong_configuration_ends_with_2_and_each_problem_on_a_line() {
         |bad_input| json!({ "version": 1, "answer": "refused", "bad_input": bad_input, "error": problems });
     let (_, output) = asked(&refused(true), &[]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
+    let (_, as_json) = asked(&refused(true), &["--json"]);
+    assert_eq!((as_json.status.code(), text(&as_json.stdout).as_str()), (Some(2), ""));
+    assert_eq!(as_json.stderr, output.stderr, "for people, in both cases");
     let stderr = text(&output.stderr);
     let rest = stderr.strip_prefix(problems).unwrap_or_else(|| panic!("{stderr}"));
     assert!(rest.starts_with("\nculvert: nothing has changed: ") && rest.contains("(remedy: "), "{stderr}");

@@ -1,11 +1,9 @@
 //! `culvert completions`
 
-use std::io::{self, Write};
-
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::aot::{Shell, generate};
 
-use super::{Cli, Failure};
+use super::{Cli, Failure, out};
 
 /// Print the completions of a shell
 #[derive(Debug, Args)]
@@ -24,7 +22,8 @@ enum Known {
 
 impl Completions {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        Ok(io::stdout().write_all(&script(self.shell)).map_err(anyhow::Error::from)?)
+        // It ends with a line end of its own.
+        Ok(out::say(&String::from_utf8_lossy(&script(self.shell)).trim_end())?)
     }
 }
 

@@ -13,7 +13,8 @@ use anyhow::anyhow;
 use clap::{Args, value_parser};
 
 use super::{
-    Failure, out,
+    Failure,
+    out::{self, Reader},
     reach::{Reach, Reached, not_running, unexpected},
 };
 use crate::{
@@ -66,12 +67,11 @@ impl Qlog {
             return Err(unexpected());
         };
         let taken = self.take(id, &mut sink);
-        if taken.is_err() {
+        if !matches!(taken, Ok(Some(_))) {
             // It would end by itself some seconds later; whether this reaches the daemon changes nothing for us.
             let _stopped = self.ask(&Request::QlogStop { id }).is_ok();
         }
-        let last = taken?;
-        self.report(&sink, &last)
+        taken?.map_or(Ok(()), |last| self.report(&sink, &last))
     }
 
     fn default_out(&self) -> PathBuf {
@@ -87,14 +87,16 @@ impl Qlog {
         }
     }
 
-    /// Takes all that a capture has, until it ends; the last answer.
-    fn take(&self, id: u64, sink: &mut Sink) -> Result<QlogText, Failure> {
+    /// Takes all that a capture has, until it ends; the last answer, or `None` if nobody reads it any more.
+    fn take(&self, id: u64, sink: &mut Sink) -> Result<Option<QlogText>, Failure> {
         let mut attempts = 0;
         loop {
             let Answer::Qlog(taken) = self.ask(&Request::QlogTake { id })? else { return Err(unexpected()) };
-            sink.put(&taken.text, taken.begun > 0)?;
+            if sink.put(&taken.text, taken.begun > 0)? == Reader::Gone {
+                return Ok(None);
+            }
             if taken.done {
-                return Ok(taken);
+                return Ok(Some(taken));
             }
             attempts += 1;
             if !self.control && taken.begun == 0 && attempts >= LANE_ATTEMPTS {
@@ -165,21 +167,17 @@ impl Sink {
     }
 
     /// Writes; nothing, and no file is made, before something has `begun`.
-    fn put(&mut self, text: &str, begun: bool) -> Result<(), Failure> {
+    fn put(&mut self, text: &str, begun: bool) -> Result<Reader, Failure> {
         // The first record is the header.
         let records = text.matches('\u{1e}').count();
         self.events += records;
         self.waiting.push_str(text);
         if !begun || self.waiting.is_empty() {
-            return Ok(());
+            return Ok(Reader::There);
         }
         let text = std::mem::take(&mut self.waiting);
         let Some(path) = &self.path else {
-            let mut stdout = io::stdout().lock();
-            return stdout
-                .write_all(text.as_bytes())
-                .and_then(|()| stdout.flush())
-                .map_err(|error| Failure::Runtime(anyhow!("standard output: {error}")));
+            return Ok(out::print(&text)?);
         };
         let failed = |error: io::Error| {
             if error.kind() == io::ErrorKind::AlreadyExists {
@@ -197,7 +195,8 @@ impl Sink {
                 self.file.insert(made)
             }
         };
-        file.write_all(text.as_bytes()).map_err(failed)
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        Ok(Reader::There)
     }
 }
 

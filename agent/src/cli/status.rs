@@ -10,7 +10,8 @@ use clap::{Args, value_parser};
 use serde_json::json;
 
 use super::{
-    Failure, out,
+    Failure,
+    out::{self, Reader},
     reach::{Reach, Reached, not_running, unexpected},
     watch,
 };
@@ -67,7 +68,10 @@ impl Status {
     pub(super) fn execute(self) -> Result<(), Failure> {
         match self.watch {
             Some(seconds) => watch::run(self, Duration::from_secs(seconds.into())),
-            None => self.print(&self.ask()?),
+            None => {
+                self.print(&self.ask()?)?;
+                Ok(())
+            }
         }
     }
 
@@ -99,15 +103,14 @@ impl Status {
     }
 
     /// Prints it, from top to bottom.
-    pub(super) fn print(&self, status: &crate::control_socket::status::Status) -> Result<(), Failure> {
+    pub(super) fn print(&self, status: &crate::control_socket::status::Status) -> Result<Reader, Failure> {
         if self.json {
-            out::say(&json!({ "version": VERSION, "status": status }))?;
-        } else {
-            let page = self.page(status);
-            let text = if stdout().is_terminal() { watch::styled(&page, "\n") } else { page.to_text() };
-            out::say(&text.trim_end())?;
+            let answer = json!({ "version": VERSION, "status": status });
+            return Ok(out::print(format_args!("{answer}\n"))?);
         }
-        Ok(())
+        let page = self.page(status);
+        let text = if stdout().is_terminal() { watch::styled(&page, "\n") } else { page.to_text() };
+        Ok(out::print(format_args!("{}\n", text.trim_end()))?)
     }
 }
 

@@ -14,7 +14,11 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::{Failure, out, status::Status};
+use super::{
+    Failure,
+    out::{self, Reader},
+    status::Status,
+};
 use crate::control_socket::status::{self as shown, Kind, Page};
 
 /// The alternate screen, without a cursor and without wrapped lines: a character may be wider than it counts.
@@ -58,7 +62,10 @@ async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
     loop {
         match &screen {
             Some(screen) => screen.draw(&command, &last)?,
-            None if is_new => command.print(&last)?,
+            None if is_new => match command.print(&last)? {
+                Reader::There => {}
+                Reader::Gone => return Ok(()),
+            },
             None => {}
         }
         let next = async {

@@ -32,14 +32,14 @@ pub(super) struct Around<'a> {
 }
 
 impl Checks {
-    /// Checks the tables of one file and appends the peers to `peers`.
+    /// Checks tables of one file, each with its place there, and appends the peers to `peers`.
     pub(super) fn peers(
         &mut self,
-        file: Vec<Spanned<file::Peer>>,
+        file: impl IntoIterator<Item = (usize, Spanned<file::Peer>)>,
         around: Around<'_>,
         peers: &mut Vec<Peer>,
     ) {
-        for (index, table) in file.into_iter().enumerate() {
+        for (index, table) in file {
             let at = |key: &str| format!("peer[{index}].{key}");
             let (header, table) = (table.span(), table.into_inner());
             let name = self.unique_name(&at("name"), table.name, &header, |name| {

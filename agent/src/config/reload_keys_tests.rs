@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, env, fs, path::PathBuf};
 
 use super::{
     Config, file,
-    reload::{self, Effect, Plan},
+    reload::{self, Effect, Kind, Plan},
     reload_tests::parse,
     tests::{KEY_2, root},
 };
@@ -124,6 +124,37 @@ fn every_key_has_its_effect() {
             Now | NextConnection => assert!(plan.config.is_some(), "{key}"),
             Restart => assert_eq!(plan.config, None, "{key}"),
         }
+    }
+}
+
+#[test]
+fn a_key_that_appears_is_added_and_one_that_vanishes_is_removed() {
+    let base = "identity.key_file = \"id.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\n";
+    for (key, without, with) in [
+        ("transport.advertise", "", "transport.advertise = \"gw.example.net:4433\"\n"),
+        ("access.decoy", "", "access.decoy = \"127.0.0.1:8443\"\n"),
+        ("metrics.listen", "", "metrics.listen = \"127.0.0.1:9464\"\n"),
+        ("control.socket", "control.socket = \"\"\n", "control.socket = \"/run/x.sock\"\n"),
+    ] {
+        let [without, with] = [without, with].map(|text| parse(&format!("{base}{text}")));
+        let value = |config: &Config| {
+            let Config { transport, access, metrics, control, .. } = config;
+            match key {
+                "transport.advertise" => transport.advertise.as_ref().map(ToString::to_string),
+                "access.decoy" => access.decoy.as_ref().map(ToString::to_string),
+                "metrics.listen" => metrics.as_ref().map(ToString::to_string),
+                _ => control.as_ref().map(|path| path.display().to_string()),
+            }
+        };
+        let kind = |old: &Config, new: &Config| {
+            let mut changes = reload::plan(old, new.clone()).changes;
+            assert_eq!((changes.len(), &*changes[0].what), (1, key), "{changes:?}");
+            changes.remove(0).kind
+        };
+        let shown = value(&with).unwrap();
+        assert_eq!(value(&without), None, "{key}");
+        assert_eq!(kind(&without, &with), Kind::Added(shown.clone()));
+        assert_eq!(kind(&with, &without), Kind::Removed(shown));
     }
 }
 

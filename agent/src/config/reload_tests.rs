@@ -445,7 +445,7 @@ fn what_would_be_wrong_beside_an_old_value_waits_for_the_restart() {
         [
             "access.mode: allowlist → open (restart)",
             "access.knock: off → required (restart)",
-            "access.decoy: (none) → 127.0.0.1:8443 (restart)"
+            "+ access.decoy: 127.0.0.1:8443 (restart)"
         ]
     );
     assert_eq!((plan.config, after.access.mode), (None, AccessMode::Allowlist));
@@ -455,7 +455,7 @@ fn what_would_be_wrong_beside_an_old_value_waits_for_the_restart() {
         [
             "access.mode: open → allowlist",
             "access.knock: required → off (restart)",
-            "access.decoy: 127.0.0.1:8443 → (none)"
+            "- access.decoy: 127.0.0.1:8443"
         ]
     );
 

@@ -15,9 +15,6 @@ use super::{
     reload::{Change, Effect, Kind, Places, Waits},
 };
 
-/// What is absent.
-const NONE: &str = "(none)";
-
 /// The lines of the difference, as they are found.
 #[derive(Default)]
 pub(super) struct Differences(Vec<Change>);
@@ -58,15 +55,38 @@ impl Differences {
         shown: impl Fn(&T) -> String,
     ) -> T {
         self.key(what, effect, shown(old), shown(&new));
-        match effect {
-            Effect::Now | Effect::NextConnection => new,
-            Effect::Restart => old.clone(),
+        runs(effect, old, new)
+    }
+
+    /// The same for a key without a default: where the file leaves it out there is no value to show.
+    fn optional<T: Clone>(
+        &mut self,
+        what: &str,
+        effect: Effect,
+        old: &Option<T>,
+        new: Option<T>,
+        shown: impl Fn(&T) -> String,
+    ) -> Option<T> {
+        match (old.as_ref().map(&shown), new.as_ref().map(&shown)) {
+            (None, None) => {}
+            (None, Some(new)) => self.added(what.to_owned(), new, effect),
+            (Some(old), None) => self.removed(what.to_owned(), old, effect),
+            (Some(old), Some(new)) => self.key(what, effect, old, new),
         }
+        runs(effect, old, new)
     }
 
     /// The same for what is shown as it displays itself.
     fn plain<T: Clone + Display>(&mut self, what: &str, effect: Effect, old: &T, new: T) -> T {
         self.take(what, effect, old, new, ToString::to_string)
+    }
+}
+
+/// The value that runs: the new one, or the old one until a restart.
+fn runs<T: Clone>(effect: Effect, old: &T, new: T) -> T {
+    match effect {
+        Effect::Now | Effect::NextConnection => new,
+        Effect::Restart => old.clone(),
     }
 }
 
@@ -102,7 +122,13 @@ impl Differences {
             gso: self.take("transport.gso", EFFECT, &old.gso, gso, auto_or_off),
             mark: self.plain("transport.mark", EFFECT, &old.mark, mark),
             // `culvert link` alone goes by it, and reads the file by itself.
-            advertise: self.take("transport.advertise", Effect::Now, &old.advertise, advertise, option),
+            advertise: self.optional(
+                "transport.advertise",
+                Effect::Now,
+                &old.advertise,
+                advertise,
+                ToString::to_string,
+            ),
             max_packet: self.take("transport.max_packet", EFFECT, &old.max_packet, max_packet, |packet| {
                 match packet {
                     MaxPacket::Auto => "auto".to_owned(),
@@ -150,7 +176,7 @@ impl Differences {
                 }
                 .to_owned()
             }),
-            decoy: self.take("access.decoy", unless(waits.decoy), &old.decoy, decoy, option),
+            decoy: self.optional("access.decoy", unless(waits.decoy), &old.decoy, decoy, ToString::to_string),
         }
     }
 
@@ -268,13 +294,11 @@ impl Differences {
     }
 
     pub(super) fn metrics(&mut self, old: Option<SocketAddr>, new: Option<SocketAddr>) -> Option<SocketAddr> {
-        self.take("metrics.listen", Effect::Restart, &old, new, option)
+        self.optional("metrics.listen", Effect::Restart, &old, new, ToString::to_string)
     }
 
     pub(super) fn control(&mut self, old: Option<&PathBuf>, new: Option<PathBuf>) -> Option<PathBuf> {
-        self.take("control.socket", Effect::Restart, &old.cloned(), new, |socket| {
-            socket.as_deref().map_or_else(|| NONE.to_owned(), path)
-        })
+        self.optional("control.socket", Effect::Restart, &old.cloned(), new, |socket| path(socket))
     }
 
     pub(super) fn log(&mut self, old: Log, new: Log) -> Log {
@@ -355,10 +379,6 @@ fn names(places: &[usize], services: &[Service]) -> String {
     list(&names)
 }
 
-fn option<T: Display>(value: &Option<T>) -> String {
-    value.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string)
-}
-
 fn path(path: &Path) -> String {
     path.display().to_string()
 }
@@ -379,13 +399,13 @@ fn size(bytes: &usize) -> String {
     fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
-/// `service.protocol`; a service with neither only keeps its place.
+/// `service.protocol`, of which both are the default; a service with neither only keeps its place.
 fn protocol(udp: bool, tcp: bool) -> String {
     match (udp, tcp) {
         (true, true) => "(both)",
         (true, false) => "udp",
         (false, true) => "tcp",
-        (false, false) => NONE,
+        (false, false) => "(neither)",
     }
     .to_owned()
 }

@@ -41,7 +41,8 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Reads and checks all of `text`, and the state file, which `read_state` reads: its text, or `None` if there is none.
+    /// Reads and checks all of `text`, and the state file, which `read_state` reads: its text, or `None` if there is none. If
+    /// `text` is no configuration at all, the state file is not read.
     pub(super) fn read(
         text: &str,
         base: &Path,
@@ -72,11 +73,13 @@ impl Draft {
         let tunnel = tun.is_some();
         let mut peers = Vec::new();
         let mut around = Around { services: &services, listens, tunnel, origin: PeerOrigin::Config };
-        checks.peers(file.peer, around, &mut peers);
+        checks.peers(file.peer.into_iter().enumerate(), around, &mut peers);
         around.origin = PeerOrigin::State;
         let state_file = state_dir.join(state::FILE_NAME);
         let no_state = state_dir.as_os_str().is_empty();
-        let state = match if no_state { Ok(None) } else { read_state(&state_file) } {
+        // Beside a configuration of which nothing could be read, every peer of the state file would be called wrong.
+        let unread = no_state || !readable;
+        let state = match if unread { Ok(None) } else { read_state(&state_file) } {
             Ok(text) => text.map(|text| checks.state(text, state_file, around, &mut peers)),
             Err(cause) => {
                 let problem = format!("{} cannot be read: {cause}", state_file.display());

@@ -17,6 +17,7 @@ use toml::{Table, Value};
 use super::{
     Config, ConfigProblems, Peer, PeerOrigin,
     checks::{Checks, PinnedKey},
+    field::{Field, OneOrMany},
     file,
     peers::Around,
     problem::Report,
@@ -154,7 +155,7 @@ pub fn check(
     let around = Around { services: &config.services, listens, tunnel, origin: PeerOrigin::State };
     checks.claimed(config, known);
     let mut peers = known.to_vec();
-    checks.peers(table.peer, around, &mut peers);
+    checks.peers(table.peer.into_iter().enumerate(), around, &mut peers);
     if let Some(tun) = &config.tun {
         checks.collisions(tun, config.transport.mark, None);
     }
@@ -382,6 +383,24 @@ fn has_prefix(peer: &Value, prefixes: &[String]) -> bool {
     wanted.any(|wanted| texts().filter_map(Value::as_str).any(|text| net(text) == Some(wanted)))
 }
 
+/// Whether one of `peers` has the name and a key of `table`.
+fn is_among(table: &file::Peer, peers: &[Peer]) -> bool {
+    let Some(Ok(keys)) = table.public_key.as_ref().map(|field| &field.value) else { return false };
+    let texts: Vec<&str> = match keys {
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(list) => list.iter().filter_map(|field| text_of(Some(field))).collect(),
+    };
+    let keys: Vec<PublicKey> = texts.into_iter().filter_map(|text| text.parse().ok()).collect();
+    let name = text_of(table.name.as_ref());
+    peers
+        .iter()
+        .any(|peer| name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own)))
+}
+
+fn text_of(field: Option<&Field<String>>) -> Option<&str> {
+    field?.value.as_deref().ok()
+}
+
 /// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
 fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
     /// Between two attempts.
@@ -442,7 +461,18 @@ impl Checks {
         let state = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
         // What is found until the end of this function is found in the state file.
         let config_report = mem::replace(&mut self.report, report);
-        self.peers(state.peer, around, peers);
+        let (twins, others): (Vec<_>, Vec<_>) =
+            state.peer.into_iter().enumerate().partition(|(_, table)| is_among(table.as_ref(), peers));
+        for (index, table) in twins {
+            let name = text_of(table.as_ref().name.as_ref()).unwrap_or_default();
+            let problem = format!("{name:?} is the same peer as that [[peer]] of the configuration");
+            let remedy = format!(
+                "culvert peer remove {name}, then culvert reload: the connection is made anew, with what the \
+                 configuration says"
+            );
+            self.report.add(&format!("peer[{index}]"), Some(table.span()), problem, remedy);
+        }
+        self.peers(others, around, peers);
         let removed = self.list("removed", state.removed).into_iter().map(|(_, name)| name.value).collect();
         (mem::replace(&mut self.report, config_report), removed)
     }

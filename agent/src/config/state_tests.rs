@@ -65,6 +65,42 @@ fn peers_of_the_state_file_follow_those_of_the_configuration() {
 }
 
 #[test]
+fn a_peer_that_stands_in_both_files_is_one_finding() {
+    let twin = format!(
+        "[[peer]]\nname = \"exit\"\npublic_key = [\"{OTHER_KEY}\", \"{KEY}\"]\nallowed_ips = [\"10.9.0.2\"]\n\n\
+         [[peer]]\nname = \"late\"\npublic_key = \"{KEY_2}\"\nservices = [\"none\"]\n"
+    );
+    let (_folder, path) = with_state(&twin);
+    let tunnel = "[tun]\naddress = [\"10.9.0.1/24\"]\n";
+    let text = fs::read_to_string(&path).unwrap().replace(
+        &format!("public_key = \"{KEY}\"\n"),
+        &format!("public_key = \"{KEY}\"\nallowed_ips = [\"10.9.0.2\"]\n"),
+    );
+    fs::write(&path, text + tunnel).unwrap();
+    let Err(LoadError::Problems(refusal)) = Config::load(&path) else { panic!("it is refused") };
+    let places: Vec<&str> = refusal.problems.iter().map(|problem| &*problem.key_path).collect();
+    // Those after it are checked, and counted as in the file.
+    assert_eq!(places, ["peer[0]", "peer[1].services[0]"], "{refusal}");
+    let remedy = &refusal.problems[0].remedy;
+    assert!(remedy.starts_with("culvert peer remove exit, then culvert reload"), "{remedy}");
+}
+
+#[test]
+fn a_configuration_that_is_no_toml_blames_no_peer_of_the_state_file() {
+    let state = format!(
+        "[[peer]]\nname = \"late\"\npublic_key = \"{KEY_2}\"\nservices = [\"dns\"]\nallowed_ips = [\"10.9.0.2\"]\n"
+    );
+    let (_folder, path) = with_state(&state);
+    let good = fs::read_to_string(&path).unwrap() + "[tun]\naddress = [\"10.9.0.1/24\"]\n";
+    fs::write(&path, &good).unwrap();
+    Config::load(&path).unwrap();
+    fs::write(&path, format!("{good}name = \n")).unwrap();
+    let Err(LoadError::Problems(refusal)) = Config::load(&path) else { panic!("it is refused") };
+    assert!(refusal.to_string().contains("not TOML"), "{refusal}");
+    assert!(refusal.problems.iter().all(|problem| problem.file.is_none()), "{refusal}");
+}
+
+#[test]
 fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
     #[track_caller]
     fn refused(state: &str, place: &str, words: &str) {
@@ -76,6 +112,11 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
     let peer = |name: &str, key: &str| format!("\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
     refused(&peer("exit", KEY_2), "3", "peer[0].name: \"exit\" is taken by a [[peer]] of the configuration");
     refused(&peer("b", KEY), "4", "is the same key as peer[0].public_key of the configuration");
+    refused(
+        &peer("exit", KEY),
+        "2",
+        "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration",
+    );
     refused(&peer("open-door", KEY_2), "2", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");

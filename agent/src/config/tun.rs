@@ -402,7 +402,8 @@ fn inner_address(text: &str) -> Result<IpNet, Bad> {
     if let Ok(address) = text.parse::<IpAddr>() {
         let length = if address.is_ipv4() { 24 } else { 64 };
         let remedy = format!(
-            "write \"{address}/{length}\" for the prefix of its link, or \"{}\" for no link",
+            "write \"{address}/{length}\" for the prefix of its link, which has the other ends as well; \"{}\" is an \
+             address without a link, for which every peer needs allowed_ips that lead to it",
             IpNet::from(address)
         );
         return Err(bad(format!("{text:?} has no prefix length"), remedy));

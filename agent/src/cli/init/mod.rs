@@ -47,7 +47,7 @@ pub(super) struct Init {
     #[arg(long, value_name = "LINK")]
     peer: Option<String>,
     /// Carry IP packets: our address in the tunnel, with the prefix of its link; may be repeated, once for IPv4 and once for
-    /// IPv6. Each entry of an exit needs an address of its own [without a value: 10.9.0.1/24 at an exit, 10.9.0.2/24 at an
+    /// IPv6. The prefix has room for the other end, and each entry of an exit needs an address of its own [without a value: 10.9.0.1/24 at an exit, 10.9.0.2/24 at an
     /// entry]
     #[arg(long, value_name = "PREFIX", num_args = 0..=1, default_missing_value = "")]
     tun: Vec<String>,

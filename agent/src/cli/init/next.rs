@@ -1,15 +1,15 @@
 //! What the operator types next, on both hosts. Commands stand on lines of their own, after four spaces.
 
-use std::{
-    fmt::Write as _,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-};
+use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
 use ipnet::IpNet;
 
-use super::{Pair, Role, host::Facts, plan::Plan};
+use super::{
+    Pair, Role,
+    host::Facts,
+    plan::{Plan, neighbour},
+};
 use crate::{
     cli::reach::DEFAULT_CONFIG,
     config::Config,
@@ -45,6 +45,7 @@ impl Steps<'_> {
         let mut text = format!("\nIts link, for entries:\n    {link}\n\nNext:\n");
         let mut entry = format!("culvert init --role entry --peer {link}");
         for (index, address) in self.tunnel().iter().enumerate() {
+            // The plan refuses an exit's address without one.
             entry += &match neighbour(*address) {
                 _ if index == 0 && self.plan.tun == ["10.9.0.1/24"] => " --tun".to_owned(),
                 Some(next) => format!(" --tun {next}"),
@@ -76,14 +77,14 @@ impl Steps<'_> {
         services.sort_unstable();
         services.dedup();
         add += &services.iter().map(|name| format!(" --service {name}")).collect::<String>();
-        step(&mut text, 1, "on the exit, so that it lets this host in", &add);
+        let place = "on the exit, so that it lets this host in; with --config FILE if its culvert init had that option";
+        step(&mut text, 1, place, &add);
         step(&mut text, 2, "here", &self.start());
-        let others: Vec<IpAddr> = self
-            .tunnel()
-            .iter()
-            .filter_map(|own| first_host(*own).filter(|first| *first != own.addr()))
-            .collect();
-        if let Some(exit) = others.first() {
+        // The first address of the link is what an exit usually has.
+        let exit = self.tunnel().iter().find_map(|own| {
+            neighbour(own.trunc()).map(|first| first.addr()).filter(|first| *first != own.addr())
+        });
+        if let Some(exit) = exit {
             step(&mut text, 3, "to see that it works", &format!("ping {exit}"));
         }
         text += self.forwarding();
@@ -121,21 +122,6 @@ impl Steps<'_> {
 fn step(text: &mut String, number: u8, place: &str, command: &str) {
     // Writing to a String cannot fail.
     writeln!(text, "{number}. {place}:\n    {command}").ok();
-}
-
-/// The address after `address`, on the same link, if there is one for a host.
-fn neighbour(address: IpNet) -> Option<IpNet> {
-    let next = match address.addr() {
-        IpAddr::V4(v4) => IpAddr::from(std::net::Ipv4Addr::from(v4.to_bits().checked_add(1)?)),
-        IpAddr::V6(v6) => IpAddr::from(std::net::Ipv6Addr::from(v6.to_bits().checked_add(1)?)),
-    };
-    let fits = address.contains(&next) && (next != address.broadcast() || next.is_ipv6());
-    fits.then(|| IpNet::new(next, address.prefix_len()).ok()).flatten()
-}
-
-/// The first address of the link of `address`: what an exit usually has.
-fn first_host(address: IpNet) -> Option<IpAddr> {
-    neighbour(address.trunc()).map(|first| first.addr())
 }
 
 /// A port for the entry's side of a service: the service's own where everybody may open it.

@@ -1,6 +1,6 @@
 //! What the options mean together, completed by what the host knows. Nothing here asks the host.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 
@@ -58,6 +58,8 @@ pub(super) enum PlanError {
     Advertise(EndpointError),
     #[error("port 0 changes with each start, so that nobody finds this host (remedy: --listen with a port)")]
     AnyPort,
+    #[error("--tun {address}: its prefix has no address for the other end (remedy: {})", room(*address, *role))]
+    NoRoom { address: IpNet, role: Role },
     #[error("this host has no route to the Internet that shows its address (remedy: --advertise HOST:PORT)")]
     NoAddress,
 }
@@ -87,6 +89,13 @@ impl Plan {
             apart: options.config.as_os_str() != DEFAULT_CONFIG,
             notes: Vec::new(),
         };
+        // What cannot be read is reported with the configuration.
+        let mut addresses = plan.tun.iter().filter_map(|text| text.parse::<IpNet>().ok());
+        let alone = addresses.find(|address| neighbour(*address).is_none());
+        let led = role == Role::Entry && !options.allowed_ips.is_empty();
+        if let Some(address) = alone.filter(|_| !led) {
+            return Err(PlanError::NoRoom { address, role });
+        }
         match role {
             Role::Exit => {
                 allowed(options.peer.is_none(), "--peer", "entry")?;
@@ -165,6 +174,33 @@ impl Plan {
         self.advertise = Some(first.to_string());
         Ok(())
     }
+}
+
+/// What gives the other end an address.
+fn room(address: IpNet, role: Role) -> String {
+    let length = if address.addr().is_ipv4() { 24 } else { 64 };
+    let whole = format!("--tun {}/{length}", address.addr());
+    match role {
+        Role::Exit => whole,
+        Role::Entry => format!("{whole}, or --allowed-ip with the exit's address as well"),
+    }
+}
+
+/// An address for the other end of the link of `address`: the next one, else the first.
+pub(super) fn neighbour(address: IpNet) -> Option<IpNet> {
+    let after = |address: IpAddr| match address {
+        IpAddr::V4(v4) => v4.to_bits().checked_add(1).map(|bits| IpAddr::from(Ipv4Addr::from(bits))),
+        IpAddr::V6(v6) => v6.to_bits().checked_add(1).map(|bits| IpAddr::from(Ipv6Addr::from(bits))),
+    };
+    // A link of two addresses has neither a network nor a broadcast address (RFC 3021, RFC 6164).
+    let pair = address.prefix_len() + 1 == address.max_prefix_len();
+    let usable = |other: &IpAddr| {
+        let broadcast = other.is_ipv4() && *other == address.broadcast() && !pair;
+        address.contains(other) && *other != address.addr() && !broadcast
+    };
+    let first = if pair { Some(address.network()) } else { after(address.network()) };
+    let mut candidates = [after(address.addr()), first].into_iter().flatten();
+    candidates.find(usable).and_then(|other| IpNet::new(other, address.prefix_len()).ok())
 }
 
 fn listen(options: &[String], facts: &Facts) -> Vec<String> {

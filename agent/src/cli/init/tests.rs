@@ -222,9 +222,44 @@ fn the_steps_of_an_exit_lead_to_an_entry_that_fits() {
     }
     let text = told("--role exit --tun 10.1.0.254/24 --tun fd09::1/64", &facts());
     // What comes after .254 is the broadcast address.
-    assert!(text.contains(" --tun fd09::2/64\n") && !text.contains("10.1.0"), "{text}");
+    assert!(text.contains(" --tun 10.1.0.1/24 --tun fd09::2/64\n"), "{text}");
+    assert!(text.contains(" --allowed-ip 10.1.0.1 --allowed-ip fd09::2\n"), "{text}");
     let other = told("--role exit --tun --config /tmp/it's/x.toml", &facts());
     assert!(other.contains("--allowed-ip 10.9.0.2 --config '/tmp/it'\\''s/x.toml'\n"), "{other}");
+}
+
+#[test]
+fn a_prefix_without_an_address_for_the_other_end_is_refused() {
+    let entry = format!("--role entry --peer {}", link());
+    for (line, remedy) in [
+        ("--role exit --tun 10.9.0.1/32".to_owned(), "(remedy: --tun 10.9.0.1/24)"),
+        ("--role exit --tun --tun fd09::1/128".to_owned(), "(remedy: --tun fd09::1/64)"),
+        (format!("{entry} --tun 10.9.0.2/32"), "(remedy: --tun 10.9.0.2/24, or --allowed-ip with"),
+        (format!("{entry} --tun --tun fd09::2/128"), "(remedy: --tun fd09::2/64, or --allowed-ip with"),
+    ] {
+        let error = plan(&line).unwrap_err();
+        assert!(matches!(error, PlanError::NoRoom { .. }), "{line}: {error}");
+        assert!(error.to_string().contains(remedy), "{line}: {error}");
+    }
+    let led = config(&format!("{entry} --tun 10.9.0.2/32 --allowed-ip 10.9.0.1"));
+    assert_eq!(led.peers[0].allowed_ips, ["10.9.0.1/32".parse::<IpNet>().unwrap()]);
+    for (own, other) in [
+        ("10.9.0.7/24", "10.9.0.8/24"),
+        ("10.9.0.254/24", "10.9.0.1/24"),
+        ("10.9.0.1/30", "10.9.0.2/30"),
+        ("10.9.0.2/30", "10.9.0.1/30"),
+        ("10.9.0.0/31", "10.9.0.1/31"),
+        ("10.9.0.1/31", "10.9.0.0/31"),
+        ("fd09::1/127", "fd09::/127"),
+        ("fd09::ffff/112", "fd09::1/112"),
+    ] {
+        let other: IpNet = other.parse().unwrap();
+        assert_eq!(plan::neighbour(own.parse().unwrap()), Some(other), "{own}");
+        // What an exit prints is what an entry takes.
+        let text = told(&format!("--role exit --tun {own}"), &facts());
+        assert!(text.contains(&format!(" --tun {other}\n")), "{text}");
+        config(&format!("{entry} --tun {other}"));
+    }
 }
 
 #[test]
@@ -238,6 +273,7 @@ fn the_steps_of_an_entry_name_it_and_what_it_uses() {
         format!("    culvert peer add branch {KEY} --allowed-ip 10.9.0.2 --service a --service dns"),
         "    systemctl enable --now culvert".to_owned(),
         "    ping 10.9.0.1".to_owned(),
+        "1. on the exit, so that it lets this host in; with --config FILE if its culvert init had that option:".to_owned(),
     ] {
         assert!(text.lines().any(|told| told == line), "{line}\n{text}");
     }
