@@ -260,6 +260,16 @@ fn reloads(gateway: &Machine) {
     assert!(!gateway.run(&["systemctl", "reload", "culvert"]).status.success());
     assert!(gateway.journal().contains("nonsense"), "{}", gateway.journal());
     fs::write(gateway.path(CONFIG), good).unwrap();
+    // Where its socket is not to be found, by signal; that leads to an answer in the log alone.
+    let reloads = || gateway.journal().lines().filter(|line| line.contains("waiting_for_restart")).count();
+    let (socket, away, before) = ("/run/culvert/culvert.sock", "/run/culvert/away", reloads());
+    gateway.tell(&["mv", socket, away]);
+    gateway.tell(&["systemctl", "reload", "culvert"]);
+    clock::until("the daemon has followed the signal", PATIENCE, || match reloads() {
+        now if now == before + 1 => Ok(()),
+        now => Err(format!("{before} reloads, then {now}: {}", gateway.journal())),
+    });
+    gateway.tell(&["mv", away, socket]);
     gateway.tell(&["systemctl", "reload", "culvert"]);
     assert_eq!([gateway.property("ActiveState"), gateway.property("MainPID")], ["active".to_owned(), pid]);
 }
