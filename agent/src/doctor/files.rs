@@ -49,9 +49,10 @@ fn key_file(facts: &Facts) -> Vec<Finding> {
     let mut problems = facts.file.problems.iter().filter(|problem| problem.key_path == KEY_FILE).peekable();
     let unit = facts.service.unit.as_ref().filter(|unit| unit.hands_over(path));
     if facts.files.key_denied && (unit.is_some() || facts.daemon.may_run()) {
-        let how = unit.map_or("the daemon that runs could".to_owned(), |_| {
-            format!("{NAME} hands the daemon a copy (LoadCredential=)")
-        });
+        let how = match unit {
+            Some(_) => format!("{NAME} hands the daemon a copy (LoadCredential=)"),
+            None => "the daemon that runs could".to_owned(),
+        };
         let unread = Finding::ok(check, path.display().to_string(), "not readable");
         return vec![unread.but(
             Severity::Note,
