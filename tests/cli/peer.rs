@@ -230,7 +230,11 @@ fn peers_of_the_configuration_and_of_forwards_are_treated_with_care() {
     );
     // The same in both files, as an editor can make it.
     fs::write(site.state(), &peer).unwrap();
+    site.fails(&["check"], 2, &["peers.toml:1: peer[0]", "culvert peer remove fixed, then culvert reload"]);
+    // The same name with another key, and the same key under another name.
+    fs::write(site.state(), peer.replace(&fixed, &site.key("another"))).unwrap();
     site.fails(&["check"], 2, &["peers.toml:2: peer[0].name", "of the configuration"]);
+    fs::write(site.state(), peer.replace("\"fixed\"", "\"renamed\"")).unwrap();
     site.fails(
         &["check"],
         2,
