@@ -305,7 +305,7 @@ impl Worker {
         }
         // Without a keepalive the control connection lives for as long as its lanes are used.
         let used = self.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
-        let interval = peer.config.keepalive.or(used.then_some(IN_USE));
+        let interval = peer.config.keepalive.or_else(|| used.then_some(IN_USE));
         if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
             && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
             && let Some(quinn) = self.control.quinn(session.handle)
