@@ -57,8 +57,8 @@ impl ReloadError {
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Roster(_) => true,
-            Self::NoFile | Self::NoRegularFile(_) | Self::Route(_) | Self::Port { .. } => false,
+            Self::NoRegularFile(_) | Self::Config(_) | Self::Roster(_) => true,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
         }
     }
 }
@@ -72,6 +72,9 @@ impl Running {
         let _one_at_a_time = lock(&self.reloading);
         let reloaded = self.try_reload(dry_run);
         if !dry_run {
+            if reloaded.is_ok() {
+                self.metrics.configured(&self.config.load().limits, self.clock.unix_time());
+            }
             self.metrics.reloaded(match &reloaded {
                 Ok(_) => metrics::Reload::Done,
                 Err(error) if error.is_bad_input() => metrics::Reload::Refused,
@@ -128,7 +131,6 @@ impl Running {
             daemon::raise_descriptor_limit(&config);
         }
         log::set_level(config.log.level);
-        self.metrics.configured(&config.limits, self.clock.unix_time());
         self.config.store(config);
         Ok(Reloaded { changes, notes })
     }

@@ -1,6 +1,6 @@
 //! `culvert reload`
 
-use std::{env, fmt::Display};
+use std::fmt::Display;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -28,8 +28,11 @@ pub(super) struct Reload {
     #[arg(long)]
     dry_run: bool,
     /// One JSON object, as docs/status.md describes it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "main_pid")]
     json: bool,
+    /// The daemon's process, to be asked by SIGHUP where none answers at the control socket
+    #[arg(long, value_name = "PID", hide = true, value_parser = clap::value_parser!(i32).range(2..))]
+    main_pid: Option<i32>,
 }
 
 impl Reload {
@@ -37,8 +40,11 @@ impl Reload {
         let (changes, notes) = match self.reach.ask(&Request::Reload { dry_run: self.dry_run }) {
             Ok(Reached::Answer(Answer::Reloaded { changes, notes })) => (changes, notes),
             Ok(Reached::Answer(_)) => return Err(unexpected()),
-            Ok(Reached::Offline(offline)) if self.by_signal(&offline)? => return Ok(()),
-            Err(Failure::Config(error)) if self.by_signal(&error)? => return Ok(()),
+            // The daemon has been told, and its log says the same as is said here.
+            Ok(Reached::Offline(offline)) if self.by_signal(&offline)? => {
+                return Config::load(&offline.file).map(drop).map_err(Failure::from);
+            }
+            Err(Failure::Config(error)) if self.by_signal(&error)? => return Err(Failure::Config(error)),
             Ok(Reached::Offline(offline)) => {
                 // A file that is wrong may name another socket than the daemon has.
                 if let Err(error) = Config::load(&offline.file) {
@@ -69,11 +75,10 @@ impl Reload {
 }
 
 impl Reload {
-    /// As the unit's `ExecReload` there is another way to the daemon, which needs neither its socket nor a file that can be
-    /// read: true if it was taken, for the reason `why`.
+    /// The unit's `ExecReload` names the daemon's process: there is a way to it that needs neither its socket nor a file that
+    /// can be read. True if it was taken, for the reason `why`.
     fn by_signal(&self, why: &dyn Display) -> Result<bool, Failure> {
-        let main = env::var("MAINPID").ok().and_then(|pid| pid.parse().ok());
-        let Some(pid) = main.filter(|pid: &i32| *pid > 1 && !self.dry_run) else { return Ok(false) };
+        let Some(pid) = self.main_pid.filter(|_| !self.dry_run) else { return Ok(false) };
         process::hang_up(pid).with_context(|| format!("{why}; and process {pid} takes no SIGHUP"))?;
         out::complain(&format_args!(
             "culvert: {why}: asked the service's process {pid} by SIGHUP; its log says what changed, or what is wrong"
