@@ -420,6 +420,15 @@ impl Config {
         Ok((Self { path: Some(absolute), ..config }, identity))
     }
 
+    /// Checks the file at `path` and the state file, and not the identity that it names, which may be somebody else's to read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or every problem that it has but for its key.
+    pub fn check_without_key(path: &Path) -> Result<(), LoadError> {
+        let draft = Draft::read(&read(path)?, folder_of(path), state::read);
+        Ok(draft.finish(Some(path)).map(drop)?)
+    }
+
     /// The control socket that the file at `path` names, whatever else is wrong with the file: a daemon that runs with an
     /// older version of it can still be reached.
     ///
