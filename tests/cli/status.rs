@@ -179,13 +179,15 @@ impl Watched {
         let folder = tempfile::tempdir().unwrap();
         let file = File::create(folder.path().join("screen")).unwrap();
         let command = format!(
-            "stty rows 20 cols 70; {} status --watch --config {}",
+            "stty rows 20 cols 70; exec {} status --watch --config {}",
             binary().display(),
             agent.config().display()
         );
         let mut script = Command::new("script");
-        // -e: ends as the command does; -f: at once.
+        // -e: ends as the command does; -f: at once. Where there is no $SHELL it takes /bin/sh, and without `exec` that
+        // one would have the interrupt too, and end with 130.
         script
+            .env_remove("SHELL")
             .args(["-qefc", &command, "/dev/null"])
             .stdin(Stdio::piped())
             .stdout(file)
