@@ -23,6 +23,7 @@
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
 //! | what an operator may look at inside it | `inspect.rs` |
+//! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
 //! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](crate::io::Net) gives
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
@@ -88,6 +89,8 @@ mod publish;
 mod reload;
 mod session;
 pub mod shell;
+#[doc(hidden)]
+pub mod simulation;
 mod start;
 mod strangers;
 mod streams;

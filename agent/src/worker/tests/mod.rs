@@ -14,8 +14,6 @@ mod decoy;
 mod decoy_load;
 mod gate;
 mod handshakes;
-mod harness;
-mod host;
 mod hostile;
 mod inspect;
 mod mtu;
@@ -32,7 +30,7 @@ mod tun_refused;
 mod tunnel;
 mod warned;
 
-use harness::{Host, Udp, World};
+use super::simulation::{self as harness, Host, Udp, World};
 
 const ENTRY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const EXIT: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1));

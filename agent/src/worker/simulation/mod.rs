@@ -1,4 +1,7 @@
-//! Workers over the network in memory, in virtual time.
+//! Whole agents over a network in memory, in virtual time: what the tests of this package and `tests/sim` drive.
+//!
+//! The agents' code is the daemon's own, from [`Worker::turn`] on: a [`World`] gives it the clock, the network and the seeds.
+#![expect(clippy::unwrap_used, reason = "what a test gives wrong is to end the test")]
 
 use std::{
     cell::RefCell,
@@ -13,7 +16,7 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-pub(super) use super::host::{Host, Udp};
+mod host;
 use crate::{
     admin::Health,
     clock::{Clock, ManualClock},
@@ -34,17 +37,18 @@ use crate::{
     roster::{Roster, RosterError},
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
+pub use host::{Host, Udp};
 
 /// What the network between hosts does to datagrams.
-pub(super) struct Weather {
+pub struct Weather {
     /// One way.
-    pub(super) delay: Duration,
+    pub delay: Duration,
     /// How many of a hundred are lost between agents.
-    pub(super) loss_percent: u32,
+    pub loss_percent: u32,
     /// Datagrams for which this is true are lost.
-    pub(super) block: Box<dyn Fn(SocketAddr, SocketAddr) -> bool>,
+    pub block: Box<dyn Fn(SocketAddr, SocketAddr) -> bool>,
     /// The ECN bits that datagrams between agents get on their way; `None` leaves them as they are.
-    pub(super) mark: Option<u8>,
+    pub mark: Option<u8>,
 }
 
 /// A datagram under way.
@@ -60,12 +64,12 @@ struct InTransit {
 
 /// A datagram that a host put on the network, before the weather.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tapped {
-    pub(super) from: SocketAddr,
-    pub(super) to: SocketAddr,
+pub struct Tapped {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
     /// Its traffic class.
-    pub(super) tos: u8,
-    pub(super) payload: Vec<u8>,
+    pub tos: u8,
+    pub payload: Vec<u8>,
 }
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
@@ -83,9 +87,9 @@ impl Clock for Skewed {
 }
 
 /// A simulated network, its clock and its agents.
-pub(super) struct World {
-    pub(super) clock: ManualClock,
-    pub(super) weather: Rc<RefCell<Weather>>,
+pub struct World {
+    pub clock: ManualClock,
+    pub weather: Rc<RefCell<Weather>>,
     fabric: MemoryFabric,
     transit: Rc<RefCell<BinaryHeap<Reverse<InTransit>>>>,
     agent_addresses: Rc<RefCell<Vec<IpAddr>>>,
@@ -108,10 +112,10 @@ pub(super) struct World {
 }
 
 /// One agent of a world.
-pub(super) struct Agent {
-    pub(super) workers: Vec<Worker>,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) roster: Arc<Roster>,
+pub struct Agent {
+    pub workers: Vec<Worker>,
+    pub metrics: Arc<Metrics>,
+    pub roster: Arc<Roster>,
     config: Arc<Config>,
     exchange: Arc<Exchange>,
     tun: Option<MemoryTun>,
@@ -122,17 +126,17 @@ pub(super) struct Agent {
 
 impl Agent {
     /// Lanes of all workers.
-    pub(super) fn lanes(&self) -> usize {
+    pub fn lanes(&self) -> usize {
         self.workers.iter().map(|worker| worker.lanes.iter().count()).sum()
     }
 
     /// Local sockets of all workers, ports for clients included.
-    pub(super) fn local_sockets(&self) -> usize {
+    pub fn local_sockets(&self) -> usize {
         self.workers.iter().map(|worker| worker.locals.iter().count()).sum()
     }
 
     /// Its TUN device, which its configuration asks for.
-    pub(super) fn tun(&self) -> &MemoryTun {
+    pub fn tun(&self) -> &MemoryTun {
         self.tun.as_ref().expect("a [tun]")
     }
 
@@ -143,7 +147,7 @@ impl Agent {
 
 impl World {
     /// A network with 5 ms one way; randomness comes from `seed`.
-    pub(super) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
         let fabric = MemoryFabric::new();
         let weather = Rc::new(RefCell::new(Weather {
@@ -214,19 +218,19 @@ impl World {
     }
 
     /// What was put on the network since this was last asked, from the first time on.
-    pub(super) fn tapped(&self) -> Vec<Tapped> {
+    pub fn tapped(&self) -> Vec<Tapped> {
         self.tap.borrow_mut().replace(Vec::new()).unwrap_or_default()
     }
 
     /// From now on a NAT shows `inside` as `outside`, in place of what it showed before.
-    pub(super) fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
+    pub fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
         let mut nat = self.nat.borrow_mut();
         nat.retain(|pair| pair.0 != inside);
         nat.push((inside, outside));
     }
 
     /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
-    pub(super) fn send_as(&self, datagram: &Tapped) {
+    pub fn send_as(&self, datagram: &Tapped) {
         let from = datagram.from.ip();
         let known = [&self.agent_addresses.borrow()[..], &self.other_addresses.borrow()[..]].concat();
         if !known.contains(&from) {
@@ -242,32 +246,32 @@ impl World {
     }
 
     /// How many seconds the clocks of the agents are ahead that are started from now on.
-    pub(super) fn set_skew(&mut self, seconds: i64) {
+    pub fn set_skew(&mut self, seconds: i64) {
         self.skew = seconds;
     }
 
     /// Loses an agent's state directory.
-    pub(super) fn lose_state(&mut self, place: usize) {
+    pub fn lose_state(&mut self, place: usize) {
         self.journals[place] = None;
     }
 
     /// How many workers the agents have that are started from now on.
-    pub(super) fn set_workers(&mut self, workers: u8) {
+    pub fn set_workers(&mut self, workers: u8) {
         self.workers = workers;
     }
 
     /// What is done to the configuration of agents that are started from now on.
-    pub(super) fn set_tune(&mut self, tune: fn(&mut Config)) {
+    pub fn set_tune(&mut self, tune: fn(&mut Config)) {
         self.tune = tune;
     }
 
     /// What the TUN devices can do of agents that are started from now on.
-    pub(super) fn set_offload(&mut self, offload: TunOffload) {
+    pub fn set_offload(&mut self, offload: TunOffload) {
         self.offload = offload;
     }
 
     /// Starts an agent on a host of its own with these addresses; returns its place.
-    pub(super) fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
+    pub fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
         self.journals.push(Some(Vec::new()));
         self.agent_addresses.borrow_mut().extend_from_slice(addresses);
@@ -277,14 +281,7 @@ impl World {
     }
 
     /// Starts an agent again under the same place, as a new process; the old one is gone without a word.
-    pub(super) fn restart(
-        &mut self,
-        place: usize,
-        toml: &str,
-        identity: &Identity,
-        addresses: &[IpAddr],
-        seed: u8,
-    ) {
+    pub fn restart(&mut self, place: usize, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) {
         self.agents[place] = None;
         let config = Arc::new(self.read(toml));
         let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
@@ -342,7 +339,7 @@ impl World {
     }
 
     /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
-    pub(super) fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
+    pub fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
         let config = self.read(toml);
         let agent = self.agent(place);
         let mut plan = plan(&agent.config, config);
@@ -370,32 +367,32 @@ impl World {
     }
 
     /// Ends an agent without a word, as `kill -9` does.
-    pub(super) fn kill(&mut self, place: usize) {
+    pub fn kill(&mut self, place: usize) {
         self.agents[place] = None;
     }
 
     /// Asks an agent to stop.
-    pub(super) fn stop(&mut self, place: usize) {
+    pub fn stop(&mut self, place: usize) {
         for worker in &self.agent(place).workers {
             assert!(worker.inbox().put(Command::Shutdown { within: Duration::from_secs(3) }));
         }
     }
 
-    pub(super) fn has_ended(&self, place: usize) -> bool {
+    pub fn has_ended(&self, place: usize) -> bool {
         self.agents[place].as_ref().is_none_or(Agent::has_ended)
     }
 
-    pub(super) fn agent(&mut self, place: usize) -> &mut Agent {
+    pub fn agent(&mut self, place: usize) -> &mut Agent {
         self.agents[place].as_mut().unwrap()
     }
 
     /// The first peer of an agent, as it is now.
-    pub(super) fn peer(&mut self, place: usize) -> PeerSnapshot {
+    pub fn peer(&mut self, place: usize) -> PeerSnapshot {
         self.peers(place).swap_remove(0)
     }
 
     /// The peers of an agent, as they are now.
-    pub(super) fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
+    pub fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
         let now = self.clock.now();
         let agent = self.agent(place);
         for worker in &mut agent.workers {
@@ -405,7 +402,7 @@ impl World {
     }
 
     /// The value of a series of an agent's metrics, e.g. `culvert_flows{peer="exit"}`.
-    pub(super) fn metric(&mut self, place: usize, series: &str) -> u64 {
+    pub fn metric(&mut self, place: usize, series: &str) -> u64 {
         let now = self.clock.now();
         let agent = self.agent(place);
         for worker in &mut agent.workers {
@@ -417,13 +414,13 @@ impl World {
     }
 
     /// Lets `time` pass.
-    pub(super) fn run(&mut self, time: Duration) {
+    pub fn run(&mut self, time: Duration) {
         let until = self.clock.now() + time;
         self.run_until(until, |_| false);
     }
 
     /// Lets time pass until `done`, at most `limit`; panics if it does not come true.
-    pub(super) fn run_till(&mut self, limit: Duration, done: impl FnMut(&mut Self) -> bool) {
+    pub fn run_till(&mut self, limit: Duration, done: impl FnMut(&mut Self) -> bool) {
         let until = self.clock.now() + limit;
         assert!(self.run_until(until, done), "not within {limit:?}");
     }
@@ -492,28 +489,28 @@ impl World {
     }
 
     /// Larger datagrams between these hosts vanish on their way, in both directions.
-    pub(super) fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
+    pub fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
         self.fabric.set_mtu(one, other, bytes);
         self.fabric.set_mtu(other, one, bytes);
     }
 
     /// The device of a host refuses larger datagrams.
-    pub(super) fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
+    pub fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
         self.fabric.set_device_mtu(host, bytes);
     }
 
     /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
-    pub(super) fn set_steering(&self, steering: bool) {
+    pub fn set_steering(&self, steering: bool) {
         self.fabric.set_steering(steering);
     }
 
     /// Lets a datagram arrive that says it comes from `from`.
-    pub(super) fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
+    pub fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
         assert!(self.fabric.inject(&Datagram { from, to, tos: 0, payload }), "nobody listens at {to}");
     }
 
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
-    pub(super) fn host(&self, addresses: &[IpAddr]) -> Host {
+    pub fn host(&self, addresses: &[IpAddr]) -> Host {
         self.other_addresses.borrow_mut().extend_from_slice(addresses);
         Host::new(self.fabric.host(addresses, Ready::new()))
     }

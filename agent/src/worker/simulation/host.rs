@@ -8,24 +8,24 @@ use crate::io::{
 };
 
 /// A host with clients or services of a test.
-pub(super) struct Host {
+pub struct Host {
     net: MemoryNet,
     next_token: u32,
 }
 
 impl Host {
-    pub(super) fn new(net: MemoryNet) -> Self {
+    pub fn new(net: MemoryNet) -> Self {
         Self { net, next_token: 0 }
     }
 
     /// A UDP socket, connected if `to` is given.
-    pub(super) fn udp(&mut self, bind: SocketAddr, to: Option<SocketAddr>) -> Udp {
+    pub fn udp(&mut self, bind: SocketAddr, to: Option<SocketAddr>) -> Udp {
         let role = if to.is_some() { UdpRole::Upstream } else { UdpRole::Ingress };
         self.udp_as(role, bind, to)
     }
 
     /// A UDP socket that tells the ECN bits, as QUIC's do.
-    pub(super) fn quic(&mut self, bind: SocketAddr) -> Udp {
+    pub fn quic(&mut self, bind: SocketAddr) -> Udp {
         self.udp_as(UdpRole::QuicDial, bind, None)
     }
 
@@ -35,34 +35,34 @@ impl Host {
         Udp { socket: self.net.udp(&options, token).unwrap() }
     }
 
-    pub(super) fn tcp(&mut self, to: SocketAddr) -> Box<dyn TcpStream> {
+    pub fn tcp(&mut self, to: SocketAddr) -> Box<dyn TcpStream> {
         let token = self.token();
         self.net.tcp_connect(to, token).unwrap()
     }
 
-    pub(super) fn tcp_listen(&mut self, at: SocketAddr) -> Box<dyn TcpListener> {
+    pub fn tcp_listen(&mut self, at: SocketAddr) -> Box<dyn TcpListener> {
         let token = self.token();
         self.net.tcp_listen(at, token).unwrap()
     }
 
-    pub(super) fn token(&mut self) -> Token {
+    pub fn token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
     }
 }
 
 /// A UDP socket of a test.
-pub(super) struct Udp {
+pub struct Udp {
     socket: Box<dyn UdpSocket>,
 }
 
 impl Udp {
-    pub(super) fn send(&mut self, to: SocketAddr, payload: &[u8]) {
+    pub fn send(&mut self, to: SocketAddr, payload: &[u8]) {
         self.send_marked(to, payload, 0);
     }
 
     /// Sends with these ECN bits.
-    pub(super) fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
+    pub fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
         let mut batch = SendBatch::default();
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);
         batch.commit(&UdpPath { destination: to, source: None, tos: ecn }, 0, payload.len(), 1);
@@ -70,17 +70,17 @@ impl Udp {
     }
 
     /// Datagrams that found the receive buffer full.
-    pub(super) fn drops(&self) -> u64 {
+    pub fn drops(&self) -> u64 {
         self.socket.kernel_drops()
     }
 
     /// Everything that waits: who sent it, and what.
-    pub(super) fn receive(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+    pub fn receive(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
         self.receive_marked().into_iter().map(|(from, _, payload)| (from, payload)).collect()
     }
 
     /// Everything that waits: who sent it, its ECN bits, and what.
-    pub(super) fn receive_marked(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
+    pub fn receive_marked(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
         let mut received = Vec::new();
         let mut batch = ReceiveBatch::default();
         while self.socket.receive(&mut batch).is_ok() {
