@@ -2,8 +2,9 @@
 
 use std::{
     fs::{self, File},
+    io::{Read, Seek},
     net::SocketAddr,
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -22,6 +23,16 @@ use crate::{
 #[derive(Debug)]
 pub struct Server {
     _process: Running,
+}
+
+/// Where its servers listen, unless a test says otherwise.
+pub const PORT: u16 = 5201;
+
+/// A client that runs beside something else; dropping it kills it.
+#[derive(Debug)]
+pub struct Client {
+    process: Running,
+    output: File,
 }
 
 /// What a UDP test transferred.
@@ -75,6 +86,38 @@ impl Server {
     }
 }
 
+impl Client {
+    /// Starts one at `place` with more options.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    #[track_caller]
+    pub fn start(place: &Place, server: SocketAddr, args: &[&str]) -> Self {
+        let output = tempfile::tempfile().expect("the folder for temporary files is writable");
+        let mut command = command(place, server, args);
+        let stdout = output.try_clone().expect("a descriptor is free");
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null());
+        Self { process: Running::start("iperf3 -c", &mut command), output }
+    }
+
+    /// Waits for its end, and returns the part of its report that sums up: `sum_sent`, `sum_received`, `streams`.
+    ///
+    /// # Panics
+    /// When it does not end soon, or failed.
+    #[must_use]
+    #[track_caller]
+    pub fn finish(mut self) -> Value {
+        let status = self.process.wait(2 * PATIENCE);
+        let mut text = String::new();
+        self.output.rewind().and_then(|()| self.output.read_to_string(&mut text)).expect("our own file");
+        let mut result: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let error = result["error"].as_str();
+        assert!(status.success() && error.is_none(), "iperf3 -c: {error:?}");
+        result["end"].take()
+    }
+}
+
 /// Runs a UDP test of 3 s with 200 Mbit/s in datagrams of 1150 bytes, shared out among parallel streams.
 ///
 /// # Panics
@@ -111,8 +154,7 @@ pub fn tcp(place: &Place, server: SocketAddr, reverse: bool) -> Tcp {
 
 #[track_caller]
 fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Value {
-    let mut command = place.command("iperf3");
-    command.args(["-c", &server.ip().to_string(), "-p", &server.port().to_string(), "-J"]).args(args);
+    let mut command = command(place, server, args);
     if reverse {
         command.arg("-R");
     }
@@ -123,6 +165,12 @@ fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Va
     let error = result["error"].as_str();
     assert!(output.status.success() && error.is_none(), "{command:?}: {error:?}: {stderr}");
     result["end"].take()
+}
+
+fn command(place: &Place, server: SocketAddr, args: &[&str]) -> Command {
+    let mut command = place.command("iperf3");
+    command.args(["-c", &server.ip().to_string(), "-p", &server.port().to_string(), "-J"]).args(args);
+    command
 }
 
 #[track_caller]
