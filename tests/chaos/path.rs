@@ -18,7 +18,7 @@ fn traffic_outlives_a_nat_that_forgets_it() {
     let mut stage = Stage::start(Entrance::Address, Path::default());
     stage.wait_for_lanes(2);
     let descriptors = stage.descriptors();
-    let mut books = Ledger::open(&stage);
+    let mut books = Ledger::new();
     let clients = stage.relay().clients();
     assert_eq!(clients, 2, "the control connection shares lane 0's port");
     // All at once, then one lane after the other.
@@ -39,7 +39,7 @@ fn traffic_outlives_another_address_of_the_dialler_s_host() {
         return;
     }
     let mut stage = Stage::start(Entrance::Address, Path::default());
-    let mut books = Ledger::open(&stage);
+    let mut books = Ledger::new();
     let descriptors = stage.descriptors();
     for _ in 0..2 {
         stage.move_dialler();
@@ -57,7 +57,7 @@ fn traffic_outlives_a_link_that_is_down() {
         return;
     }
     let mut stage = Stage::start(Entrance::Address, Path::default());
-    let books = Ledger::open(&stage);
+    let books = Ledger::new();
     let descriptors = stage.descriptors();
     let up = stage.cut_link(Duration::from_secs(2));
     stage.streams().wait_for_answers_since(up, "the link was down");
@@ -74,7 +74,7 @@ fn traffic_outlives_a_path_that_turns_bad_in_one_direction_or_in_both() {
         return;
     }
     let mut stage = Stage::start(Entrance::Address, Path::default());
-    let mut books = Ledger::open(&stage);
+    let mut books = Ledger::new();
     let descriptors = stage.descriptors();
     let dead = Path { loss: 1.0, ..Path::default() };
     let bad = Path {

@@ -22,13 +22,13 @@ use crate::{
 const PER_BUFFER: u64 = 64;
 
 /// What counters said at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger {
     directions: [Direction; 2],
 }
 
 /// One direction: from agent a to agent b, or back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Direction {
     /// By the hosts towards the first agent.
     sent: u64,
@@ -52,13 +52,15 @@ struct Direction {
 }
 
 impl Ledger {
-    /// What they say now.
-    ///
-    /// # Panics
-    /// When an agent does not answer.
+    /// What they said before anything was sent.
     #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What they say now. While there is traffic they speak of different moments.
     #[track_caller]
-    pub fn open(stage: &Stage) -> Self {
+    fn read(stage: &Stage) -> Self {
         let [a, b] = [End::Listener, End::Dialler].map(|end| stage.site(end).agent.samples());
         let lines: Vec<(&str, Count)> =
             stage.streams().lines().iter().map(|line| (line.name(), line.count())).collect();
@@ -115,8 +117,8 @@ impl Ledger {
         }
     }
 
-    /// Stops the traffic, waits until all that has been sent since this was opened is accounted for, and lets the traffic go
-    /// on. Nothing but the lines may have sent meanwhile. Returns what was open at the end.
+    /// Stops the traffic, waits until all that has been sent since this was read is accounted for, and lets the traffic go
+    /// on. Nothing but the lines may have sent meanwhile. Returns what they say then.
     ///
     /// # Panics
     /// When something is missing and no counter says why.
@@ -142,7 +144,7 @@ impl Ledger {
         stage.streams().pause();
         let seed = stage.relay().seed();
         let closed = clock::until(&format!("after {what} (seed {seed}): the books close"), PATIENCE, || {
-            let now = Self::open(stage);
+            let now = Self::read(stage);
             let pairs = now.directions.iter().zip(&self.directions).zip(["a to b", "b to a"]);
             let missing: Vec<(&str, Vec<String>)> = pairs
                 .map(|((now, before), name)| (name, missing(now, before)))
@@ -155,7 +157,7 @@ impl Ledger {
         closed
     }
 
-    /// Checks that something was lost between the agents since this was opened, in one direction or the other: else what was
+    /// Checks that something was lost between the agents since this was read, in one direction or the other: else what was
     /// to lose it did not.
     ///
     /// # Panics
