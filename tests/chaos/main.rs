@@ -8,6 +8,8 @@
 //!
 //! After each the traffic goes on by itself, and every datagram is accounted for ([`culvert_tests::ledger`]).
 
+mod ends;
+mod mixture;
 mod path;
 
 use culvert_tests::needs;

@@ -101,7 +101,7 @@ impl Client {
         Self { process: Running::start("iperf3 -c", &mut command), output }
     }
 
-    /// Waits for its end, and returns the part of its report that sums up: `sum_sent`, `sum_received`, `streams`.
+    /// Waits for its end, and returns its report: `intervals` of a second, and what is summed up at the `end`.
     ///
     /// # Panics
     /// When it does not end soon, or failed.
@@ -111,10 +111,10 @@ impl Client {
         let status = self.process.wait(2 * PATIENCE);
         let mut text = String::new();
         self.output.rewind().and_then(|()| self.output.read_to_string(&mut text)).expect("our own file");
-        let mut result: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let result: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         let error = result["error"].as_str();
         assert!(status.success() && error.is_none(), "iperf3 -c: {error:?}");
-        result["end"].take()
+        result
     }
 }
 
@@ -127,17 +127,29 @@ impl Client {
 pub fn udp(place: &Place, server: SocketAddr, streams: u32, reverse: bool) -> Udp {
     let (rate, count) = (format!("{}K", 200_000 / streams), streams.to_string());
     let args = ["-u", "-P", &count, "-b", &rate, "-l", "1150", "-w", "4M", "-t", "3"];
-    let end = client(place, server, &args, reverse);
-    let each = end["streams"].as_array().map(Vec::as_slice).unwrap_or_default();
-    assert_eq!(each.len(), streams as usize, "{end:#}");
-    let sum = |key: &str| each.iter().map(|stream| number(&stream["udp"][key])).sum::<u64>();
-    let (packets, lost) = (sum("packets"), sum("lost_packets"));
-    let highest = number(&end["sum_received"]["packets"]);
-    Udp {
-        streams: streams.into(),
-        sent: number(&end["sum_sent"]["packets"]).max(packets),
-        lost,
-        received: highest.saturating_sub(lost),
+    let udp = Udp::of(&client(place, server, &args, reverse));
+    assert_eq!(udp.streams, u64::from(streams));
+    udp
+}
+
+impl Udp {
+    /// What the part of a report says that sums up.
+    ///
+    /// # Panics
+    /// When it is no UDP test's.
+    #[must_use]
+    #[track_caller]
+    pub fn of(end: &Value) -> Self {
+        let each = end["streams"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let sum = |key: &str| each.iter().map(|stream| number(&stream["udp"][key])).sum::<u64>();
+        let (packets, lost) = (sum("packets"), sum("lost_packets"));
+        let highest = number(&end["sum_received"]["packets"]);
+        Self {
+            streams: each.len() as u64,
+            sent: number(&end["sum_sent"]["packets"]).max(packets),
+            lost,
+            received: highest.saturating_sub(lost),
+        }
     }
 }
 

@@ -8,6 +8,8 @@
 //! the receiving agent refused, or what the kernel counted there as dropped. The kernel counts buffers, each of which holds at
 //! most 64 datagrams: what it says is a bound.
 
+use std::{thread, time::Duration};
+
 use crate::{
     agent::Agent,
     clock::{self, PATIENCE},
@@ -25,6 +27,16 @@ const PER_BUFFER: u64 = 64;
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     directions: [Direction; 2],
+}
+
+/// Datagrams of others than the lines in one direction, each of a size that is in
+/// [`PAYLOAD_SIZES`](crate::impairment::PAYLOAD_SIZES) inside a lane's packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Others {
+    /// Sent by them.
+    pub sent: u64,
+    /// Received by them.
+    pub received: u64,
 }
 
 /// One direction: from agent a to agent b, or back.
@@ -117,6 +129,29 @@ impl Ledger {
         }
     }
 
+    /// What they say once the traffic has stopped and nothing is on its way; the traffic goes on then.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    #[must_use]
+    #[track_caller]
+    pub fn open(stage: &Stage) -> Self {
+        stage.streams().pause();
+        let mut last = Self::read(stage);
+        let quiet = clock::until("nothing is on its way", PATIENCE, || {
+            // Longer than a worker waits with what it publishes.
+            thread::sleep(Duration::from_millis(300));
+            let now = Self::read(stage);
+            let before = std::mem::replace(&mut last, now.clone());
+            let payloads =
+                |ledger: &Self| ledger.directions.map(|it| (it.up, it.payloads, it.down, it.arrived));
+            let settled = now.directions.iter().all(|it| it.up.queued + it.down.queued == 0);
+            if settled && payloads(&before) == payloads(&now) { Ok(now) } else { Err("something is") }
+        });
+        stage.streams().resume();
+        quiet
+    }
+
     /// Stops the traffic, waits until all that has been sent since this was read is accounted for, and lets the traffic go
     /// on. Nothing but the lines may have sent meanwhile. Returns what they say then.
     ///
@@ -125,31 +160,29 @@ impl Ledger {
     #[track_caller]
     #[must_use]
     pub fn close(&self, stage: &Stage, what: &str) -> Self {
-        self.settle(stage, what, |direction, before| direction.unexplained(before))
+        self.settle(stage, what, [Others::default(); 2])
     }
 
-    /// The same while others have sent, too, of whom it is not known how much: what left one agent and did not reach the other
-    /// has to be explained, and inside the agents everything.
+    /// The same where others have sent too: from a to b, and from b to a.
     ///
     /// # Panics
     /// When something is missing and no counter says why.
     #[track_caller]
     #[must_use]
-    pub fn close_between(&self, stage: &Stage, what: &str) -> Self {
-        self.settle(stage, what, |direction, before| direction.unexplained_between(before))
+    pub fn close_with(&self, stage: &Stage, what: &str, others: [Others; 2]) -> Self {
+        self.settle(stage, what, others)
     }
 
     #[track_caller]
-    fn settle(&self, stage: &Stage, what: &str, missing: fn(&Direction, &Direction) -> Vec<String>) -> Self {
+    fn settle(&self, stage: &Stage, what: &str, others: [Others; 2]) -> Self {
         stage.streams().pause();
         let seed = stage.relay().seed();
         let closed = clock::until(&format!("after {what} (seed {seed}): the books close"), PATIENCE, || {
             let now = Self::read(stage);
-            let pairs = now.directions.iter().zip(&self.directions).zip(["a to b", "b to a"]);
-            let missing: Vec<(&str, Vec<String>)> = pairs
-                .map(|((now, before), name)| (name, missing(now, before)))
-                .filter(|(_, missing)| !missing.is_empty())
-                .collect();
+            let pairs = now.directions.iter().zip(&self.directions).zip(others);
+            let each = pairs.map(|((now, before), others)| now.unexplained(before, others));
+            let missing: Vec<_> = ["a to b", "b to a"].into_iter().zip(each).collect();
+            let missing: Vec<_> = missing.iter().filter(|(_, missing)| !missing.is_empty()).collect();
             if missing.is_empty() { Ok(now) } else { Err(format!("{missing:?}: {:#?}, {now:#?}", self)) }
         });
         stage.streams().lines().iter().for_each(|line| line.check());
@@ -176,7 +209,8 @@ impl Ledger {
 }
 
 impl Direction {
-    fn unexplained(&self, before: &Self) -> Vec<String> {
+    /// The hops at which something is missing.
+    fn unexplained(&self, before: &Self, others: Others) -> Vec<String> {
         let mut missing = self.unexplained_between(before);
         let kernel = self.dropped_by_kernel(before);
         let fates = self.payloads.since(before.payloads);
@@ -190,7 +224,13 @@ impl Direction {
                 missing.push(format!("{what}: {from} and {to}, {exact} lost, at most {most} more"));
             }
         };
-        hop("1, sent", self.sent - before.sent, self.up.received - before.up.received, 0, kernel[0]);
+        hop(
+            "1, sent",
+            self.sent - before.sent + others.sent,
+            self.up.received - before.up.received,
+            0,
+            kernel[0],
+        );
         hop("2, payloads", delivered, fates.came(), 0, kernel[1]);
         hop("2 and 3, payloads", delivered, received, lost, refused + kernel[1] + kernel[2]);
         hop(

@@ -137,6 +137,18 @@ impl Stage {
         self.streams = Some(streams);
     }
 
+    /// For each line the newest number that came back: what has been sent later may be lost from now on.
+    #[must_use]
+    pub fn newest(&self) -> Vec<u64> {
+        self.streams().lines().iter().map(|line| line.newest().unwrap_or(0)).collect()
+    }
+
+    /// How many datagrams have been sent on each line: what is sent later is not to be lost.
+    #[must_use]
+    pub fn sent(&self) -> Vec<u64> {
+        self.streams().lines().iter().map(|line| line.sent()).collect()
+    }
+
     /// The traffic.
     ///
     /// # Panics

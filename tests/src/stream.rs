@@ -213,6 +213,12 @@ impl Line {
         gaps
     }
 
+    /// How many it has sent.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.book().sent.len() as u64
+    }
+
     /// Checks that nothing came twice, and nothing that is another line's.
     ///
     /// # Panics
