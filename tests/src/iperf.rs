@@ -109,12 +109,31 @@ impl Client {
     #[track_caller]
     pub fn finish(mut self) -> Value {
         let status = self.process.wait(2 * PATIENCE);
+        let report = self.report();
+        let error = report["error"].as_str();
+        assert!(status.success() && error.is_none(), "iperf3 -c: {error:?}");
+        report
+    }
+
+    /// Ends it before its time, and returns the same; what is summed up is what its own end knows.
+    ///
+    /// # Panics
+    /// When it has ended by itself, or does not end soon.
+    #[must_use]
+    #[track_caller]
+    pub fn interrupt(mut self) -> Value {
+        let ended = self.process.ended();
+        assert_eq!(ended, None, "iperf3 -c has ended: {}", self.report()["error"]);
+        self.process.signal("INT");
+        self.process.wait(PATIENCE);
+        self.report()
+    }
+
+    #[track_caller]
+    fn report(&mut self) -> Value {
         let mut text = String::new();
         self.output.rewind().and_then(|()| self.output.read_to_string(&mut text)).expect("our own file");
-        let result: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-        let error = result["error"].as_str();
-        assert!(status.success() && error.is_none(), "iperf3 -c: {error:?}");
-        result
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 }
 

@@ -29,14 +29,17 @@ pub struct Ledger {
     directions: [Direction; 2],
 }
 
-/// Datagrams of others than the lines in one direction, each of a size that is in
-/// [`PAYLOAD_SIZES`](crate::impairment::PAYLOAD_SIZES) inside a lane's packet.
+/// Datagrams of others than the lines in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Others {
-    /// Sent by them.
+    /// Sent by them, of 1150 bytes each, through a service.
     pub sent: u64,
-    /// Received by them.
+    /// Sent by them in other sizes; none of these was lost.
+    pub small: u64,
+    /// Received by them, of either.
     pub received: u64,
+    /// Sent last, after the newest that was received: lost, or nobody waited for them.
+    pub unheard: u64,
 }
 
 /// One direction: from agent a to agent b, or back.
@@ -224,21 +227,17 @@ impl Direction {
                 missing.push(format!("{what}: {from} and {to}, {exact} lost, at most {most} more"));
             }
         };
-        hop(
-            "1, sent",
-            self.sent - before.sent + others.sent,
-            self.up.received - before.up.received,
-            0,
-            kernel[0],
-        );
-        hop("2, payloads", delivered, fates.came(), 0, kernel[1]);
+        let sent = self.sent - before.sent + others.sent + others.small;
+        hop("1, sent", sent, self.up.received - before.up.received, 0, kernel[0]);
+        hop("2, payloads", delivered, fates.came() + others.small, 0, kernel[1]);
         hop("2 and 3, payloads", delivered, received, lost, refused + kernel[1] + kernel[2]);
+        let handed = self.down.delivered - before.down.delivered;
         hop(
             "4, delivered",
-            self.down.delivered - before.down.delivered,
-            self.arrived - before.arrived,
+            handed,
+            self.arrived - before.arrived + others.received,
             0,
-            kernel[3],
+            others.unheard + kernel[3],
         );
         missing
     }

@@ -8,6 +8,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     thread,
     time::{Duration, Instant},
 };
@@ -284,6 +285,18 @@ impl Stage {
             site.agent.wait_for_count("culvert_lanes", &[("state", "up")], lanes);
             site.agent.wait_for_count("culvert_lanes", &[], lanes);
         }
+    }
+
+    /// Waits until the largest packet of an agent, in bytes of UDP payload, is in `range`.
+    ///
+    /// # Panics
+    /// When it is not soon.
+    #[track_caller]
+    pub fn wait_for_packets(&self, end: End, range: RangeInclusive<u64>) {
+        self.site(end).agent.wait_for(&format!("packets of {range:?} bytes"), |samples| {
+            let bytes = samples.count("culvert_lane_packet_bytes", &[]);
+            if range.contains(&bytes) { Ok(()) } else { Err(bytes.to_string()) }
+        });
     }
 
     /// How many descriptors each agent has open.

@@ -22,8 +22,7 @@ use crate::{
 /// Between two datagrams of a line.
 pub const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Bytes of a datagram: two share no packet of a lane, and one is no probe of the path's MTU
-/// ([`PAYLOAD_SIZES`](crate::impairment::PAYLOAD_SIZES)).
+/// Bytes of a datagram: two share no packet of a lane, and an impairment knows those that carry one by their size.
 pub const LENGTH: usize = 800;
 
 /// How often a thread looks whether it shall end.
