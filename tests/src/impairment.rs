@@ -260,6 +260,12 @@ impl Impairment {
         });
     }
 
+    /// Whether anything passes, in either direction.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.inside.road().paths.iter().any(|path| path.loss < 1.0)
+    }
+
     /// How many clients the NAT knows.
     #[must_use]
     pub fn clients(&self) -> usize {

@@ -35,6 +35,7 @@ pub struct Line {
     client: UdpSocket,
     echo: UdpSocket,
     target: SocketAddr,
+    length: usize,
     book: Mutex<Book>,
 }
 
@@ -90,13 +91,20 @@ impl Line {
         let address = SocketAddr::new(address, ports::free());
         let any = SocketAddr::new(if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
         let (client, echo) = (from.enter(|| socket(any)), to.enter(|| socket(address)));
-        Self { name, client, echo, target: address, book: Mutex::default() }
+        Self { name, client, echo, target: address, length: LENGTH, book: Mutex::default() }
     }
 
     /// The client sends to `target`, from where its datagrams get to the echo.
     #[must_use]
     pub fn through(mut self, target: SocketAddr) -> Self {
         self.target = target;
+        self
+    }
+
+    /// Its datagrams have so many bytes instead of [`LENGTH`].
+    #[must_use]
+    pub fn sized(mut self, bytes: usize) -> Self {
+        self.length = bytes;
         self
     }
 
@@ -127,7 +135,7 @@ impl Line {
 
     fn send(&self) {
         let mut book = self.book();
-        let mut datagram = [0; LENGTH];
+        let mut datagram = vec![0; self.length];
         let number = book.sent.len() as u64;
         datagram[..8].copy_from_slice(&number.to_be_bytes());
         datagram[8..8 + self.name.len()].copy_from_slice(self.name.as_bytes());
@@ -139,7 +147,7 @@ impl Line {
 
     fn number(&self, datagram: &[u8]) -> Option<u64> {
         let number = u64::from_be_bytes(*datagram.first_chunk()?);
-        (datagram.len() == LENGTH && datagram[8..].starts_with(self.name.as_bytes())).then_some(number)
+        (datagram.len() == self.length && datagram[8..].starts_with(self.name.as_bytes())).then_some(number)
     }
 
     fn echo(&self, stop: &AtomicBool) {
@@ -282,12 +290,13 @@ impl Streams {
         self.inside.paused.store(false, Ordering::SeqCst);
     }
 
-    /// Waits until each line has an answer to what was sent from now on, and returns how long that took for the last of them.
+    /// Waits until each line has an answer to what was sent from now on, and returns how long that took for the first and for
+    /// the last of them.
     ///
     /// # Panics
     /// When one has none within [`PATIENCE`].
     #[track_caller]
-    pub fn wait_for_answers(&self, what: &str) -> Duration {
+    pub fn wait_for_answers(&self, what: &str) -> [Duration; 2] {
         self.wait_for_answers_since(clock::now(), what)
     }
 
@@ -296,17 +305,16 @@ impl Streams {
     /// # Panics
     /// When one has none within [`PATIENCE`].
     #[track_caller]
-    pub fn wait_for_answers_since(&self, since: Instant, what: &str) -> Duration {
+    pub fn wait_for_answers_since(&self, since: Instant, what: &str) -> [Duration; 2] {
         clock::until(&format!("after {what}: an answer on each line"), PATIENCE, || {
             let answers: Vec<_> =
                 self.lines.iter().map(|line| (line.name(), line.first_answer(since))).collect();
-            let last = answers.iter().map(|(_, answer)| *answer).max().flatten();
-            match last {
-                Some(last) if answers.iter().all(|(_, answer)| answer.is_some()) => Ok(last - since),
-                Some(_) | None => {
-                    let silent = answers.iter().filter(|(_, answer)| answer.is_none());
-                    Err(format!("none on {:?}", silent.map(|(name, _)| name).collect::<Vec<_>>()))
-                }
+            let silent: Vec<_> =
+                answers.iter().filter(|(_, at)| at.is_none()).map(|(name, _)| name).collect();
+            let times: Vec<Instant> = answers.iter().filter_map(|(_, at)| *at).collect();
+            match (silent.is_empty(), times.iter().min(), times.iter().max()) {
+                (true, Some(first), Some(last)) => Ok([*first - since, *last - since]),
+                _ => Err(format!("none on {silent:?}")),
             }
         })
     }
