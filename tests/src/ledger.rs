@@ -287,3 +287,79 @@ fn refused(samples: &Samples) -> u64 {
 fn kernel(agent: &Agent) -> u64 {
     agent.samples().count("culvert_tun_kernel_dropped_packets_total", &[])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 datagrams of which the impairment lost 5, damaged 3 and doubled 2, and the second agent dropped 1.
+    fn direction() -> Direction {
+        let account =
+            |received, dropped| Account { received, delivered: received - dropped, queued: 0, dropped };
+        let fates = Fates { passed: 95, lost: 5, damaged: 3, doubled: 2, ..Fates::default() };
+        Direction {
+            sent: 100,
+            up: account(100, 0),
+            out: 100,
+            payloads: fates,
+            all: fates,
+            into: 97,
+            refused: 3,
+            down: account(92, 1),
+            arrived: 91,
+            kernel: [0; 4],
+        }
+    }
+
+    fn missing(change: impl FnOnce(&mut Direction), others: Others) -> Vec<String> {
+        let mut direction = direction();
+        change(&mut direction);
+        let whole = direction.unexplained(&Direction::default(), others);
+        whole.iter().map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_missing_is_named_at_its_hop() {
+        let none = Others::default();
+        assert_eq!(missing(|_| (), none), [""; 0]);
+        assert_eq!(missing(|it| it.sent += 1, none), ["1, sent"]);
+        assert_eq!(missing(|it| it.sent -= 1, none), ["1, sent"], "nor may there be more than was sent");
+        assert_eq!(missing(|it| it.up.dropped += 1, none), ["the first agent"]);
+        assert_eq!(missing(|it| it.down.queued += 1, none), ["the second agent"]);
+        assert_eq!(missing(|it| it.out += 1, none), ["2, UDP"]);
+        assert_eq!(missing(|it| it.into -= 1, none), ["3, UDP"]);
+        // Lost in an agent that has received it, and said nothing: at most what it refused may be missing.
+        let less = |it: &mut Direction| (it.down.received, it.down.delivered, it.arrived) = (88, 87, 87);
+        assert_eq!(missing(less, none), ["2 and 3, payloads"]);
+        assert_eq!(
+            missing(|it| it.payloads.lost += 1, none),
+            ["2 and 3, payloads"],
+            "lost, and there all the same"
+        );
+        assert_eq!(missing(|it| it.arrived -= 1, none), ["4, delivered"]);
+        assert_eq!(missing(|it| it.arrived += 1, none), ["4, delivered"]);
+    }
+
+    #[test]
+    fn the_kernel_explains_what_is_missing_at_its_own_hop_and_no_more() {
+        let none = Others::default();
+        let dropped = |it: &mut Direction| (it.sent, it.kernel[0]) = (164, 1);
+        assert_eq!(missing(dropped, none), [""; 0]);
+        let more = |it: &mut Direction| (it.sent, it.kernel[0]) = (165, 1);
+        assert_eq!(missing(more, none), ["1, sent"]);
+        let elsewhere = |it: &mut Direction| (it.sent, it.kernel[1]) = (101, 1);
+        assert_eq!(missing(elsewhere, none), ["1, sent"]);
+    }
+
+    #[test]
+    fn what_others_sent_and_received_counts_too() {
+        let others = Others { sent: 10, received: 8, unheard: 2 };
+        assert_eq!(missing(|_| (), others), ["1, sent", "4, delivered"]);
+        let with = |it: &mut Direction| (it.sent, it.arrived) = (90, 83);
+        assert_eq!(missing(with, others), [""; 0]);
+        let unheard = |it: &mut Direction| (it.sent, it.arrived) = (90, 81);
+        assert_eq!(missing(unheard, others), [""; 0]);
+        let lost = |it: &mut Direction| (it.sent, it.arrived) = (90, 80);
+        assert_eq!(missing(lost, others), ["4, delivered"]);
+    }
+}
