@@ -62,6 +62,13 @@ pub enum Event {
     Datagrams,
     /// Path MTU discovery has found another size.
     Mtu,
+    /// Its far end is at another address, which came from there.
+    Moved {
+        /// Where it was.
+        from: SocketAddr,
+        /// Where it is.
+        to: SocketAddr,
+    },
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
@@ -87,6 +94,8 @@ pub struct ControlConnection {
     establish_by: Option<Instant>,
     /// The last path MTU that was reported.
     mtu: u16,
+    /// The last address of the far end that was reported.
+    remote: SocketAddr,
     dirty: bool,
     lost: bool,
     /// It has been a peer's session.
@@ -104,6 +113,7 @@ impl ControlConnection {
         establish_by: Option<Instant>,
     ) -> Self {
         Self {
+            remote: quinn.remote_address(),
             quinn,
             underlay,
             peer,
@@ -464,6 +474,11 @@ impl Control {
             if mtu != connection.mtu && connection.peer.is_some() {
                 connection.mtu = mtu;
                 self.events.push((handle, Event::Mtu));
+            }
+            let (from, to) = (connection.remote, connection.quinn.remote_address());
+            if from != to {
+                connection.remote = to;
+                self.events.push((handle, Event::Moved { from, to }));
             }
             if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
             {

@@ -244,11 +244,12 @@ impl Downlink<'_> {
                 .datagrams()
                 .map(|datagram| place.start + datagram.range.start..place.start + datagram.range.end),
         );
-        let (challenge, response) = (opened.path_challenge, opened.path_response);
+        let (challenge, response, number) =
+            (opened.path_challenge, opened.path_response, opened.packet_number);
         let (peer, index) = (slot.peer, slot.index);
-        slot.came_by(&origins.path, place.len(), || self.doors.random_bytes(), self.now);
+        slot.came_by(&origins.path, (number, place.len()), || self.doors.random_bytes(), self.now);
         if let Some(data) = response
-            && slot.on_path_response(data)
+            && slot.on_path_response(data, self.now)
         {
             self.notes.lanes_up.push(id);
         }

@@ -87,6 +87,8 @@ pub struct Underlay {
     /// The kernel had no room; nothing is added until it has.
     blocked: bool,
     dirty: bool,
+    /// The kernel knew no way for what was sent last.
+    unreachable: bool,
 }
 
 /// All underlay sockets of a worker.
@@ -96,6 +98,8 @@ pub struct Underlays {
     /// Batches that no socket is using: an idle socket costs none.
     spare: Vec<SendBatch>,
     dirty: Vec<UnderlayId>,
+    /// Sockets for whose packets the kernel knew no way.
+    unreachable: Vec<UnderlayId>,
     settlements: Settlements,
 }
 
@@ -118,8 +122,34 @@ impl Underlays {
             open: None,
             blocked: false,
             dirty: false,
+            unreachable: false,
         });
         id
+    }
+
+    /// Gives `id` another socket; what waits goes out through that. Returns the old one.
+    pub fn replace(
+        &mut self,
+        id: UnderlayId,
+        socket: Box<dyn UdpSocket>,
+        token: Token,
+    ) -> Option<(Box<dyn UdpSocket>, Token, Booked)> {
+        let underlay = self.sockets.get_mut(id.0 as usize)?;
+        underlay.blocked = false;
+        if underlay.outbox.is_some() && !underlay.dirty {
+            underlay.dirty = true;
+            self.dirty.push(id);
+        }
+        Some((
+            std::mem::replace(&mut underlay.socket, socket),
+            std::mem::replace(&mut underlay.token, token),
+            std::mem::take(&mut underlay.booked),
+        ))
+    }
+
+    /// Takes one of the sockets for whose packets the kernel knew no way.
+    pub fn take_unreachable(&mut self) -> Option<UnderlayId> {
+        self.unreachable.pop()
     }
 
     /// Closes a socket; payloads still in its outbox are settled as blocked.
@@ -334,6 +364,9 @@ impl Underlays {
             if !underlay.blocked {
                 underlay.send(&mut self.settlements);
             }
+            if std::mem::take(&mut underlay.unreachable) {
+                self.unreachable.push(id);
+            }
             if !underlay.blocked
                 && let Some(batch) = underlay.outbox.take()
             {
@@ -441,7 +474,7 @@ impl Underlay {
 
     /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
     fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
-        let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path) else { return 0 };
+        let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path()) else { return 0 };
         let path = Path { tos: payloads.tos, ..path };
         let mut prefix = [0; MOST_FRAME_PREFIX];
         let prefix = &mut prefix[..payloads.prefix_len()];
@@ -471,7 +504,7 @@ impl Underlay {
     fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
         let Some(open) = self.open.take() else { return };
         let len = open.len + TAG_LEN;
-        let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path?, slot)));
+        let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path()?, slot)));
         let (Some(batch), Some((path, slot))) = (self.outbox.as_mut(), lane) else {
             open.drop(settlements);
             return;
@@ -491,8 +524,19 @@ impl Underlay {
     /// Hands the batch to the kernel.
     fn send(&mut self, settlements: &mut Settlements) {
         let Some(batch) = self.outbox.as_mut() else { return };
-        self.socket.send(batch, &mut |message, outcome| settle(settlements, message, outcome));
+        let unreachable = &mut self.unreachable;
+        self.socket.send(batch, &mut |message, outcome| {
+            *unreachable |= is_unreachable(outcome);
+            settle(settlements, message, outcome);
+        });
         self.blocked = !batch.is_empty();
+    }
+}
+
+fn is_unreachable(outcome: SendOutcome) -> bool {
+    match outcome {
+        SendOutcome::Sent => false,
+        SendOutcome::Partly { why, .. } | SendOutcome::Failed(why) => why == SendFailure::Unreachable,
     }
 }
 

@@ -154,6 +154,8 @@ pub(super) struct Totals {
     pub(super) lanes_unvalidated: u64,
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
+    /// Lanes, control connections and dialled sockets whose address changed.
+    pub(super) path_moves: [u64; 3],
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use quic_core::{AckProfile, Lane, LaneConfig};
 
 use super::{
-    Timer, Worker,
+    HOUSEKEEPING_INTERVAL, Timer, Worker,
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
     number,
 };
@@ -108,11 +108,19 @@ impl Worker {
     pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
-        let (lane, destination) = (name_of_lane(slot), slot.path.map(|path| path.destination));
+        let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
+        let from = slot.take_moved();
         self.lanes.touch(id);
         self.note_path(id, now);
         self.note_phase(id, Phase::Up, now);
-        tracing::debug!(peer = self.peer_name(lane.peer), lane = lane.index, remote = ?destination, "lane up");
+        self.totals.path_moves[0] += u64::from(from.is_some());
+        let peer = self.peer_name(lane.peer);
+        match from {
+            Some(from) => {
+                tracing::debug!(peer, lane = lane.index, %from, to = ?destination, "lane moved");
+            }
+            None => tracing::debug!(peer, lane = lane.index, remote = ?destination, "lane up"),
+        }
         self.tell_owner(lane, Order::LaneUp { lane }, now);
         self.note_path_packet(id, now);
         self.settle_flows(lane.peer);
@@ -252,6 +260,7 @@ impl Worker {
             let id = PeerId(number(place));
             if self.is_suspect(id, now) {
                 self.ask_for_life(id);
+                self.follow_route(id, now);
             }
             self.keep_alive(id, now);
         }
@@ -297,7 +306,9 @@ impl Worker {
             for lane in link.pool.lanes() {
                 let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
-                if now.saturating_duration_since(last) >= interval {
+                // So early that the interval is not over before the peer is known to be silent.
+                let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
+                if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
                     slot.core.request_ping();
                     self.lanes.touch(lane);
                 }

@@ -8,6 +8,7 @@
 //! | what control messages and lost connections lead to | `session.rs` |
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
 //! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
+//! | what a change of addresses leads to | `routes.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | another configuration meanwhile | `reload.rs` |
@@ -87,6 +88,7 @@ mod peers;
 mod plain;
 mod publish;
 mod reload;
+mod routes;
 mod session;
 pub mod shell;
 #[doc(hidden)]
@@ -286,6 +288,7 @@ impl Worker {
         self.poll_control(now);
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
+        self.see_to_unreachable(now);
         self.see_to_captures(now);
         self.settle();
         self.hand_over();
@@ -474,6 +477,7 @@ impl Worker {
                 self.lanes.touch(id);
                 self.check_silence(id, now);
             }
+            Due::Moved => self.lane_up(id, now),
             Due::Reopen => self.end_lane(id, LaneLoss::Unvalidated, now),
             Due::Remove => self.remove_lane(id, now),
         }
@@ -486,12 +490,14 @@ impl Worker {
             self.note_heard(id, now);
             self.note_path_packet(id, now);
             let Some(slot) = self.lanes.get_mut(id) else { continue };
-            let (underlay, path) = (slot.underlay, slot.path);
+            let (underlay, path) = (slot.underlay, slot.path());
             if slot.exhausted {
                 self.end_lane(id, LaneLoss::Ended(None), now);
                 continue;
             }
-            if let Some((data, path, most)) = slot.due_challenge(now) {
+            while let Some((data, path, most)) =
+                self.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
+            {
                 self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
                 });

@@ -18,7 +18,7 @@ use crate::{
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Link, PeerId, SETTLE_TIME, SessionId},
+    peer::{Link, Peer, PeerId, SETTLE_TIME, SessionId},
     relay::{DropReason, NO_LANE, Origin},
 };
 
@@ -29,7 +29,7 @@ const PARCELS_PER_TURN: usize = 64;
 const HURRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What it was told is true for so long.
-const HURRY_LASTS: Duration = Duration::from_secs(1);
+pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Tells one worker; itself at once.
@@ -162,6 +162,11 @@ impl Worker {
             suspect: false,
         });
         if !same_process {
+            // Numbers of flows mean others to the new process.
+            for parcel in self.outgoing.take_payloads(id) {
+                peer.relay.uplink.handed_over -= parcel.counted();
+                peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+            }
             self.orphan_flows(id, *key);
         }
         self.settle_flows(id);
@@ -192,7 +197,7 @@ impl Worker {
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(false, now, self.doors.rng());
+            peer.dialler.restart(None, now, self.doors.rng());
         }
         if let Some(at) = peer.dialler.deadline() {
             self.timers.arm(Timer::Dial(id), at);
@@ -270,6 +275,7 @@ impl Worker {
                 self.tell(owner, Order::Heard { peer: id, session }, now);
             }
         }
+        let moved = self.follow_route(id, now);
         if self.dialler_of(id) != self.place.0 {
             return;
         }
@@ -279,7 +285,9 @@ impl Worker {
             if let Some(suppressed) = state.brakes.silent.allow(now) {
                 tracing::warn!(peer = &*state.name, suppressed, "the peer fell silent; dialling it anew");
             }
-            state.dialler.restart(true, now, self.doors.rng());
+            // What the session says from another address may be answered: a new one would cost its TCP forwards.
+            let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+            state.dialler.restart(Some(delay), now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);
             }
@@ -336,6 +344,9 @@ impl Worker {
             let Some(parcel) = self.parcels.pop_front() else { return };
             self.unpublished = true;
             self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
+            if self.is_outdated(&parcel) {
+                continue;
+            }
             match parcel.kind {
                 Kind::Packets { port } => self.take_packets(&parcel, port, now),
                 Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
@@ -368,6 +379,19 @@ impl Worker {
         }
     }
 
+    /// Whether payloads are for a process of the peer that has been replaced: its flows' numbers are others' now. They are
+    /// dropped.
+    fn is_outdated(&mut self, parcel: &Parcel) -> bool {
+        let (Kind::Payloads { peer, .. } | Kind::Returned { peer }) = parcel.kind else { return false };
+        let Some(peer) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let outdated = peer.process() != parcel.process;
+        if outdated {
+            peer.relay.uplink.taken_over += parcel.counted();
+            peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+        }
+        outdated
+    }
+
     fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
@@ -394,7 +418,10 @@ impl Worker {
 
     /// Hands over what was collected for other workers in this turn.
     pub(super) fn hand_over(&mut self) {
-        for (worker, parcel) in self.outgoing.take() {
+        for (worker, mut parcel) in self.outgoing.take() {
+            if let Kind::Payloads { peer, .. } | Kind::Returned { peer } = parcel.kind {
+                parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
+            }
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
             match self.exchange.hand(worker, parcel) {
                 Ok(()) => self.totals.handed_out[kind] += datagrams,

@@ -76,9 +76,7 @@ impl Worker {
         if self.dialler_of(id) == self.place.0 {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !reaches, now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
+            self.watch_dialler(id);
             for attempt in surplus {
                 self.close(attempt, CloseReason::Replaced, now);
             }

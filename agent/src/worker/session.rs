@@ -205,6 +205,7 @@ impl Worker {
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
+            Event::Moved { from, to } => self.control_moved(handle, (from, to), now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);

@@ -157,7 +157,7 @@ impl Worker {
         let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, place };
         let peers = (0..).map(PeerId).zip(&config.peers).map(|(id, peer)| {
             let named = (Arc::new(peer.clone()), peer.origin.into());
-            maker.make(id, named, doors.token(Source::Resolve(id)), now)
+            maker.make(id, named, now)
         });
         let peers: Vec<Peer> = peers.collect();
         let tun = match (tun, doors.tun().map_err(StartError::Tun)?) {

@@ -100,9 +100,11 @@ impl MemoryFabric {
 
     fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
         let mut state = self.state.borrow_mut();
+        // A process that is started again gets other ports than the one before, as from a kernel.
+        let ports = u16::try_from(state.hosts.len() * 211 % 8192).unwrap_or(0);
         state.hosts.push(Host {
             addresses: addresses.to_vec(),
-            next_port: FIRST_DYNAMIC_PORT,
+            next_port: FIRST_DYNAMIC_PORT + ports,
             workers,
             given: GivenPorts::default(),
         });
@@ -123,6 +125,23 @@ impl MemoryFabric {
     /// Lets every host resolve `name`.
     pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
         self.state.borrow_mut().names.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    /// Lookups of `name` are not answered from now on, or are again.
+    pub fn hang_name(&self, name: &str, hangs: bool) {
+        let mut state = self.state.borrow_mut();
+        state.hanging.retain(|other| other != name);
+        if hangs {
+            state.hanging.push(name.to_owned());
+        }
+    }
+
+    /// The host that has `address` has these from now on; of each family the first is what new sockets send from.
+    pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
+        let mut state = self.state.borrow_mut();
+        if let Some(HostId(host)) = state.owner_of(address) {
+            state.hosts[host].addresses = addresses.to_vec();
+        }
     }
 
     /// Asks `hook` about every datagram that is sent from now on, one by one. It may use the fabric.
@@ -318,6 +337,9 @@ impl Net for MemoryNet {
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
+        if self.fabric.state.borrow().hanging.iter().any(|name| name == host) {
+            return;
+        }
         let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let addresses = match literal.parse::<IpAddr>() {
             Ok(ip) => Ok(vec![ip]),
@@ -391,6 +413,8 @@ enum Arrival {
 struct State {
     hosts: Vec<Host>,
     names: BTreeMap<String, Vec<IpAddr>>,
+    /// Names whose lookups are not answered.
+    hanging: Vec<String>,
     udp: Slab<Endpoint>,
     /// The UDP sockets of each port.
     ports: BTreeMap<(HostId, u16), Vec<usize>>,
@@ -434,7 +458,7 @@ impl State {
             Some(source) if self.hosts[from.0].owns(source) => Some(source),
             Some(_) => None,
             None if socket.local.ip().is_unspecified() => self.source_for(from, route.to.ip()),
-            None => Some(socket.local.ip()),
+            None => Some(socket.local.ip()).filter(|ip| self.hosts[from.0].owns(*ip)),
         };
         let source = source.ok_or(SendFailure::Unreachable)?;
         Ok((host, SocketAddr::new(source, socket.local.port())))

@@ -217,6 +217,17 @@ impl World {
         }
     }
 
+    /// The names, and who has which address: they may change at any time.
+    pub fn fabric(&self) -> &MemoryFabric {
+        &self.fabric
+    }
+
+    /// The host of an agent that has `address` has these from now on.
+    pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
+        self.agent_addresses.borrow_mut().extend_from_slice(addresses);
+        self.fabric.set_addresses(address, addresses);
+    }
+
     /// What was put on the network since this was last asked, from the first time on.
     pub fn tapped(&self) -> Vec<Tapped> {
         self.tap.borrow_mut().replace(Vec::new()).unwrap_or_default()

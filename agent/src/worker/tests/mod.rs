@@ -20,6 +20,8 @@ mod mtu;
 mod packing;
 mod recorded;
 mod reload;
+mod restarts;
+mod roaming;
 mod rogue;
 mod roster;
 mod siege;
