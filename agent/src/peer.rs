@@ -209,6 +209,7 @@ impl Peer {
             outgoing,
             tos: self.config.dscp.outer(0),
             now,
+            arrived: now,
             too_large: &mut self.too_large,
         }
     }
