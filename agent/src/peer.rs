@@ -212,6 +212,7 @@ impl Peer {
             outgoing,
             tos: self.config.dscp.outer(0),
             now,
+            arrived: now,
             too_large: &mut self.too_large,
         }
     }

@@ -406,6 +406,10 @@ pub const MIN_PACKET: u16 = 1200;
 /// an IPv6 and a UDP header.
 pub const DEFAULT_MAX_PACKET: u16 = 1452;
 
+/// What quinn-proto may hold of DATAGRAM frames in each direction, in bytes. Standard mode only: lanes have queues of their own.
+/// 8 ms at 1 Gbit/s.
+pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
+
 /// The transport parameters of a control connection.
 ///
 /// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream;
@@ -419,8 +423,6 @@ pub fn transport_config(
     const STREAM_WINDOW_BYTES: u32 = 6_250_000;
     // Four such streams at once; more share. It bounds what one peer can make us hold.
     const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
-    // Standard mode only: lanes have queues of their own. 8 ms at 1 Gbit/s.
-    const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
     // RFC 9308 §3.2 suggests it, because NAT mappings of UDP rarely live longer.
     const IDLE_TIMEOUT_MS: u32 = 30_000;
 

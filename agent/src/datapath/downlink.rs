@@ -139,8 +139,13 @@ impl Downlink<'_> {
     /// 0), or another worker received them on lane `lane`.
     pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
         self.notes.recent = None;
+        let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
+            let late = time.is_some_and(|time| batch.meta(slot).age > time);
+            if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
             self.frame(batch, slot, range, (peer, lane));
         }
         self.confirm();

@@ -167,6 +167,8 @@ pub(super) struct Totals {
     pub(super) handed_out: [u64; Kind::LABELS.len()],
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Turns in which a class of sources had its budget before all of them were served.
+    pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
     /// Of control connections, when last looked at.
     pub(super) control: Traffic,

@@ -67,7 +67,7 @@ struct UdpDefaults {
 impl UdpDefaults {
     fn new(config: &Config) -> Self {
         Self {
-            buffer_bytes: config.limits.receive_buffer,
+            buffer_bytes: config.socket_buffer_bytes(),
             mark: config.transport.mark,
             gso: config.transport.gso,
         }

@@ -329,12 +329,16 @@ impl Worker {
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     fn wake_listeners(&mut self, id: PeerId) {
+        let mut tokens = Vec::new();
         for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
             if let Some((_, token)) = listener
                 && self.forward_peers.get(forward.peer) == Some(&id)
             {
-                self.run_queue.push_back(*token);
+                tokens.push(*token);
             }
+        }
+        for token in tokens {
+            self.add_source(token);
         }
     }
 
@@ -347,11 +351,12 @@ impl Worker {
             if self.is_outdated(&parcel) {
                 continue;
             }
+            let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
-                Kind::Packets { port } => self.take_packets(&parcel, port, now),
+                Kind::Packets { port } => self.take_packets((&parcel, waited), port, now),
                 Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches(&parcel, |worker| {
+                    self.take_batches((&parcel, waited), |worker| {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
                     });
                 }
@@ -369,7 +374,7 @@ impl Worker {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
                             let run = (data, piece.meta.segment);
-                            uplink.take_over(lane, (header, piece.counted), run, piece.tos);
+                            uplink.take_over((lane, waited), (header, piece.counted), run, piece.tos);
                         }
                     }
                     self.report_too_large(peer, now);
@@ -392,7 +397,7 @@ impl Worker {
         outdated
     }
 
-    fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
+    fn take_packets(&mut self, parcel: (&Parcel, Duration), port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
         self.take_batches(parcel, |worker| {
@@ -400,15 +405,15 @@ impl Worker {
         });
     }
 
-    /// Puts the pieces of a parcel where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, parcel: &Parcel, mut pass: impl FnMut(&mut Self)) {
+    /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    fn take_batches(&mut self, (parcel, waited): (&Parcel, Duration), mut pass: impl FnMut(&mut Self)) {
         self.batch.clear();
         for (piece, data) in parcel.pieces() {
             if self.batch.len() == self.batch.slots() {
                 pass(self);
                 self.batch.clear();
             }
-            let meta: Meta = piece.meta;
+            let meta = Meta { age: piece.meta.age + waited, ..piece.meta };
             self.batch.push(meta, data);
         }
         if !self.batch.is_empty() {
@@ -417,11 +422,12 @@ impl Worker {
     }
 
     /// Hands over what was collected for other workers in this turn.
-    pub(super) fn hand_over(&mut self) {
+    pub(super) fn hand_over(&mut self, now: Instant) {
         for (worker, mut parcel) in self.outgoing.take() {
             if let Kind::Payloads { peer, .. } | Kind::Returned { peer } = parcel.kind {
                 parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
             }
+            parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
             match self.exchange.hand(worker, parcel) {
                 Ok(()) => self.totals.handed_out[kind] += datagrams,

@@ -420,6 +420,7 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
+        metrics.own.turns_full.publish(self.totals.turns_full);
         metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);

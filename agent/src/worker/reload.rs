@@ -213,7 +213,7 @@ impl Worker {
                 (false, true) => match self.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        self.run_queue.push_back(token);
+                        self.add_source(token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");

@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-    Worker, books, decoy, number, peers::PeerMaker, session, shell, tun,
+    Worker, books, decoy, number, peers::PeerMaker, session, shell, sources::Sources, tun,
 };
 use crate::{
     clock::Clock,
@@ -203,7 +203,7 @@ impl Worker {
             tcp_by_stream: FxHashMap::default(),
             timers: Timers::default(),
             due: Vec::new(),
-            run_queue: VecDeque::new(),
+            sources: Sources::new(),
             fresh: Vec::new(),
             batch: Box::default(),
             notes: Notes::default(),
@@ -226,6 +226,7 @@ impl Worker {
             source_log: RateLimit::new(LOG_INTERVAL),
             loop_log: RateLimit::new(LOG_INTERVAL),
             served: Vec::new(),
+            first_to_drain: 0,
             violation_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,

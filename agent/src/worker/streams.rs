@@ -137,6 +137,12 @@ impl Worker {
         }
     }
 
+    /// Bytes that a forward has moved so far, in both directions.
+    pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
+        let (out, back) = self.tcp.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+        usize::try_from(out + back).unwrap_or(usize::MAX)
+    }
+
     /// Moves what a forward can move; one that could move more is given another turn after the others.
     pub(super) fn pump(&mut self, id: TcpId, now: Instant) {
         let Some((key, peer, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
