@@ -101,12 +101,13 @@ mod tun;
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-use exchange::LaneLoss;
+use exchange::{LaneLoss, Order};
 pub(crate) use exchange::lock;
 pub use handover::Outgoing;
 pub use inspect::{
     Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
 };
+pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 pub(crate) use start::remedy;
@@ -229,6 +230,7 @@ pub struct Worker {
     refusal_log: RateLimit,
     accept_log: RateLimit,
     lane_logs: lanes::LaneLogs,
+    lane_limits: LaneLimits,
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,
@@ -244,6 +246,12 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// Lowers the limits of lanes that are opened from now on, so that a test can reach them.
+    #[doc(hidden)]
+    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
+        self.lane_limits = limits;
+    }
+
     /// Where commands are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
@@ -491,6 +499,11 @@ impl Worker {
                 self.end_lane(id, LaneLoss::Ended(None), now);
                 continue;
             }
+            if slot.note_worn(now) {
+                let lane = keeper::name_of_lane(slot);
+                self.tell_owner(lane, Order::LaneWorn { lane }, now);
+            }
+            let Some(slot) = self.lanes.get_mut(id) else { continue };
             if let Some((data, path, most)) = slot.due_challenge(now) {
                 self.underlays.packet(&mut self.lanes, underlay, &path, most, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
