@@ -101,8 +101,8 @@ mod tun;
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-use exchange::{LaneLoss, Order};
 pub(crate) use exchange::lock;
+use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
     Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,

@@ -197,9 +197,9 @@ fn a_lane_whose_key_update_is_not_confirmed_is_replaced_before_its_key_ends() {
 /// The destination connection ID of the lane packets that an agent sends now.
 fn lane_cid(pair: &Pair, from: std::net::IpAddr) -> (SocketAddr, SocketAddr, [u8; 8]) {
     let tapped = pair.world.tapped();
-    let mut large = tapped.iter().filter(|sent| {
-        sent.from.ip() == from && sent.payload.len() > 600 && sent.payload[0] & 0x80 == 0
-    });
+    let mut large = tapped
+        .iter()
+        .filter(|sent| sent.from.ip() == from && sent.payload.len() > 600 && sent.payload[0] & 0x80 == 0);
     let last = large.rfind(|sent| [ENTRY, EXIT].contains(&sent.to.ip())).unwrap();
     (last.from, last.to, last.payload[1..9].try_into().unwrap())
 }
