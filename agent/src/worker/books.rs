@@ -156,6 +156,8 @@ pub(super) struct Totals {
     pub(super) lanes_refused: u64,
     /// Lanes, control connections and dialled sockets whose address changed.
     pub(super) path_moves: [u64; 3],
+    pub(super) lanes_worn: u64,
+    pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,

@@ -107,12 +107,13 @@ mod waiting;
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-use exchange::LaneLoss;
 pub(crate) use exchange::lock;
+use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
     Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
 };
+pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
 use sources::{Class, Party, Served};
@@ -237,6 +238,7 @@ pub struct Worker {
     refusal_log: RateLimit,
     accept_log: RateLimit,
     lane_logs: lanes::LaneLogs,
+    lane_limits: LaneLimits,
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,
@@ -254,6 +256,12 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// Lowers the limits of lanes that are opened from now on, so that a test can reach them.
+    #[doc(hidden)]
+    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
+        self.lane_limits = limits;
+    }
+
     /// Where commands are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
@@ -550,6 +558,10 @@ impl Worker {
             if slot.exhausted {
                 self.end_lane(id, LaneLoss::Ended(None), now);
                 continue;
+            }
+            if slot.note_worn(now) {
+                let lane = keeper::name_of_lane(slot);
+                self.tell_owner(lane, Order::LaneWorn { lane }, now);
             }
             while let Some((data, path, most)) =
                 self.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))

@@ -95,6 +95,7 @@ impl Worker {
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
             Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
+            Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {
@@ -179,7 +180,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        for lane in lanes {
+        for lane in lanes.into_iter().chain(link.pool.former()) {
             self.drain_lane(lane, now);
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {

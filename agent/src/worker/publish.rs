@@ -51,7 +51,7 @@ const REFUSED_PACKETS: [&str; 7] =
     ["duplicate", "too_old", "header", "authentication", "other_phase", "integrity_limit", "violation"];
 
 /// Why lanes were opened again: the label `reason`.
-const LANES_REOPENED: [&str; 3] = ["unvalidated", "silent", "refused"];
+const LANES_REOPENED: [&str; 5] = ["unvalidated", "silent", "refused", "worn", "ended"];
 
 /// What has another address: the label `what`.
 const PATH_MOVES: [&str; 3] = ["lane", "control", "socket"];
@@ -460,7 +460,13 @@ impl Publisher {
         self.own.lane_probes.publish(lanes.probes_sent);
         self.own.lane_window_overflows.publish(lanes.window_overflows);
         self.path_moves.publish(&totals.path_moves);
-        self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
+        self.lanes_reopened.publish(&[
+            totals.lanes_unvalidated,
+            totals.lanes_silent,
+            totals.lanes_refused,
+            totals.lanes_worn,
+            totals.lanes_ended,
+        ]);
         let hand_over = [&totals.handed_out, &totals.handed_in, &totals.hand_over_drops];
         for (counters, totals) in self.hand_over.iter_mut().zip(hand_over) {
             counters.publish(totals);

@@ -218,6 +218,7 @@ impl Worker {
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),
             lane_logs: super::lanes::LaneLogs::new(),
+            lane_limits: super::LaneLimits::default(),
             drops_log: RateLimit::new(LOG_INTERVAL),
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),

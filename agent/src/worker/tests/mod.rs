@@ -16,6 +16,7 @@ mod gate;
 mod handshakes;
 mod hostile;
 mod inspect;
+mod keys;
 mod mtu;
 mod packing;
 mod recorded;
