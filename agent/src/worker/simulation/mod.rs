@@ -395,6 +395,16 @@ impl World {
         true
     }
 
+    /// The time of the world.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Lets agents do what there is for them to do now; for whoever has given them something.
+    pub fn settle(&mut self) {
+        self.turns();
+    }
+
     /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has one when something is
     /// ready or due, or it was busy.
     fn turns(&mut self) {
@@ -458,6 +468,7 @@ impl World {
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub fn host(&self, addresses: &[IpAddr]) -> Host {
         self.other_addresses.borrow_mut().extend_from_slice(addresses);
-        Host::new(self.fabric.host(addresses, Ready::new()))
+        let ready = Ready::new();
+        Host::new(self.fabric.host(addresses, ready.clone()), ready)
     }
 }

@@ -193,7 +193,8 @@ impl Network {
         }
     }
 
-    /// Who is behind `address`; `None` where the NAT knows of nobody.
+    /// Who is behind `address`; `None` where nobody is any more. A host's own address stays good for those who are not agents,
+    /// and is of no use to those who are: they never learn it.
     fn inside(&self, address: SocketAddr) -> Option<SocketAddr> {
         if let Some(pair) = self.translated.iter().find(|pair| pair.1 == address) {
             return Some(pair.0);
@@ -203,8 +204,7 @@ impl Network {
             return Some(*inside);
         }
         let is_forgotten = address.port() >= FIRST_DYNAMIC_PORT
-            && (self.nats.contains_key(&address.ip())
-                || self.nats.values().any(|nat| nat.outside == address.ip()));
+            && self.nats.iter().any(|(inside, nat)| nat.outside == address.ip() && *inside != address.ip());
         (!is_forgotten).then_some(address)
     }
 
@@ -213,8 +213,8 @@ impl Network {
         if datagram.to.ip().is_loopback() {
             return Verdict::Deliver;
         }
-        let from = self.outside(datagram.from);
         let Some(to) = self.inside(datagram.to) else { return Verdict::Drop };
+        let from = if self.agents.contains(&to.ip()) { self.outside(datagram.from) } else { datagram.from };
         if let Some(digest) = &mut self.digest {
             (self.clock.elapsed(), from, to, datagram.tos, datagram.payload).hash(digest);
         }
