@@ -76,6 +76,8 @@ pub struct Link {
     pub takes_packets: bool,
     /// Whether the peer completes partial L4 checksums of IP packets.
     pub completes_checksums: bool,
+    /// Whether the peer puts datagrams together that come in pieces.
+    pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
     /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
