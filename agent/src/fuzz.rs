@@ -137,6 +137,7 @@ fn payload_at(context: &Context) -> Option<usize> {
     match *context {
         Context::Packet { payload_at, .. }
         | Context::Flow { payload_at, .. }
+        | Context::Piece { payload_at, .. }
         | Context::Open { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)

@@ -75,6 +75,8 @@ pub struct Link {
     pub takes_packets: bool,
     /// Whether the peer completes partial L4 checksums of IP packets.
     pub completes_checksums: bool,
+    /// Whether the peer puts datagrams together that come in pieces.
+    pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
     /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
@@ -231,7 +233,8 @@ impl Peer {
     /// The process that the numbers of its flows belong to, for comparison; 0 before any was met.
     #[must_use]
     pub fn process(&self) -> u64 {
-        self.instance.map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
+        self.instance
+            .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
     }
 
     /// Whether it has not been removed.

@@ -333,10 +333,21 @@ pub struct Service {
     pub idle: Duration,
     /// Datagrams per send to the upstream, 1 to 64.
     pub burst: u16,
+    /// What becomes of a datagram that fits into no packet.
+    pub oversize: Oversize,
     /// Whether it takes UDP flows.
     pub udp: bool,
     /// Whether it takes TCP forwards.
     pub tcp: bool,
+}
+
+/// `service.oversize`: what becomes of a datagram of the service, in either direction, that fits into no packet to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Oversize {
+    /// It is dropped.
+    Drop,
+    /// It travels in pieces, if both ends can.
+    Fragment,
 }
 
 /// `[log]`.
@@ -403,6 +414,8 @@ pub struct Limits {
     pub receive_buffer: Option<usize>,
     /// Bytes a second that a socket is to take without loss while its worker does something else.
     pub receive_rate: usize,
+    /// What datagrams of one peer may take at one worker while pieces of them are missing, in bytes.
+    pub reassembly_bytes: usize,
     /// Peers of both files together.
     pub peers: usize,
     /// Peers that open mode has let in.

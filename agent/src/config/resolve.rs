@@ -15,8 +15,8 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
-    SOCKET_BUFFER_RANGE, Service, Transport,
+    AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Oversize, Peer,
+    PeerOrigin, SOCKET_BUFFER_RANGE, Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},
     credential, defaults,
     field::{Amount, Field},
@@ -274,10 +274,13 @@ impl Checks {
             let idle = self.duration(&at("idle"), table.idle, TENTH..=DAY, defaults::IDLE);
             // `UDP_SEGMENT` takes at most 64 segments.
             let burst = self.number(&at("burst"), table.burst, 1..=128, defaults::BURST);
+            let oversizes = [("drop", Oversize::Drop), ("fragment", Oversize::Fragment)];
+            let oversize =
+                self.choice(&at("oversize"), table.oversize, &oversizes).unwrap_or(defaults::OVERSIZE);
             let protocols = [("udp", (true, false)), ("tcp", (false, true))];
             let (udp, tcp) = self.choice(&at("protocol"), table.protocol, &protocols).unwrap_or((true, true));
             let upstream = upstream.unwrap_or(PLACEHOLDER);
-            services.push(Service { name, upstream, idle, burst, udp, tcp });
+            services.push(Service { name, upstream, idle, burst, oversize, udp, tcp });
         }
         services
     }
@@ -383,6 +386,12 @@ impl Checks {
             ),
             receive_buffer: self.receive_buffer(file.receive_buffer),
             receive_rate: self.size("limits.receive_rate", file.receive_rate, RATE, default.receive_rate),
+            reassembly_bytes: self.size(
+                "limits.reassembly_bytes",
+                file.reassembly_bytes,
+                128 << 10..=1 << 30,
+                default.reassembly_bytes,
+            ),
             peers: self.number("limits.peers", file.peers, PEERS, default.peers),
             open_peers: self.number("limits.open_peers", file.open_peers, PEERS, default.open_peers),
             decoy_flows: self.number(

@@ -199,12 +199,7 @@ impl Dialler {
         None
     }
 
-    fn begin_round(
-        &mut self,
-        (traffic_waits, slowest): (bool, Duration),
-        now: Instant,
-        rng: &mut impl Rng,
-    ) {
+    fn begin_round(&mut self, (traffic_waits, slowest): (bool, Duration), now: Instant, rng: &mut impl Rng) {
         if traffic_waits {
             self.interval = BUSY_INTERVAL;
         }

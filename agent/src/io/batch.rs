@@ -100,6 +100,14 @@ impl ReceiveBatch {
         }
     }
 
+    /// One buffer, which no socket received: it holds `bytes`, one datagram.
+    #[must_use]
+    pub fn of(bytes: Vec<u8>) -> Self {
+        let (len, bytes) = (bytes.len(), bytes.into_boxed_slice());
+        let meta = Meta { len, segment: len.max(1), ..Meta::EMPTY };
+        Self { bytes, slot_bytes: len, slots: 1, accepted: vec![(0, meta)] }
+    }
+
     /// How many buffers it holds.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -134,6 +134,7 @@ metrics! {
         queue_limit_bytes: level "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.";
         queue_limit_age: gauge "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.";
         peer_tcp_streams: level "culvert_peer_tcp_streams", "TCP forwards now open with the peer.";
+        reassembly_bytes: level "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.";
     }
 
     /// One direction of one peer on one worker: received = delivered + queued + dropped.
@@ -146,6 +147,8 @@ metrics! {
         peer_bytes_delivered: counter "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.";
         peer_tun_packets: counter "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.";
         peer_tun_bytes: counter "culvert_peer_tun_bytes_total", "Bytes of those IP packets.";
+        peer_fragmented: counter "culvert_peer_fragmented_datagrams_total", "Payloads that fitted into no packet and were put into packets in pieces (uplink), or were put together from pieces (downlink).";
+        peer_pieces: counter "culvert_peer_pieces_total", "Pieces of such payloads that were put into packets (uplink) or came (downlink).";
     }
 
     /// All sockets of one use on one worker.

@@ -27,6 +27,7 @@ use rustc_hash::FxHashMap;
 use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
+    fragments::Begun,
 };
 use crate::config::DropPolicy;
 
@@ -102,6 +103,8 @@ pub struct Run {
     pub arrived: Instant,
     /// The size of each datagram but the last, in bytes.
     pub segment: usize,
+    /// The first of them is in packets in part.
+    pub begun: Option<Begun>,
     data: Box<[u8]>,
     /// Where the first datagram that is still here starts.
     start: usize,
@@ -114,7 +117,16 @@ pub struct Run {
 impl Run {
     fn new(belongs: Belongs, data: &[u8], segment: usize, arrived: Instant) -> Self {
         let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
-        Self { belongs, arrived, segment: segment.max(1), data: data.into(), start: 0, count, sequence: 0 }
+        Self {
+            belongs,
+            arrived,
+            segment: segment.max(1),
+            begun: None,
+            data: data.into(),
+            start: 0,
+            count,
+            sequence: 0,
+        }
     }
 
     /// The datagrams that are still here, end to end.
@@ -263,6 +275,11 @@ impl Queue {
             self.append(run);
         }
         taken
+    }
+
+    /// The run that came last.
+    pub fn newest_mut(&mut self) -> Option<&mut Run> {
+        self.runs.back_mut()
     }
 
     /// Takes the oldest run out.

@@ -492,6 +492,9 @@ impl Worker {
         while let Some((lane, error)) = self.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
         }
+        while let Some(peer) = self.notes.incomplete.pop() {
+            self.watch_queue(peer, now);
+        }
         if let Some((peer, source)) = self.notes.spoofed.take() {
             self.warn_of_source(peer, source, now);
         }
@@ -609,6 +612,9 @@ impl Worker {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
     fn watch_queue(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if let Some(deadline) = peer.relay.reassembly.deadline() {
+            self.timers.arm(Timer::Queue(id), deadline);
+        }
         let Some(oldest) = peer.relay.oldest() else { return };
         self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
         self.hurry(id, now);
@@ -676,12 +682,17 @@ impl Worker {
         if let Some(too_large) = state.too_large.take()
             && let Some(suppressed) = self.too_large_log.allow(now)
         {
+            let remedy = if too_large.wanted {
+                "the other end cannot put pieces together: run this version there, or send smaller datagrams"
+            } else {
+                "send smaller datagrams, or set oversize = \"fragment\" for the service, at the agent that offers it"
+            };
             tracing::warn!(
                 peer = &*state.name,
                 bytes = too_large.size,
                 largest = too_large.most,
                 suppressed,
-                "a datagram is too large for the path and was dropped; the largest that fits is given"
+                "a datagram is too large for the path and was dropped; the largest that fits is given (remedy: {remedy})"
             );
         }
     }

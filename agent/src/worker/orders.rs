@@ -149,6 +149,7 @@ impl Worker {
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let takes_packets = hello.features.contains(Features::PACKETS);
+        let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
         peer.link = Some(Link {
             session,
@@ -159,6 +160,7 @@ impl Worker {
             standard,
             takes_packets,
             completes_checksums,
+            takes_pieces,
             settles_at: now + SETTLE_TIME,
             suspect: false,
         });

@@ -40,12 +40,7 @@ pub(super) struct PeerMaker<'a> {
 
 impl PeerMaker<'_> {
     /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(
-        &self,
-        id: PeerId,
-        (peer, origin): (Arc<config::Peer>, Origin),
-        now: Instant,
-    ) -> Peer {
+    pub(super) fn make(&self, id: PeerId, (peer, origin): (Arc<config::Peer>, Origin), now: Instant) -> Peer {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
@@ -81,7 +76,10 @@ impl PeerMaker<'_> {
     fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
         let names: Vec<Arc<str>> =
             self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        DatagramRelay::new(peer, &self.config.limits, (parity, self.place), self.exchange.flows(id), &names)
+        let place = (parity, self.place);
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, place, self.exchange.flows(id), &names);
+        relay.set_oversize(&self.config.services);
+        relay
     }
 }
 

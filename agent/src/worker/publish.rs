@@ -551,9 +551,16 @@ impl PeerHandles {
             if peer.is_live() { (peer.config.queue.packets, peer.config.queue.bytes) } else { (0, 0) };
         totals.queue_limit_packets.set(packets as u64);
         totals.queue_limit_bytes.set(bytes as u64);
+        totals.reassembly_bytes.set(relay.reassembly.held_bytes() as u64);
         totals.peer_tcp_streams.set(u64::from(peer.tcp_streams));
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
         let packets = [relay.stats.tun_uplink, relay.stats.tun_downlink];
+        for (handles, (datagrams, pieces)) in
+            self.directions.iter_mut().zip([relay.stats.fragmented, relay.stats.reassembled])
+        {
+            handles.peer_fragmented.publish(datagrams);
+            handles.peer_pieces.publish(pieces);
+        }
         for (((direction, handles), bytes), (packets, packet_bytes)) in
             Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes).zip(packets)
         {

@@ -35,6 +35,7 @@ impl Worker {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
             peer.relay.set_ingresses(&names);
+            peer.relay.set_oversize(&config.services);
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
@@ -262,7 +263,8 @@ impl Worker {
             let service = self.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
-            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle })
+            let fragment = service.oversize == config::Oversize::Fragment;
+            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
         });
         services.collect()
     }

@@ -311,8 +311,8 @@ impl Worker {
     fn features(&self) -> Features {
         match self.tun {
             // What the device does not complete, we do.
-            Some(_) => Features::PACKETS.and(Features::PARTIAL_CHECKSUM),
-            None => Features::default(),
+            Some(_) => Features::PIECES.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
+            None => Features::PIECES,
         }
     }
 
@@ -527,6 +527,8 @@ impl Worker {
                 }
             }
         }
+        // Of the flows that stay: the new process counts its datagrams anew.
+        peer.relay.reassembly.clear(&mut peer.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.relay.flows.reopen_all(parity);
         self.doors.close_now(&mut self.locals);

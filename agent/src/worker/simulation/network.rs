@@ -35,12 +35,7 @@ pub struct Weather {
 impl Default for Weather {
     /// 5 ms one way, nothing else.
     fn default() -> Self {
-        Self {
-            delay: Duration::from_millis(5),
-            loss_percent: 0,
-            block: Box::new(|_, _| false),
-            mark: None,
-        }
+        Self { delay: Duration::from_millis(5), loss_percent: 0, block: Box::new(|_, _| false), mark: None }
     }
 }
 

@@ -127,8 +127,9 @@ fn a_host_that_roams_to_another_address_keeps_its_session() {
             let from = if to == ENTRY { ENTRY_2 } else { ENTRY };
             let left: &[IpAddr] = if lingers { &[to, from] } else { &[to] };
             move_entry(&mut pair, left);
-            pair.world.weather.borrow_mut().block =
-                Box::new(move |one, other| between_agents(one, other) && (one.ip() == from || other.ip() == from));
+            pair.world.weather.borrow_mut().block = Box::new(move |one, other| {
+                between_agents(one, other) && (one.ip() == from || other.ip() == from)
+            });
             times.push(longest_gap(&mut pair, &mut crowd, LAN, 3 * SECOND));
             assert!(sockets(&mut pair).iter().all(|socket| socket.ip() == to), "seed {seed}");
         }
@@ -271,8 +272,10 @@ impl Copier {
 fn destinations(pair: &mut Pair) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for worker in &pair.world.agent(pair.exit).workers {
-        found.extend(worker.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()));
-        found.extend(worker.control.iter().filter(|control| !control.is_over()).map(|control| control.path()));
+        found
+            .extend(worker.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()));
+        found
+            .extend(worker.control.iter().filter(|control| !control.is_over()).map(|control| control.path()));
     }
     found.into_iter().map(|path| path.destination).collect()
 }
@@ -297,7 +300,10 @@ fn copies_that_are_faster_than_the_packets_themselves_do_not_take_the_session_aw
         let real = sockets(&mut pair);
         crowd.run(&mut pair, 3 * SECOND);
         let found = destinations(&mut pair);
-        assert!(found.len() == 2 && found.iter().all(|address| real.contains(address)), "seed {seed}: {found:?}");
+        assert!(
+            found.len() == 2 && found.iter().all(|address| real.contains(address)),
+            "seed {seed}: {found:?}"
+        );
         assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}");
         pair.assert_balanced();
     }
@@ -375,7 +381,8 @@ fn a_dead_family_costs_a_quarter_of_a_second_and_a_session_moves_to_the_other_on
 fn a_listener_at_another_address_is_found_by_its_name() {
     let mut times = Vec::new();
     for seed in 8740..8760 {
-        let (mut pair, mut crowd) = named(seed, "\"exit.example:4433\"", &[("exit.example", &[EXIT])], &[EXIT]);
+        let (mut pair, mut crowd) =
+            named(seed, "\"exit.example:4433\"", &[("exit.example", &[EXIT])], &[EXIT]);
         crowd.run(&mut pair, SECOND);
         let same_process = seed.is_multiple_of(2);
         if same_process {
@@ -423,7 +430,9 @@ fn the_second_endpoint_has_its_turn_and_the_first_is_preferred_again() {
     for seed in 8780..8785 {
         let endpoints = format!("\"{EXIT_2}:4433\", \"{EXIT}:4433\"");
         let (mut pair, mut crowd) = named(seed, &endpoints, &[], &[EXIT, EXIT_2]);
-        let dead = |address: IpAddr| move |from: SocketAddr, to: SocketAddr| from.ip() == address || to.ip() == address;
+        let dead = |address: IpAddr| {
+            move |from: SocketAddr, to: SocketAddr| from.ip() == address || to.ip() == address
+        };
         pair.world.weather.borrow_mut().block = Box::new(dead(EXIT_2));
         crowd.recovery(&mut pair, 2 * SECOND);
         assert_eq!(remote(&mut pair), SocketAddr::new(EXIT, 4433));
@@ -445,7 +454,8 @@ fn remote(pair: &mut Pair) -> SocketAddr {
 /// Two agents that dial each other, and clients of the first.
 fn both_dial(seed: u64, offset: Duration, delay: Duration, loss: u32) -> (Pair, Crowd) {
     println!("seed {seed}, offset {offset:?}, delay {delay:?}, loss {loss} %");
-    let mut pair = Pair::new(seed, "keepalive = \"2s\"", &format!("endpoints = [\"{ENTRY}:4433\"]\nkeepalive = \"2s\""));
+    let mut pair =
+        Pair::new(seed, "keepalive = \"2s\"", &format!("endpoints = [\"{ENTRY}:4433\"]\nkeepalive = \"2s\""));
     pair.entry_toml = pair
         .entry_toml
         .replace("[[udp]]", &format!("transport = {{ listen = [\"{ENTRY}:4433\"] }}\n[[udp]]"));
@@ -501,7 +511,12 @@ fn ends_that_dial_each_other_settle_in_every_timing() {
         }
     }
     sessions.sort_unstable();
-    println!("sessions: median {}, most {:?} of {}", sessions[sessions.len() / 2], sessions.last(), sessions.len());
+    println!(
+        "sessions: median {}, most {:?} of {}",
+        sessions[sessions.len() / 2],
+        sessions.last(),
+        sessions.len()
+    );
 }
 
 #[test]
