@@ -44,6 +44,8 @@ pub mod reload;
 mod reload_keys_tests;
 #[cfg(test)]
 mod reload_properties;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod reload_rules;
 #[cfg(test)]
 mod reload_tests;
 mod reload_values;

@@ -295,7 +295,7 @@ pub fn peer_key(session: &dyn crypto::Session) -> Option<[u8; 32]> {
 }
 
 /// The Ed25519 key of a certificate, from its parsed SubjectPublicKeyInfo (RFC 8410 §4).
-fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
+pub(crate) fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
     // SEQUENCE { SEQUENCE { OID 1.3.101.112 }, BIT STRING with no unused bits }
     const ED25519_SPKI: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     let spki = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
