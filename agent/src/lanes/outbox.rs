@@ -147,7 +147,7 @@ impl Underlays {
         token: Token,
     ) -> Option<(Box<dyn UdpSocket>, Token, Booked)> {
         let underlay = self.sockets.get_mut(id.0 as usize)?;
-        underlay.blocked = false;
+        underlay.blocked = None;
         if underlay.outbox.is_some() && !underlay.dirty {
             underlay.dirty = true;
             self.dirty.push(id);

@@ -143,7 +143,7 @@ impl World {
 
     /// The host of an agent that has `address` has these from now on.
     pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
-        self.agent_addresses.borrow_mut().extend_from_slice(addresses);
+        self.network.borrow_mut().agents.extend_from_slice(addresses);
         self.fabric.set_addresses(address, addresses);
     }
 
