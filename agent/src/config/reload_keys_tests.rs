@@ -67,6 +67,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("limits.tcp_streams_per_peer", "1", Now),
     ("limits.pending_open_packets", "1", Now),
     ("limits.receive_buffer", "\"1MiB\"", Restart),
+    ("limits.receive_rate", "\"1MiB\"", Restart),
     ("limits.peers", "999", Now),
     ("limits.open_peers", "1", Now),
     ("limits.decoy_flows", "1", Now),

@@ -121,6 +121,7 @@ impl Downlink<'_> {
                 }
             }
             Context::Flow { .. }
+            | Context::Piece { .. }
             | Context::Open { .. }
             | Context::OpenEmpty { .. }
             | Context::Packet { .. }
