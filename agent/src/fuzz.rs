@@ -27,7 +27,10 @@ use crate::{
     relay::Context,
 };
 
-pub use crate::l3::properties::{ip_cut, ip_merge, ip_view};
+pub use crate::{
+    l3::properties::{ip_cut, ip_merge, ip_view},
+    relay::properties::reassembly,
+};
 
 /// Takes `input` as what a peer writes on the control stream. Its first byte says how many bytes follow that are the
 /// lengths of the chunks in which the rest arrives, over and over.
@@ -384,6 +387,11 @@ mod tests {
     #[test]
     fn the_corpus_of_packets_from_peers() {
         replay("ip_merge", super::ip_merge);
+    }
+
+    #[test]
+    fn the_corpus_of_pieces() {
+        replay("reassembly", super::reassembly);
     }
 
     #[test]

@@ -79,6 +79,7 @@ fn defaults_stand_for_what_is_left_out() {
         upstream: "127.0.0.1:53".parse().unwrap(),
         idle: Duration::from_secs(60),
         burst: 128,
+        oversize: Oversize::Drop,
         udp: true,
         tcp: true,
     };
@@ -108,6 +109,7 @@ name = "b"
 upstream = "10.0.0.1:80"
 idle = "5m"
 burst = 16
+oversize = "fragment"
 protocol = "tcp"
 [[peer]]
 name = "p"
@@ -139,6 +141,7 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+reassembly_bytes = "128KiB"
 peers = 5
 open_peers = 6
 decoy_flows = 7
@@ -154,8 +157,11 @@ handshakes = 8
     assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
     let protocols: Vec<_> =
-        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
-    assert_eq!(protocols, [(true, false, 128, 60), (false, true, 16, 300)]);
+        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs(), s.oversize)).collect();
+    assert_eq!(
+        protocols,
+        [(true, false, 128, 60, Oversize::Drop), (false, true, 16, 300, Oversize::Fragment)]
+    );
     let peer = &config.peers[0];
     assert_eq!(peer.public_keys, [KEY, KEY_2].map(|key| key.parse().unwrap()));
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
@@ -175,6 +181,7 @@ handshakes = 8
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
         receive_buffer: 65_536,
+        reassembly_bytes: 131_072,
         peers: 5,
         open_peers: 6,
         decoy_flows: 7,
@@ -250,9 +257,14 @@ fn transport_and_services_are_checked() {
         service(upstream, "upstream = \"0.0.0.0:53\"").starts_with("service[0].upstream: cannot be sent to")
     );
     assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
-    for (key, bad) in
-        [("idle", "\"0s\""), ("idle", "\"25h\""), ("burst", "0"), ("burst", "129"), ("protocol", "\"sctp\"")]
-    {
+    for (key, bad) in [
+        ("idle", "\"0s\""),
+        ("idle", "\"25h\""),
+        ("burst", "0"),
+        ("burst", "129"),
+        ("oversize", "\"split\""),
+        ("protocol", "\"sctp\""),
+    ] {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
         assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");
     }
@@ -410,6 +422,7 @@ fn the_agent_example_shows_the_defaults() {
     );
     let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
     assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));
+    assert_eq!(shown_service.oversize, bare_service.oversize);
 }
 
 #[test]
@@ -460,6 +473,7 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
         ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
+        ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
         ("limits.decoy_flows", limits.decoy_flows.to_string()),

@@ -50,7 +50,7 @@ pub(super) enum Progress {
 impl Uplink<'_> {
     /// Whether datagrams of a flow that fit into no packet travel in pieces.
     pub(super) fn may_fragment(&self, origin: &Origin) -> bool {
-        self.peer_takes_pieces() && self.wants_pieces(origin)
+        self.link.as_deref().is_some_and(|link| link.takes_pieces) && self.wants_pieces(origin)
     }
 
     /// Whether the service of a flow wants that.
@@ -61,11 +61,6 @@ impl Uplink<'_> {
             }
             Origin::Upstream { service, .. } => self.relay.fragments_of(service),
         }
-    }
-
-    /// Whether the peer puts datagrams together.
-    pub(super) fn peer_takes_pieces(&self) -> bool {
-        self.link.as_deref().is_some_and(|link| link.takes_pieces)
     }
 
     /// The datagram `data` of a flow, of which nothing is in packets; `None` if it is larger than any that can be.
