@@ -131,7 +131,7 @@ fn datagrams_that_fit_into_no_packet_travel_in_pieces_where_the_service_wants_it
     for size in sizes {
         let payload: Vec<u8> = (0..size).map(|at: usize| (at / 13) as u8).collect();
         first.echo(&payload);
-        Client::echo(&second, &payload);
+        second.echo(&payload);
     }
     let large = [("direction", "uplink"), ("peer", "exit")];
     pair.entry.wait_for_count("culvert_peer_fragmented_datagrams_total", &large, 8);
