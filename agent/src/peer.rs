@@ -16,7 +16,6 @@ use crate::{
     },
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
-    io::Token,
     l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
@@ -135,8 +134,8 @@ pub struct Peer {
     pub hurried: Option<Instant>,
     /// Until when datagrams wait for it at another worker, as far as that has said.
     pub awaited_until: Option<Instant>,
-    /// The token under which its endpoints are looked up.
-    pub resolve: Token,
+    /// When it was last looked at whether packets to it leave from the addresses of its sockets.
+    pub route_asked: Option<Instant>,
     /// The address that was dialled last.
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended.
@@ -162,14 +161,18 @@ pub struct Brakes {
     pub heard: RateLimit,
     /// It takes no IP packets.
     pub no_tunnel: RateLimit,
+    /// It is at another address, or we are.
+    pub moved: RateLimit,
+    /// There is no way to it.
+    pub no_way: RateLimit,
 }
 
 impl Brakes {
     /// With so long between two lines of a kind.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [silent, heard, no_tunnel] = std::array::from_fn(|_| RateLimit::new(interval));
-        Self { connected: RateLimit::new(Duration::from_secs(1)), silent, heard, no_tunnel }
+        let [silent, heard, no_tunnel, moved, no_way] = std::array::from_fn(|_| RateLimit::new(interval));
+        Self { connected: RateLimit::new(Duration::from_secs(1)), silent, heard, no_tunnel, moved, no_way }
     }
 }
 
@@ -211,6 +214,7 @@ impl Peer {
             outgoing,
             tos: self.config.dscp.outer(0),
             now,
+            arrived: now,
             too_large: &mut self.too_large,
         }
     }
@@ -224,6 +228,13 @@ impl Peer {
         let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
         let settled = fits >= most || now >= link.settles_at;
         settled.then(|| fits.min(most))
+    }
+
+    /// The process that the numbers of its flows belong to, for comparison; 0 before any was met.
+    #[must_use]
+    pub fn process(&self) -> u64 {
+        self.instance
+            .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
     }
 
     /// Whether it has not been removed.

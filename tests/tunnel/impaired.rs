@@ -167,7 +167,7 @@ fn no_datagram_of_a_one_way_stream_overtakes_another_when_the_other_way_is_rarel
         numbers.join().expect("all arrive")
     });
     check_complete(&sites, &relay);
-    let overtaken = numbers.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-    assert_eq!(overtaken, 0);
+    let overtaken: Vec<&[u32]> = numbers.windows(2).filter(|pair| pair[0] >= pair[1]).collect();
+    assert!(overtaken.is_empty(), "came one after the other: {overtaken:?}");
     sites.accounts();
 }

@@ -332,6 +332,7 @@ impl Differences {
             tcp_streams_per_peer,
             pending_open_packets,
             receive_buffer,
+            receive_rate,
             reassembly_bytes,
             peers,
             open_peers,
@@ -359,6 +360,13 @@ impl Differences {
                 Effect::Restart,
                 &old.receive_buffer,
                 receive_buffer,
+                |buffer| buffer.as_ref().map_or_else(|| "auto".to_owned(), size),
+            ),
+            receive_rate: self.take(
+                "limits.receive_rate",
+                Effect::Restart,
+                &old.receive_rate,
+                receive_rate,
                 size,
             ),
             reassembly_bytes: self.take(

@@ -16,7 +16,7 @@ use toml::Spanned;
 
 use super::{
     AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Oversize, Peer,
-    PeerOrigin, Service, Transport,
+    PeerOrigin, SOCKET_BUFFER_RANGE, Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},
     credential, defaults,
     field::{Amount, Field},
@@ -360,6 +360,8 @@ impl Checks {
         const PEERS: RangeInclusive<i64> = 1..=1_000_000;
         // Each is a socket.
         const DECOY_FLOWS: RangeInclusive<i64> = 1..=65_535;
+        // 0.8 Mbit/s to 86 Gbit/s.
+        const RATE: RangeInclusive<u64> = 100 << 10..=10 << 30;
         let default = defaults::LIMITS;
         let peers_span = file.peers.as_ref().map(|field| field.span.clone());
         let limits = Limits {
@@ -382,12 +384,8 @@ impl Checks {
                 1..=4096,
                 default.pending_open_packets,
             ),
-            receive_buffer: self.size(
-                "limits.receive_buffer",
-                file.receive_buffer,
-                64 << 10..=1 << 30,
-                default.receive_buffer,
-            ),
+            receive_buffer: self.receive_buffer(file.receive_buffer),
+            receive_rate: self.size("limits.receive_rate", file.receive_rate, RATE, default.receive_rate),
             reassembly_bytes: self.size(
                 "limits.reassembly_bytes",
                 file.reassembly_bytes,
@@ -409,6 +407,19 @@ impl Checks {
             self.report.add("limits.peers", peers_span, problem, "raise it, or remove peers");
         }
         limits
+    }
+
+    fn receive_buffer(&mut self, field: Option<Field<Amount>>) -> Option<usize> {
+        let at = "limits.receive_buffer";
+        if let Some(Field { value: Ok(Amount::Text(text)), .. }) = &field
+            && text == "auto"
+        {
+            self.take(at, field);
+            return None;
+        }
+        let given = field.is_some();
+        let bytes = self.size(at, field, SOCKET_BUFFER_RANGE, defaults::SOCKET_BUFFER_BYTES);
+        given.then_some(bytes)
     }
 
     /// Listeners of one protocol that the kernel would refuse together.

@@ -141,6 +141,7 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+receive_rate = "1MiB"
 reassembly_bytes = "128KiB"
 peers = 5
 open_peers = 6
@@ -180,7 +181,8 @@ handshakes = 8
         flows: 2,
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
-        receive_buffer: 65_536,
+        receive_buffer: Some(65_536),
+        receive_rate: 1 << 20,
         reassembly_bytes: 131_072,
         peers: 5,
         open_peers: 6,
@@ -217,6 +219,8 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("[log]\nformat = \"xml\"\n", 10, "log.format", "\"text\" or \"json\"");
     expect("[limits]\nflows = 0\n", 10, "limits.flows", "out of range");
     expect("[limits]\nreceive_buffer = -1\n", 10, "limits.receive_buffer", "out of range");
+    expect("[limits]\nreceive_buffer = \"1GB\"\n", 10, "limits.receive_buffer", "is not a size");
+    expect("[limits]\nreceive_rate = \"1KiB\"\n", 10, "limits.receive_rate", "out of range");
     expect("[limits]\nflows = 99999999999999999999\n", 10, "limits.flows", "huge");
     expect("[metrics]\nlisten = \"localhost:9464\"\n", 10, "metrics.listen", "is a host name");
     expect("[metrics]\nlisten = \":9464\"\n", 10, "metrics.listen", "has no address");
@@ -472,7 +476,11 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.flows", limits.flows.to_string()),
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
-        ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
+        (
+            "limits.receive_buffer",
+            limits.receive_buffer.map_or("\"auto\"".to_owned(), |bytes| bytes.to_string()),
+        ),
+        ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
         ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
@@ -507,4 +515,22 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_socket_is_a_queue_as_long_as_the_longest_of_its_peers() {
+    let bytes = |more: &str, limits: &str| {
+        let peer = |name, key, more| format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n{more}\n");
+        let peers = format!("{}{}", peer("a", KEY, "queue.time = \"20ms\""), peer("b", KEY_2, more));
+        let text = format!(
+            "identity.key_file = \"id\"\ntransport.listen = [\"127.0.0.1:1\"]\nlimits = {{ {limits} }}\n{peers}"
+        );
+        Config::parse(&text, Path::new(".")).unwrap().socket_buffer_bytes()
+    };
+    assert_eq!(bytes("", ""), 4 << 20);
+    assert_eq!(bytes("", ""), defaults::SOCKET_BUFFER_BYTES);
+    assert_eq!(bytes("queue.time = \"10ms\"", "receive_buffer = \"auto\""), (40 << 20) / 50);
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_rate = \"100MiB\""), 100 << 20);
+    assert_eq!(bytes("queue.time = \"1ms\"", "receive_rate = \"1MiB\""), 64 << 10, "the least");
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_buffer = \"1MiB\""), 1 << 20, "as it was set");
 }

@@ -275,6 +275,8 @@ pub enum LaneCloseCause {
     Replaced = 3,
     /// It is not needed, or its end is going away.
     Done = 4,
+    /// It still works, but its keys are nearly used up: it is to be replaced.
+    WornOut = 5,
 }
 
 impl Message {

@@ -164,6 +164,7 @@ fn every_field_number_is_the_documented_one() {
         ("PROTOCOL_VIOLATION", LaneCloseCause::ProtocolViolation),
         ("REPLACED", LaneCloseCause::Replaced),
         ("DONE", LaneCloseCause::Done),
+        ("WORN_OUT", LaneCloseCause::WornOut),
     ] {
         let value = hand.choice(&format!("LaneCloseCause.LANE_CLOSE_CAUSE_{name}"));
         let fields = [hand.lane("LaneClose"), hand.number("LaneClose.reason", value)].concat();

@@ -141,8 +141,13 @@ impl Downlink<'_> {
     /// 0), or another worker received them on lane `lane`.
     pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
         self.notes.recent = None;
+        let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
+            let late = time.is_some_and(|time| batch.meta(slot).age > time);
+            if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
             self.frame(batch, slot, range, (peer, lane));
         }
         self.confirm();
@@ -246,11 +251,12 @@ impl Downlink<'_> {
                 .datagrams()
                 .map(|datagram| place.start + datagram.range.start..place.start + datagram.range.end),
         );
-        let (challenge, response) = (opened.path_challenge, opened.path_response);
+        let (challenge, response, number) =
+            (opened.path_challenge, opened.path_response, opened.packet_number);
         let (peer, index) = (slot.peer, slot.index);
-        slot.came_by(&origins.path, place.len(), || self.doors.random_bytes(), self.now);
+        slot.came_by(&origins.path, (number, place.len()), || self.doors.random_bytes(), self.now);
         if let Some(data) = response
-            && slot.on_path_response(data)
+            && slot.on_path_response(data, self.now)
         {
             self.notes.lanes_up.push(id);
         }

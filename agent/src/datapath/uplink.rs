@@ -36,8 +36,21 @@ pub struct Uplink<'a> {
     pub tos: u8,
     /// Time of this turn.
     pub now: Instant,
+    /// When what is being sent came to this host.
+    pub arrived: Instant,
     /// Notes the largest payload that fits when one did not.
     pub too_large: &'a mut Option<TooLarge>,
+}
+
+/// What a call of [`Uplink::drain`] left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Nothing waits.
+    Empty,
+    /// More waits, and there may be room for it.
+    More,
+    /// There is no lane, or no room.
+    Blocked,
 }
 
 /// A payload that fits into no packet to this peer.
@@ -130,6 +143,7 @@ impl Uplink<'_> {
             return;
         }
         let arrived = now.checked_sub(meta.age).unwrap_or(now);
+        self.arrived = arrived;
         let empty = self.relay.queue.is_empty();
         let (sent, begun) = if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
         if sent < datagrams {
@@ -145,10 +159,16 @@ impl Uplink<'_> {
         }
     }
 
-    /// Sends what waits, as far as there are lanes and room.
-    pub fn drain(&mut self) {
+    /// Sends what waits, as far as there are lanes and room, and no more once `most` datagrams were sent.
+    pub fn drain(&mut self, most: usize) -> Drained {
         self.relay.expire(self.now);
-        while let Some(mut run) = self.relay.queue.pop() {
+        let mut done = 0;
+        while done < most {
+            let Some(mut run) = self.relay.queue.pop_in_time(self.now, &mut self.relay.uplink) else {
+                return Drained::Empty;
+            };
+            self.arrived = run.arrived;
+            done += run.count();
             let (sent, begun) = match run.belongs {
                 Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.begun),
                 Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
@@ -156,15 +176,17 @@ impl Uplink<'_> {
             run.begun = begun;
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
-                return;
+                return Drained::Blocked;
             }
         }
+        if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
     }
 
     /// A flow was confirmed: what waited for that follows now.
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
         for mut run in self.relay.awaiting.take_flow(id) {
+            self.arrived = run.arrived;
             let empty = self.relay.queue.is_empty();
             let sealed =
                 if empty { self.seal(id, run.data(), run.segment, run.count(), None) } else { (0, None) };
@@ -294,16 +316,20 @@ impl Uplink<'_> {
         all
     }
 
-    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps. `counted` of the datagrams are
-    /// in an account.
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` for that.
+    /// `counted` of the datagrams are in an account.
     pub fn take_over(
         &mut self,
-        index: u8,
+        (index, waited): (u8, Duration),
         (header, counted): (Header, u32),
         (data, segment): (&[u8], usize),
         tos: u8,
     ) {
         self.relay.uplink.taken_over += u64::from(counted);
+        if counted > 0 && waited > self.relay.queue.time_limit() {
+            self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
+            return;
+        }
         let way = self.way(index).filter(|way| match way {
             Way::Lane(_) | Way::Plain => true,
             // It has gone round once: the lane went down meanwhile.
@@ -384,7 +410,7 @@ impl Uplink<'_> {
     pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
-            (Way::Plain, Some(plain)) => plain.push_all(payloads),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived),
             (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
         }
     }
@@ -404,7 +430,7 @@ impl Uplink<'_> {
     pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
-            (Way::Plain, Some(plain)) => plain.push(frame),
+            (Way::Plain, Some(plain)) => plain.push(frame, self.now),
             (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
         }
     }
@@ -440,7 +466,8 @@ impl Uplink<'_> {
     /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
     fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        self.relay.awaiting.push(Belongs::Flow(id), data, segment, (now, now), &mut self.relay.uplink);
+        let times = (self.arrived, now);
+        self.relay.awaiting.push(Belongs::Flow(id), data, segment, times, &mut self.relay.uplink);
         let Some(flow) = self.relay.flows.get(id) else { return };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {

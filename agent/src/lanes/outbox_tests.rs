@@ -9,7 +9,6 @@ use super::*;
 use crate::{
     clock::{Clock, ManualClock},
     io::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage},
-    lanes::LaneState,
     peer::SessionId,
 };
 
@@ -72,8 +71,9 @@ fn fixture(now: Instant) -> (Underlays, Lanes, LaneId, Sent) {
     .unwrap();
     let owner = (PeerId(3), SessionId(1));
     let mut slot = LaneSlot::new(core, owner, (0, 1), ConnectionId([2; 8]), (underlay, 1_452), now);
-    slot.state = LaneState::Up;
-    slot.path = Some(Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 });
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    slot.validate(path, [1; 8], now);
+    assert!(slot.on_path_response([1; 8], now) && slot.is_up());
     let mut lanes = Lanes::default();
     let lane = lanes.insert(slot);
     (underlays, lanes, lane, sent)

@@ -59,7 +59,7 @@ impl Metrics {
 
 const NO_LABELS: &[&str] = &[];
 
-/// The limits that are numbers of things, by their keys. `receive_buffer` is a size of its own kind: it is shown with the sockets.
+/// The limits that are numbers of things, by their keys. `receive_buffer` and `receive_rate` are sizes of their own kind: they are shown with the sockets.
 fn counted(limits: &Limits) -> [(&'static str, u64); 9] {
     let Limits {
         flows_per_peer,
@@ -67,6 +67,7 @@ fn counted(limits: &Limits) -> [(&'static str, u64); 9] {
         tcp_streams_per_peer,
         pending_open_packets,
         receive_buffer: _,
+        receive_rate: _,
         reassembly_bytes,
         peers,
         open_peers,

@@ -233,6 +233,7 @@ metrics! {
         lane_probes: counter "culvert_lane_probes_total", "Packets sent on lanes because the last ones stayed unacknowledged.";
         lane_window_overflows: counter "culvert_lane_window_overflows_total", "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.";
         gate_journal_errors: counter "culvert_gate_journal_errors_total", "Times that used knocks could not be written down; after a restart none of before would be trusted.";
+        turns_full: counter "culvert_turns_full_total", "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
         decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
@@ -254,6 +255,7 @@ metrics! {
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
         lanes: level "culvert_lanes" [state], "Lanes by state.";
         lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
+        path_moves: counter "culvert_path_moves_total" [what], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).";
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
         lane_key_updates: counter "culvert_lane_key_updates_total" [initiator], "Key updates of lanes, by the end that began them: local or remote.";
         handshakes_pending: level "culvert_handshakes_pending" [worker], "Handshakes that others have begun and not completed; each worker has its share of limits.handshakes.";

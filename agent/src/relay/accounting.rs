@@ -283,6 +283,13 @@ impl Settlements {
         }
     }
 
+    /// Notes that a message of `segments` datagrams that carried `payloads` waited too long; the kernel had taken some of it before.
+    pub fn expired(&mut self, peer: PeerId, payloads: u64, (taken, segments): (u64, u64)) {
+        let delivered = payloads * taken / segments.max(1);
+        self.note(peer, delivered, None);
+        self.note(peer, payloads - delivered, Some(DropReason::Expired));
+    }
+
     /// Takes all of them, oldest first.
     pub fn drain(&mut self) -> impl Iterator<Item = Settlement> + '_ {
         self.0.drain(..)

@@ -307,11 +307,16 @@ fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue
         time: peer.queue.time,
         policy: peer.drop,
         per_flow: share(peer.queue.packets, peer.quota),
+        // One datagram of any size is always within a flow's share.
+        per_flow_bytes: share(peer.queue.bytes, peer.quota).max(MOST_DATAGRAM_BYTES),
     };
     let awaiting =
         queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
     (queue, awaiting)
 }
+
+/// The largest UDP payload.
+const MOST_DATAGRAM_BYTES: usize = 65_535;
 
 /// The part of `whole` that one flow may hold, at least one.
 fn share(whole: usize, quota: f64) -> usize {

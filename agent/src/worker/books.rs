@@ -154,6 +154,10 @@ pub(super) struct Totals {
     pub(super) lanes_unvalidated: u64,
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
+    /// Lanes, control connections and dialled sockets whose address changed.
+    pub(super) path_moves: [u64; 3],
+    pub(super) lanes_worn: u64,
+    pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,
@@ -165,6 +169,8 @@ pub(super) struct Totals {
     pub(super) handed_out: [u64; Kind::LABELS.len()],
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Turns in which a class of sources had its budget before all of them were served.
+    pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
     /// Of control connections, when last looked at.
     pub(super) control: Traffic,

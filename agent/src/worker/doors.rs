@@ -67,7 +67,7 @@ struct UdpDefaults {
 impl UdpDefaults {
     fn new(config: &Config) -> Self {
         Self {
-            buffer_bytes: config.limits.receive_buffer,
+            buffer_bytes: config.socket_buffer_bytes(),
             mark: config.transport.mark,
             gso: config.transport.gso,
         }
@@ -186,6 +186,36 @@ impl Doors {
     pub fn dial(&mut self, underlays: &mut Underlays, remote: SocketAddr) -> io::Result<UnderlayId> {
         let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
         self.underlay(underlays, &options)
+    }
+
+    /// Opens a fresh socket in place of a dialled one if packets to `remote` leave from another address than it has, and says
+    /// from which to which.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `NetworkUnreachable`; the old socket stays.
+    pub fn redial(
+        &mut self,
+        underlays: &mut Underlays,
+        id: UnderlayId,
+        remote: SocketAddr,
+    ) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+        let Some(underlay) = underlays.get(id).filter(|underlay| underlay.role == UdpRole::QuicDial) else {
+            return Ok(None);
+        };
+        let from = underlay.socket.local_addr();
+        let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        let (socket, token) = self.socket(&options, Source::Underlay(id))?;
+        let to = socket.local_addr();
+        if to.ip() == from.ip() {
+            drop(socket);
+            self.release(token);
+            return Ok(None);
+        }
+        if let Some((old, token, mut booked)) = underlays.replace(id, socket, token) {
+            self.books.book(UdpRole::QuicDial, &*old, &mut booked, true);
+            self.release(token);
+        }
+        Ok(Some((from, to)))
     }
 
     /// Closes a socket of the underlay.

@@ -51,7 +51,10 @@ const REFUSED_PACKETS: [&str; 7] =
     ["duplicate", "too_old", "header", "authentication", "other_phase", "integrity_limit", "violation"];
 
 /// Why lanes were opened again: the label `reason`.
-const LANES_REOPENED: [&str; 3] = ["unvalidated", "silent", "refused"];
+const LANES_REOPENED: [&str; 5] = ["unvalidated", "silent", "refused", "worn", "ended"];
+
+/// What has another address: the label `what`.
+const PATH_MOVES: [&str; 3] = ["lane", "control", "socket"];
 
 /// Which end began a key update: the label `initiator`.
 const INITIATORS: [&str; 2] = ["local", "remote"];
@@ -77,6 +80,7 @@ pub struct Publisher {
     lane_directions: [LaneDirectionMetrics; 2],
     refused_packets: Counters,
     lanes_reopened: Counters,
+    path_moves: Counters,
     flow_messages: [Counters; 2],
     flows_ended: Counters,
     handshakes: Counters,
@@ -134,6 +138,7 @@ impl Publisher {
             lane_directions: [uplink, downlink].map(|label| LaneDirectionMetrics::bind(metrics, label)),
             refused_packets: Counters::bind(&families.lane_refused_packets, &[], &REFUSED_PACKETS),
             lanes_reopened: Counters::bind(&families.lanes_reopened, &[], &LANES_REOPENED),
+            path_moves: Counters::bind(&families.path_moves, &[], &PATH_MOVES),
             flow_messages: [uplink, downlink]
                 .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
@@ -415,6 +420,7 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
+        metrics.own.turns_full.publish(self.totals.turns_full);
         metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
@@ -453,7 +459,14 @@ impl Publisher {
         self.key_updates.publish(&[lanes.key_updates_initiated, lanes.key_updates_followed]);
         self.own.lane_probes.publish(lanes.probes_sent);
         self.own.lane_window_overflows.publish(lanes.window_overflows);
-        self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
+        self.path_moves.publish(&totals.path_moves);
+        self.lanes_reopened.publish(&[
+            totals.lanes_unvalidated,
+            totals.lanes_silent,
+            totals.lanes_refused,
+            totals.lanes_worn,
+            totals.lanes_ended,
+        ]);
         let hand_over = [&totals.handed_out, &totals.handed_in, &totals.hand_over_drops];
         for (counters, totals) in self.hand_over.iter_mut().zip(hand_over) {
             counters.publish(totals);

@@ -77,9 +77,7 @@ impl Worker {
         if self.dialler_of(id) == self.place.0 {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !reaches, now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
+            self.watch_dialler(id);
             for attempt in surplus {
                 self.close(attempt, CloseReason::Replaced, now);
             }
@@ -216,7 +214,7 @@ impl Worker {
                 (false, true) => match self.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        self.run_queue.push_back(token);
+                        self.add_source(token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");

@@ -166,7 +166,7 @@ impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
         loop {
-            self.send_plain(now);
+            let moved = self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);
             let timers = &mut self.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
@@ -176,7 +176,8 @@ impl Worker {
                 self.control_event(handle, event, now);
             }
             self.events = events;
-            if quiet {
+            // What quinn-proto has sent on made room for more.
+            if quiet && !moved {
                 break;
             }
         }
@@ -205,6 +206,7 @@ impl Worker {
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
+            Event::Moved { from, to } => self.control_moved(handle, (from, to), now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);

@@ -161,6 +161,85 @@ fn a_full_window_forgets_the_oldest() {
     assert_eq!(sender.window.record(CAPACITY + 1, BYTES, true, sender.now), Evicted::None);
 }
 
+/// How many packets the window has memory for.
+fn remembered(sender: &Sender) -> u64 {
+    sender.window.ring.as_ref().map_or(0, |ring| ring.records.capacity())
+}
+
+#[test]
+fn the_window_grows_with_what_is_unacknowledged_and_keeps_all_of_it() {
+    let mut sender = Sender::new();
+    let mut sizes = Vec::new();
+    for number in 0..CAPACITY {
+        // Of each hundred packets one is never acknowledged, and one asks for nothing.
+        sender.window.record(number, BYTES + (number % 7) as u16, number % 100 != 0, sender.now);
+        sizes.push(remembered(&sender));
+    }
+    sizes.dedup();
+    assert_eq!(sizes, [64, 256, 1024, 4096, CAPACITY]);
+    let bytes = |numbers: &mut dyn Iterator<Item = u64>| {
+        let mut volume = Volume::default();
+        for number in numbers.filter(|number| number % 100 != 0) {
+            volume.add(BYTES + (number % 7) as u16);
+        }
+        volume
+    };
+    assert_eq!(sender.window.in_flight(), bytes(&mut (0..CAPACITY)));
+    let missing = 50..=50;
+    let outcome = sender.ack(&[51..=CAPACITY - 1, 0..=49]);
+    assert_eq!(outcome.acked, bytes(&mut (0..50).chain(51..CAPACITY)));
+    assert_eq!(outcome.lost, bytes(&mut missing.clone()));
+    assert_eq!(sender.ack(&[missing]).spuriously_lost, 1);
+}
+
+#[test]
+fn a_lane_that_waits_for_each_answer_or_only_answers_needs_the_smallest_window() {
+    let mut sender = Sender::new();
+    for number in 0..10_000 {
+        sender.window.record(number, BYTES, number % 2 == 0, sender.now);
+        sender.now += ms(1);
+        sender.ack(&[number..=number]);
+    }
+    assert_eq!(remembered(&sender), SMALLEST);
+    let mut answers = Sender::new();
+    for number in 0..10_000 {
+        answers.window.record(number, 40, false, answers.now);
+    }
+    assert_eq!(remembered(&answers), SMALLEST);
+}
+
+#[test]
+fn what_is_lost_for_good_does_not_make_a_quiet_lane_grow() {
+    let mut sender = Sender::new();
+    for number in 0..10_000 {
+        sender.send(1);
+        sender.now += ms(100);
+        if number % 10 != 5 {
+            sender.ack(&[number..=number]);
+        }
+    }
+    assert_eq!(remembered(&sender), SMALLEST);
+}
+
+#[test]
+fn memory_of_a_burst_is_given_back_after_a_rest_and_not_before() {
+    let mut sender = Sender::new();
+    sender.send(1000);
+    sender.ack(&[0..=999]);
+    sender.now += REST - ms(1);
+    sender.send(1);
+    assert_eq!(remembered(&sender), 1024, "the traffic goes on");
+    sender.now += REST;
+    sender.send(1);
+    assert_eq!(remembered(&sender), 1024, "one is in flight");
+    sender.ack(&[1000..=1001]);
+    sender.now += REST;
+    sender.window.record(1002, 40, false, sender.now);
+    assert_eq!(remembered(&sender), SMALLEST, "an answer is enough");
+    sender.send(1);
+    assert_eq!(sender.ack(&[1002..=1003]).acked, packets(1));
+}
+
 #[test]
 fn a_place_keeps_nothing_of_the_packet_before() {
     let mut sender = Sender::new();

@@ -1,4 +1,13 @@
 //! What the targets in `fuzz/` run, and what the tests replay their corpora through: properties of any input.
+//!
+//! | which input | file |
+//! |---|---|
+//! | the configuration, links, control messages, payloads, datagrams and Initials before the gate | this one |
+//! | lines of the control socket, key files, files of the host | `operator.rs` |
+//! | tokens, certificates and handshakes of strangers, the decoy's flows | `strangers.rs` |
+//! | IP packets | `l3/properties.rs` |
+//! | datagrams in pieces | `relay/properties.rs` |
+//! | the state file, reloads, used knocks, datagrams of bench | `config/state_properties.rs`, `config/reload_rules.rs`, `io/journal/properties.rs`, `bench/wire.rs` |
 
 use std::{
     io::Cursor,
@@ -12,7 +21,7 @@ use quinn_proto::{ConnectionId, FixedLengthConnectionIdParser, LongType, Protect
 use zeroize::Zeroizing;
 
 use crate::{
-    config::{Config, MAX_CLOCK_WINDOW},
+    config::{Config, ConfigProblems, MAX_CLOCK_WINDOW},
     control::{
         messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
         tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
@@ -27,10 +36,37 @@ use crate::{
     relay::Context,
 };
 
+mod operator;
+mod strangers;
+
+pub use self::{
+    operator::{host_text, key_file, socket_answer, socket_request},
+    strangers::{certificate, decoy_flows, retry_token, server_hello},
+};
 pub use crate::{
-    l3::properties::{ip_cut, ip_merge, ip_view},
+    l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view},
     relay::properties::reassembly,
 };
+
+/// Takes `input` as a state file, see `config/state_properties.rs`.
+pub fn state_text(input: &[u8]) {
+    crate::config::state::properties::state_text(input);
+}
+
+/// Takes `input` as two configurations, see `config/reload_rules.rs`.
+pub fn reload_files(input: &[u8]) {
+    crate::config::reload_rules::reload_files(input);
+}
+
+/// Takes `input` as a file of used knocks, see `io/journal/properties.rs`.
+pub fn knock_journal(input: &[u8]) {
+    crate::io::journal::knock_journal(input);
+}
+
+/// Takes `input` as a datagram of a run of bench, see `bench/wire.rs`.
+pub fn bench_datagram(input: &[u8]) {
+    crate::bench::bench_datagram(input);
+}
 
 /// Takes `input` as what a peer writes on the control stream. Its first byte says how many bytes follow that are the
 /// lengths of the chunks in which the rest arrives, over and over.
@@ -162,14 +198,17 @@ pub fn config_text(input: &[u8]) {
             let services = config.peers.iter().flat_map(|peer| &peer.services);
             assert!(services.into_iter().all(|place| *place < config.services.len()));
         }
-        Err(problems) => {
-            assert!(!problems.problems.is_empty() && !problems.to_string().is_empty());
-            for problem in &problems.problems {
-                assert!(!problem.problem.is_empty() && !problem.remedy.is_empty(), "{problem:?}");
-                let lines = 1 + text.bytes().filter(|byte| *byte == b'\n').count();
-                assert!(problem.line.is_none_or(|line| (1..=lines).contains(&line)), "{problem:?}");
-            }
-        }
+        Err(problems) => well_said(&problems, &text),
+    }
+}
+
+/// There are problems, and each has words, a remedy, and a line within the text, if it is about a line.
+pub(crate) fn well_said(problems: &ConfigProblems, text: &str) {
+    assert!(!problems.problems.is_empty() && !problems.to_string().is_empty());
+    let lines = 1 + text.bytes().filter(|byte| *byte == b'\n').count();
+    for problem in &problems.problems {
+        assert!(!problem.problem.is_empty() && !problem.remedy.is_empty(), "{problem:?}");
+        assert!(problem.line.is_none_or(|line| (1..=lines).contains(&line)), "{problem:?}");
     }
 }
 
@@ -370,13 +409,53 @@ mod tests {
     }
 
     #[test]
+    fn the_corpus_of_state_files() {
+        replay("state_text", super::state_text);
+    }
+
+    #[test]
+    fn the_corpus_of_reloads() {
+        replay("reload_files", super::reload_files);
+    }
+
+    #[test]
     fn the_corpus_of_share_links() {
         replay("share_link", super::share_link);
     }
 
     #[test]
+    fn the_corpus_of_key_files() {
+        replay("key_file", super::key_file);
+    }
+
+    #[test]
+    fn the_corpus_of_requests() {
+        replay("socket_request", super::socket_request);
+    }
+
+    #[test]
+    fn the_corpus_of_answers() {
+        replay("socket_answer", super::socket_answer);
+    }
+
+    #[test]
+    fn the_corpus_of_files_of_the_host() {
+        replay("host_text", super::host_text);
+    }
+
+    #[test]
+    fn the_corpus_of_journals() {
+        replay("knock_journal", super::knock_journal);
+    }
+
+    #[test]
     fn the_corpus_of_ip_packets() {
         replay("ip_view", super::ip_view);
+    }
+
+    #[test]
+    fn the_corpus_of_packets_that_are_too_large() {
+        replay("ip_fragments", super::ip_fragments);
     }
 
     #[test]
@@ -407,5 +486,30 @@ mod tests {
     #[test]
     fn the_corpus_of_initials() {
         replay("gate_initial", super::gate_initial);
+    }
+
+    #[test]
+    fn the_corpus_of_tokens() {
+        replay("retry_token", super::retry_token);
+    }
+
+    #[test]
+    fn the_corpus_of_strangers() {
+        replay("decoy_flows", super::decoy_flows);
+    }
+
+    #[test]
+    fn the_corpus_of_server_hellos() {
+        replay("server_hello", super::server_hello);
+    }
+
+    #[test]
+    fn the_corpus_of_certificates() {
+        replay("certificate", super::certificate);
+    }
+
+    #[test]
+    fn the_corpus_of_bench() {
+        replay("bench_datagram", super::bench_datagram);
     }
 }
