@@ -118,7 +118,7 @@ impl Uplink<'_> {
             }
             (None, Some(new)) => new,
             (_, None) => {
-                self.drop_too_large(data.len(), MOST_DATAGRAM, true);
+                self.drop_too_large(data.len(), MOST_DATAGRAM, false);
                 return None;
             }
         };
@@ -129,13 +129,13 @@ impl Uplink<'_> {
                 Some(Begun { left, datagram, offset: offset.into() })
             }
             Progress::TooSmall { most } => {
-                self.drop_too_large(data.len(), most, true);
+                self.drop_too_large(data.len(), most, false);
                 None
             }
         }
     }
 
-    /// Drops one datagram that fits into no packet. `wanted`: its service wants it to travel in pieces.
+    /// Drops one datagram that fits into no packet; see [`TooLarge`] for `wanted`.
     pub(super) fn drop_too_large(&mut self, size: usize, most: usize, wanted: bool) {
         self.relay.uplink.drop(DropReason::TooLarge, 1);
         *self.too_large = Some(TooLarge { size, most, wanted });
@@ -153,7 +153,7 @@ impl Uplink<'_> {
         for datagram in data.chunks(segment.max(1)) {
             let begun = begun.take();
             let Some(new) = self.cutting(number, datagram) else {
-                self.drop_too_large(datagram.len(), MOST_DATAGRAM, true);
+                self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
                 continue;
             };
             let (name, offset) = begun.map_or((new.datagram, 0), |begun| (begun.datagram, begun.offset));
@@ -181,7 +181,7 @@ impl Uplink<'_> {
             Progress::Stopped(PushError::Blocked | PushError::TooLarge { .. }, _) => {
                 self.relay.uplink.drop(DropReason::SendBlocked, 1);
             }
-            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, true),
+            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, false),
         }
     }
 }

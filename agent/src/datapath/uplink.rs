@@ -306,7 +306,8 @@ impl Uplink<'_> {
                             return (place, begun);
                         }
                     } else {
-                        self.drop_too_large(size, most_confirmed, self.wants_pieces(&origin));
+                        let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
+                        self.drop_too_large(size, most_confirmed, wanted);
                     }
                     place += 1;
                 }
