@@ -70,9 +70,9 @@ fn datagrams_travel_in_pieces_both_ways_where_the_service_wants_it() {
     }
     case.agent.wait_for("nothing was dropped, nothing waits", |samples| {
         let accounts = ["uplink", "downlink"].map(|direction| samples.account("foreign", direction));
-        let fits = accounts
-            .iter()
-            .all(|account| account.balances() && account.delivered >= 4 && account.dropped + account.queued == 0);
+        let fits = accounts.iter().all(|account| {
+            account.balances() && account.delivered >= 4 && account.dropped + account.queued == 0
+        });
         if fits { Ok(()) } else { Err(format!("{accounts:?}")) }
     });
 }

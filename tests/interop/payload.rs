@@ -133,8 +133,7 @@ fn the_examples_of_the_document() {
 
 #[test]
 fn the_pieces_of_the_document() {
-    let wire: Vec<Vec<u8>> =
-        pieces(2, 7, &[0x61; 2500], 1200).iter().map(Payload::encode).collect();
+    let wire: Vec<Vec<u8>> = pieces(2, 7, &[0x61; 2500], 1200).iter().map(Payload::encode).collect();
     let expected = [
         [&[0x0a, 0x02, 0x07, 0x49, 0xc4, 0x00][..], &[0x61; 1200]].concat(),
         [&[0x0a, 0x02, 0x07, 0x49, 0xc4, 0x44, 0xb0][..], &[0x61; 1200]].concat(),

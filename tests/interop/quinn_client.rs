@@ -275,7 +275,11 @@ impl Session<'_> {
             if flow != wanted {
                 continue;
             }
-            assert_eq!(*name.get_or_insert((datagram, total)), (datagram, total), "one datagram after the other");
+            assert_eq!(
+                *name.get_or_insert((datagram, total)),
+                (datagram, total),
+                "one datagram after the other"
+            );
             whole.resize(total as usize, None);
             let place = &mut whole[offset as usize..][..bytes.len()];
             assert!(place.iter().all(Option::is_none), "no byte comes twice");

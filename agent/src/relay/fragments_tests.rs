@@ -179,8 +179,7 @@ fn a_peer_that_only_begins_datagrams_holds_no_more_than_its_limit() {
     let most = LIMIT / (MOST_DATAGRAM + OVERHEAD_BYTES);
     assert_eq!(bench.reassembler.len(), most, "a reservation counts, and not what has come");
     assert_eq!(bench.counts(), [1000, 0, 1000 - most as u64, 0]);
-    let reserved: usize =
-        bench.reassembler.incomplete.iter().map(|datagram| datagram.bytes.capacity()).sum();
+    let reserved: usize = bench.reassembler.incomplete.iter().map(|datagram| datagram.bytes.capacity()).sum();
     assert!(reserved <= LIMIT, "{reserved}");
     assert_eq!(bench.take((FLOW, 999), &whole, 1024..MOST_DATAGRAM), Some(whole.clone()), "the newest stay");
     // Small ones are bounded in number.

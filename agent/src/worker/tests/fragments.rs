@@ -57,11 +57,9 @@ impl Pair {
     /// Datagrams that went or came in pieces, and the pieces.
     fn pieces(&mut self, place: usize, direction: &str) -> (u64, u64) {
         let peer = if place == self.entry { "exit" } else { "entry" };
-        let of = |name: &str| format!("culvert_peer_{name}_total{{direction=\"{direction}\",peer=\"{peer}\"}}");
-        (
-            self.world.metric(place, &of("fragmented_datagrams")),
-            self.world.metric(place, &of("pieces")),
-        )
+        let of =
+            |name: &str| format!("culvert_peer_{name}_total{{direction=\"{direction}\",peer=\"{peer}\"}}");
+        (self.world.metric(place, &of("fragmented_datagrams")), self.world.metric(place, &of("pieces")))
     }
 
     /// What incomplete datagrams take at the end `place`.
@@ -85,8 +83,7 @@ fn datagrams_of_every_size_come_back_over_every_path_and_number_of_workers() {
     for (seed, (workers, mtu, extra)) in (1300..).zip(cases.into_iter().chain(apart)) {
         let mut pair = Pair::fragmenting_over(mtu, seed, workers, extra);
         let mut clients: Vec<Udp> = (0..5).map(|port| pair.client(4000 + port)).collect();
-        let sizes =
-            [0, 1, 1160, 1169, 1170, 1200, 1420, 1440, 1460, 2000, 2338, 8192, 9000, 40_000, 60_000];
+        let sizes = [0, 1, 1160, 1169, 1170, 1200, 1420, 1440, 1460, 2000, 2338, 8192, 9000, 40_000, 60_000];
         let mut sent = 0;
         for (place, size) in (sizes.into_iter().chain([MOST_DATAGRAM, 1000])).enumerate() {
             for (number, client) in clients.iter_mut().enumerate() {
