@@ -237,6 +237,14 @@ impl Peer {
             .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
     }
 
+    /// The largest UDP datagram that fits into one packet to it, in bytes, whatever its flow; `None` as long as that is so of
+    /// [`Peer::inner_mtu`].
+    #[must_use]
+    pub fn largest_datagram(&self, now: Instant) -> Option<u16> {
+        // Beside the context that an IP packet has too, the number of a flow, below 2^30.
+        self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4))
+    }
+
     /// Whether it has not been removed.
     #[must_use]
     pub fn is_live(&self) -> bool {

@@ -79,6 +79,7 @@ fn defaults_stand_for_what_is_left_out() {
         upstream: "127.0.0.1:53".parse().unwrap(),
         idle: Duration::from_secs(60),
         burst: 128,
+        oversize: Oversize::Drop,
         udp: true,
         tcp: true,
     };
@@ -108,6 +109,7 @@ name = "b"
 upstream = "10.0.0.1:80"
 idle = "5m"
 burst = 16
+oversize = "fragment"
 protocol = "tcp"
 [[peer]]
 name = "p"
@@ -140,6 +142,7 @@ tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
 receive_rate = "1MiB"
+reassembly_bytes = "128KiB"
 peers = 5
 open_peers = 6
 decoy_flows = 7
@@ -155,8 +158,11 @@ handshakes = 8
     assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
     let protocols: Vec<_> =
-        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
-    assert_eq!(protocols, [(true, false, 128, 60), (false, true, 16, 300)]);
+        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs(), s.oversize)).collect();
+    assert_eq!(
+        protocols,
+        [(true, false, 128, 60, Oversize::Drop), (false, true, 16, 300, Oversize::Fragment)]
+    );
     let peer = &config.peers[0];
     assert_eq!(peer.public_keys, [KEY, KEY_2].map(|key| key.parse().unwrap()));
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
@@ -177,6 +183,7 @@ handshakes = 8
         pending_open_packets: 4,
         receive_buffer: Some(65_536),
         receive_rate: 1 << 20,
+        reassembly_bytes: 131_072,
         peers: 5,
         open_peers: 6,
         decoy_flows: 7,
@@ -214,6 +221,7 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("[limits]\nreceive_buffer = -1\n", 10, "limits.receive_buffer", "out of range");
     expect("[limits]\nreceive_buffer = \"1GB\"\n", 10, "limits.receive_buffer", "is not a size");
     expect("[limits]\nreceive_rate = \"1KiB\"\n", 10, "limits.receive_rate", "out of range");
+    expect("[limits]\nreassembly_bytes = \"64KiB\"\n", 10, "limits.reassembly_bytes", "out of range");
     expect("[limits]\nflows = 99999999999999999999\n", 10, "limits.flows", "huge");
     expect("[metrics]\nlisten = \"localhost:9464\"\n", 10, "metrics.listen", "is a host name");
     expect("[metrics]\nlisten = \":9464\"\n", 10, "metrics.listen", "has no address");
@@ -254,9 +262,14 @@ fn transport_and_services_are_checked() {
         service(upstream, "upstream = \"0.0.0.0:53\"").starts_with("service[0].upstream: cannot be sent to")
     );
     assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
-    for (key, bad) in
-        [("idle", "\"0s\""), ("idle", "\"25h\""), ("burst", "0"), ("burst", "129"), ("protocol", "\"sctp\"")]
-    {
+    for (key, bad) in [
+        ("idle", "\"0s\""),
+        ("idle", "\"25h\""),
+        ("burst", "0"),
+        ("burst", "129"),
+        ("oversize", "\"split\""),
+        ("protocol", "\"sctp\""),
+    ] {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
         assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");
     }
@@ -414,6 +427,7 @@ fn the_agent_example_shows_the_defaults() {
     );
     let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
     assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));
+    assert_eq!(shown_service.oversize, bare_service.oversize);
 }
 
 #[test]
@@ -468,6 +482,7 @@ fn the_documented_defaults_are_the_real_ones() {
             limits.receive_buffer.map_or("\"auto\"".to_owned(), |bytes| bytes.to_string()),
         ),
         ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
+        ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
         ("limits.decoy_flows", limits.decoy_flows.to_string()),

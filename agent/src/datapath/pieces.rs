@@ -50,7 +50,7 @@ pub(super) enum Progress {
 impl Uplink<'_> {
     /// Whether datagrams of a flow that fit into no packet travel in pieces.
     pub(super) fn may_fragment(&self, origin: &Origin) -> bool {
-        self.peer_takes_pieces() && self.wants_pieces(origin)
+        self.link.as_deref().is_some_and(|link| link.takes_pieces) && self.wants_pieces(origin)
     }
 
     /// Whether the service of a flow wants that.
@@ -61,11 +61,6 @@ impl Uplink<'_> {
             }
             Origin::Upstream { service, .. } => self.relay.fragments_of(service),
         }
-    }
-
-    /// Whether the peer puts datagrams together.
-    pub(super) fn peer_takes_pieces(&self) -> bool {
-        self.link.as_deref().is_some_and(|link| link.takes_pieces)
     }
 
     /// The datagram `data` of a flow, of which nothing is in packets; `None` if it is larger than any that can be.
@@ -123,7 +118,7 @@ impl Uplink<'_> {
             }
             (None, Some(new)) => new,
             (_, None) => {
-                self.drop_too_large(data.len(), MOST_DATAGRAM, true);
+                self.drop_too_large(data.len(), MOST_DATAGRAM, false);
                 return None;
             }
         };
@@ -134,13 +129,13 @@ impl Uplink<'_> {
                 Some(Begun { left, datagram, offset: offset.into() })
             }
             Progress::TooSmall { most } => {
-                self.drop_too_large(data.len(), most, true);
+                self.drop_too_large(data.len(), most, false);
                 None
             }
         }
     }
 
-    /// Drops one datagram that fits into no packet. `wanted`: its service wants it to travel in pieces.
+    /// Drops one datagram that fits into no packet; see [`TooLarge`] for `wanted`.
     pub(super) fn drop_too_large(&mut self, size: usize, most: usize, wanted: bool) {
         self.relay.uplink.drop(DropReason::TooLarge, 1);
         *self.too_large = Some(TooLarge { size, most, wanted });
@@ -158,7 +153,7 @@ impl Uplink<'_> {
         for datagram in data.chunks(segment.max(1)) {
             let begun = begun.take();
             let Some(new) = self.cutting(number, datagram) else {
-                self.drop_too_large(datagram.len(), MOST_DATAGRAM, true);
+                self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
                 continue;
             };
             let (name, offset) = begun.map_or((new.datagram, 0), |begun| (begun.datagram, begun.offset));
@@ -186,7 +181,7 @@ impl Uplink<'_> {
             Progress::Stopped(PushError::Blocked | PushError::TooLarge { .. }, _) => {
                 self.relay.uplink.drop(DropReason::SendBlocked, 1);
             }
-            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, true),
+            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, false),
         }
     }
 }

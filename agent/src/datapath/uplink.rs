@@ -255,8 +255,14 @@ impl Uplink<'_> {
             begun = None;
         }
         if let Way::Worker(worker, lane) = way {
-            if standing == Standing::Confirmed && segment >= LEAST_PIECE && self.may_fragment(&origin) {
-                self.hand_over_large((worker, lane), number, (data, segment), begun);
+            // Smaller ones fit into any packet.
+            if segment >= LEAST_PIECE && self.may_fragment(&origin) {
+                match standing {
+                    Standing::Opening => self.await_confirmation(id, data, segment),
+                    Standing::Confirmed | Standing::Refused => {
+                        self.hand_over_large((worker, lane), number, (data, segment), begun);
+                    }
+                }
                 return all;
             }
             let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
@@ -300,7 +306,8 @@ impl Uplink<'_> {
                             return (place, begun);
                         }
                     } else {
-                        self.drop_too_large(size, most_confirmed, self.wants_pieces(&origin));
+                        let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
+                        self.drop_too_large(size, most_confirmed, wanted);
                     }
                     place += 1;
                 }
@@ -358,14 +365,11 @@ impl Uplink<'_> {
                 Err(PushError::TooLarge { most }) => {
                     let rest = data.get(place * segment..).unwrap_or_default();
                     let size = rest.len().min(segment);
-                    if let Some(Context::Open { number, service, .. }) = context
+                    if let Some(Context::Open { number, .. }) = context
                         && let Some(keeper) = self.relay.flows.elsewhere(number)
-                        && (size + short_header(number).as_slice().len() <= most + header.as_slice().len()
-                            || self.peer_takes_pieces()
-                                && self.relay.fragments_to(service)
-                                && size <= MOST_DATAGRAM)
+                        && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
                     {
-                        // It fits only without the opening form, or in pieces: it and what follows wait where the flow lives.
+                        // It fits only without the opening form: it and what follows wait where the flow lives.
                         let counted = u32::try_from(left).unwrap_or(u32::MAX);
                         self.relay.uplink.handed_over += left;
                         self.outgoing.returned(keeper, self.peer, (header, counted), rest, segment);

@@ -6,6 +6,7 @@
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | tokens, certificates and handshakes of strangers, the decoy's flows | `strangers.rs` |
 //! | IP packets | `l3/properties.rs` |
+//! | datagrams in pieces | `relay/properties.rs` |
 //! | the state file, reloads, used knocks, datagrams of bench | `config/state_properties.rs`, `config/reload_rules.rs`, `io/journal/properties.rs`, `bench/wire.rs` |
 
 use std::{
@@ -42,7 +43,10 @@ pub use self::{
     operator::{host_text, key_file, socket_answer, socket_request},
     strangers::{certificate, decoy_flows, retry_token, server_hello},
 };
-pub use crate::l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
+pub use crate::{
+    l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view},
+    relay::properties::reassembly,
+};
 
 /// Takes `input` as a state file, see `config/state_properties.rs`.
 pub fn state_text(input: &[u8]) {
@@ -462,6 +466,11 @@ mod tests {
     #[test]
     fn the_corpus_of_packets_from_peers() {
         replay("ip_merge", super::ip_merge);
+    }
+
+    #[test]
+    fn the_corpus_of_pieces() {
+        replay("reassembly", super::reassembly);
     }
 
     #[test]

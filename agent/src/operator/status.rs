@@ -121,6 +121,7 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         status.flows = seen.flows;
         status.tcp_streams = seen.tcp_streams;
         status.inner_mtu = seen.inner_mtu;
+        status.largest_datagram = seen.largest_datagram;
         status.rates = seen.rates.map(|rates| PeerRates {
             uplink_bytes_per_second: rates.bytes[0],
             uplink_datagrams_per_second: rates.datagrams[0],

@@ -6,6 +6,7 @@
 //! | what a DATAGRAM frame says | `context.rs` |
 //! | which flow does a datagram belong to | `flow.rs` |
 //! | pieces of datagrams that fit into no packet | `fragments.rs` |
+//! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker keeps a flow, how many there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
 //! | which lane IP packets take | `stripes.rs` |
@@ -22,6 +23,8 @@ pub mod accounting;
 pub mod context;
 pub mod flow;
 pub mod fragments;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod properties;
 pub mod queue;
 pub mod registry;
 pub mod stripes;
@@ -188,12 +191,6 @@ impl DatagramRelay {
     #[must_use]
     pub fn fragments_of(&self, place: usize) -> bool {
         self.fragmenting.get(place).copied().unwrap_or(false)
-    }
-
-    /// Whether it does to the peer's service with this number.
-    #[must_use]
-    pub fn fragments_to(&self, service: ServiceNumber) -> bool {
-        self.offered.iter().any(|offered| offered.number == service.0 && offered.fragment)
     }
 
     /// A number for a datagram that travels in pieces.

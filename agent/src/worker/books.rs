@@ -328,6 +328,8 @@ pub struct PeerSnapshot {
     pub lanes_up: usize,
     /// The largest IP packet that fits into one packet to it, in bytes, once that is known.
     pub inner_mtu: Option<u16>,
+    /// The largest UDP datagram that does, once that is known.
+    pub largest_datagram: Option<u16>,
     /// The smoothed round-trip time of its first lane.
     pub rtt: Option<Duration>,
     /// Age of the oldest datagram that waits.
@@ -439,6 +441,7 @@ impl Snapshot {
                     sum.connected |= peer.connected;
                     sum.lanes_up += peer.lanes_up;
                     sum.inner_mtu = sum.inner_mtu.or(peer.inner_mtu);
+                    sum.largest_datagram = sum.largest_datagram.or(peer.largest_datagram);
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
@@ -548,6 +551,7 @@ mod tests {
                 connected: false,
                 lanes_up: 0,
                 inner_mtu: None,
+                largest_datagram: None,
                 rtt: None,
                 queue_age: Duration::ZERO,
                 flows: 0,

@@ -311,7 +311,12 @@ impl Worker {
                 handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }
             let remote = control.map(|connection| connection.path().destination);
-            snapshots.push(PeerSnapshot { inner_mtu: mtu, ..snapshot(peer, stats, (*up, rtt, remote), now) });
+            let rest = snapshot(peer, stats, (*up, rtt, remote), now);
+            snapshots.push(PeerSnapshot {
+                inner_mtu: mtu,
+                largest_datagram: peer.largest_datagram(now),
+                ..rest
+            });
         }
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
@@ -599,6 +604,7 @@ fn snapshot(
         connected: peer.session.is_some() && peer.is_reachable(),
         lanes_up,
         inner_mtu: None,
+        largest_datagram: None,
         rtt,
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),

@@ -128,6 +128,7 @@ fn connected() -> PeerStatus {
         flows: 3,
         tcp_streams: 0,
         inner_mtu: Some(1421),
+        largest_datagram: Some(1417),
         rates: Some(PeerRates {
             uplink_bytes_per_second: 145_000_000.0,
             uplink_datagrams_per_second: 126_000.0,
@@ -304,6 +305,7 @@ exit: connected
   flows         3
   TCP streams   0
   inner MTU     1421
+  UDP payload   1417
 ";
     assert!(text.contains(expected), "{text}");
     let flows = "

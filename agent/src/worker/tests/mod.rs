@@ -12,6 +12,7 @@ mod counted;
 mod crew;
 mod decoy;
 mod decoy_load;
+mod fragments;
 mod gate;
 mod handshakes;
 mod hostile;
