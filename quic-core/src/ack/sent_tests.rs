@@ -187,6 +187,36 @@ fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     assert_eq!(sender.rtt.latest(), Some(ms(20)));
 }
 
+#[test]
+fn an_ack_of_old_news_is_no_sign_of_life() {
+    let mut sender = Sender::new();
+    sender.send(2);
+    sender.ack(&[0..=0]);
+    sender.now += ms(500);
+    sender.window.probe_sent(sender.now);
+    let probe_time = sender.window.probe_time(&sender.rtt);
+    sender.now += ms(100);
+    assert_eq!(sender.ack(&[0..=0]), AckOutcome::default());
+    assert_eq!((sender.window.probes(), sender.window.probe_time(&sender.rtt)), (1, probe_time));
+}
+
+/// RFC 9002 §5.1: the largest acknowledged packet is new, and one of those newly acknowledged asked for an ACK.
+#[test]
+fn only_an_ack_that_names_a_new_largest_and_acknowledges_something_gives_a_sample() {
+    let mut sender = Sender::new();
+    sender.window.record(0, BYTES, false, sender.now);
+    sender.now += ms(70);
+    sender.ack(&[0..=0]);
+    assert_eq!((sender.rtt.latest(), sender.window.largest_acked()), (None, Some(0)), "nothing asked for it");
+    sender.send(3);
+    sender.now += ms(40);
+    sender.ack(&[3..=3]);
+    assert_eq!(sender.rtt.latest(), Some(ms(40)));
+    sender.now += ms(4);
+    assert_eq!(sender.ack(&[1..=3]).acked, packets(2));
+    assert_eq!(sender.rtt.latest(), Some(ms(40)), "the largest was known");
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     InFlight,
