@@ -73,6 +73,11 @@ fn the_example_of_the_wire_format() {
 }
 
 #[test]
+fn a_server_key_is_shown_as_its_public_half_alone() {
+    assert_eq!(format!("{:?}", server_key(2)), format!("ServerKey({})", identity(2).public_key()));
+}
+
+#[test]
 fn every_byte_counts() {
     let good = knock();
     for at in 0..KNOCK_BYTES {

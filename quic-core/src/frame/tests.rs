@@ -57,6 +57,7 @@ fn encoded_lengths_are_those_written() {
         let header_len = datagram::write_header_with_len(&mut buf, len).unwrap();
         assert_eq!(header_len, datagram::header_len(len));
         assert_eq!(header_len + len, datagram::encoded_len(len));
+        assert_eq!(datagram::encoded_len_to_end(len), 1 + len);
     }
     assert_eq!(datagram::write_header_to_end(&mut buf), Some(datagram::encoded_len_to_end(0)));
 }
