@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame::{Frame, Frames, ack};
+use crate::mtu::Fate as MtuFate;
 
 const BYTES: u16 = 1200;
 
@@ -264,6 +265,73 @@ fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     sender.now += ms(20);
     assert_eq!(sender.ack(&[0..=1]).acked, packets(1));
     assert_eq!(sender.rtt.latest(), Some(ms(20)));
+}
+
+#[test]
+fn an_ack_of_old_news_is_no_sign_of_life() {
+    let mut sender = Sender::new();
+    sender.send(2);
+    sender.ack(&[0..=0]);
+    sender.now += ms(500);
+    sender.window.probe_sent(sender.now);
+    let probe_time = sender.window.probe_time(&sender.rtt);
+    sender.now += ms(100);
+    assert_eq!(sender.ack(&[0..=0]), AckOutcome::default());
+    assert_eq!((sender.window.probes(), sender.window.probe_time(&sender.rtt)), (1, probe_time));
+}
+
+/// RFC 9002 §5.1: the largest acknowledged packet is new, and one of those newly acknowledged asked for an ACK.
+#[test]
+fn only_an_ack_that_names_a_new_largest_and_acknowledges_something_gives_a_sample() {
+    let mut sender = Sender::new();
+    sender.window.record(0, BYTES, false, sender.now);
+    sender.now += ms(70);
+    sender.ack(&[0..=0]);
+    assert_eq!((sender.rtt.latest(), sender.window.largest_acked()), (None, Some(0)), "nothing asked for it");
+    sender.send(3);
+    sender.now += ms(40);
+    sender.ack(&[3..=3]);
+    assert_eq!(sender.rtt.latest(), Some(ms(40)));
+    sender.now += ms(4);
+    assert_eq!(sender.ack(&[1..=3]).acked, packets(2));
+    assert_eq!(sender.rtt.latest(), Some(ms(40)), "the largest was known");
+}
+
+#[test]
+fn an_mtu_probe_that_a_full_window_forgot_is_lost_once_later_packets_arrived() {
+    let mut sender = Sender::new();
+    sender.send(1);
+    sender.window.mtu_probe_sent();
+    sender.send(CAPACITY);
+    assert_eq!(sender.ack(&[2..=2]).lost, packets(0));
+    assert_eq!(sender.window.take_mtu_fate(), None, "by as few as two packets it may be late");
+    sender.ack(&[3..=3]);
+    assert_eq!(sender.window.take_mtu_fate(), Some(MtuFate::Lost));
+    assert_eq!(sender.window.take_mtu_fate(), None);
+}
+
+#[test]
+fn an_mtu_probe_has_a_fate_of_its_own_until_it_is_forgotten() {
+    for forgotten in [false, true] {
+        let mut sender = Sender::new();
+        sender.send(1);
+        sender.window.mtu_probe_sent();
+        if forgotten {
+            sender.window.forget_mtu_probe();
+        }
+        sender.send(4);
+        let outcome = sender.ack(&[4..=4]);
+        let lost = if forgotten { 2 } else { 1 };
+        assert_eq!(outcome.lost, packets(lost), "packet 1, and the probe if it is one no more");
+        assert_eq!(sender.window.take_mtu_fate(), (!forgotten).then_some(MtuFate::Lost));
+        assert_eq!((sender.window.take_largest_lost(), sender.window.take_largest_lost()), (BYTES, 0));
+    }
+    let mut sender = Sender::new();
+    sender.send(1);
+    sender.window.mtu_probe_sent();
+    sender.ack(&[0..=0]);
+    sender.window.forget_mtu_probe();
+    assert_eq!(sender.window.take_mtu_fate(), None, "a fate that was not asked for is forgotten, too");
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
