@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 57] = [
+const KEYS: [(&str, &str, Effect); 58] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),

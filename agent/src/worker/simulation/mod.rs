@@ -109,6 +109,8 @@ pub struct World {
     tune: fn(&mut Config),
     /// What the TUN devices of the next agents can do.
     offload: TunOffload,
+    /// An agent with little CPU: its place, how long each of its turns takes, and when it may take the next.
+    slow: Option<(usize, Duration, Instant)>,
 }
 
 /// One agent of a world.
@@ -214,7 +216,18 @@ impl World {
             nat,
             tune: |_| (),
             offload: TunOffload { tcp: true, udp: true },
+            slow: None,
         }
+    }
+
+    /// From now on each turn of an agent takes so long.
+    pub fn slow_down(&mut self, place: usize, turn: Duration) {
+        self.slow = Some((place, turn, self.clock.now()));
+    }
+
+    /// Whether datagrams of equal length that arrive together are joined.
+    pub fn set_gro(&self, gro: bool) {
+        self.fabric.set_gro(gro);
     }
 
     /// What was put on the network since this was last asked, from the first time on.
@@ -438,7 +451,8 @@ impl World {
             let arrival = self.transit.borrow().peek().map(|Reverse(datagram)| datagram.arrives);
             let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
             let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
-            let next = deadlines.chain(arrival).min().unwrap_or(until).clamp(now, until);
+            let slow = self.slow.map(|(_, _, next)| next);
+            let next = deadlines.chain(arrival).chain(slow).min().unwrap_or(until).clamp(now, until);
             // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
             let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
             self.clock.advance(step);
@@ -449,15 +463,27 @@ impl World {
     /// Lets every agent take turns until none has anything to do now.
     fn turns(&mut self) {
         for _ in 0..10_000 {
-            let mut busy = false;
-            for agent in self.agents.iter_mut().flatten() {
+            let (mut busy, now) = (false, self.clock.now());
+            for (place, agent) in self.agents.iter_mut().enumerate() {
+                let Some(agent) = agent else { continue };
+                let slow = self.slow.as_mut().filter(|(slow, ..)| *slow == place);
+                let is_slow = slow.is_some();
+                if let Some((_, turn, next)) = slow {
+                    if now < *next {
+                        continue;
+                    }
+                    *next = now + *turn;
+                }
                 for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
                     if deadline.is_none() {
                         continue;
                     }
-                    let turn = worker.turn(self.clock.now());
+                    let turn = worker.turn(now);
                     *deadline = (!turn.ended).then_some(turn.deadline);
-                    busy |= turn.busy && !turn.ended;
+                    busy |= turn.busy && !turn.ended && !is_slow;
+                }
+                if is_slow {
+                    continue;
                 }
                 // A worker may have given another that had its turn something to do.
                 let given = agent.workers.iter().zip(&agent.deadlines);

@@ -17,6 +17,7 @@ mod handshakes;
 mod hostile;
 mod inspect;
 mod mtu;
+mod overload;
 mod packing;
 mod recorded;
 mod reload;
