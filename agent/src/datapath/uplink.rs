@@ -49,8 +49,8 @@ pub enum Drained {
     Empty,
     /// More waits, and there may be room for it.
     More,
-    /// There is no lane, or no room.
-    Blocked,
+    /// After so many datagrams there was no lane, or no room.
+    Blocked(usize),
 }
 
 /// A payload that fits into no packet to this peer.
@@ -168,7 +168,6 @@ impl Uplink<'_> {
                 return Drained::Empty;
             };
             self.arrived = run.arrived;
-            done += run.count();
             let (sent, begun) = match run.belongs {
                 Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.begun),
                 Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
@@ -176,8 +175,9 @@ impl Uplink<'_> {
             run.begun = begun;
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
-                return Drained::Blocked;
+                return Drained::Blocked(done + sent);
             }
+            done += sent;
         }
         if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
     }

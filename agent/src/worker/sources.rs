@@ -203,10 +203,13 @@ impl<K: Copy + Eq + Hash> Ring<K> {
         None
     }
 
-    /// The member that [`Ring::next`] gave took something.
+    /// The member that [`Ring::next`] gave took something: the others come before it is looked at again.
     fn charge(&mut self, key: K, served: Served) {
         let Some(member) = self.members.get_mut(&key) else { return };
-        member.credit -= i64::from(served.units.max(1));
+        member.credit = (member.credit - i64::from(served.units.max(1)) + QUANTUM).min(QUANTUM);
+        if self.order.front() == Some(&key) {
+            self.order.rotate_left(1);
+        }
         self.ready -= usize::from(!served.more);
         member.ready = served.more;
         if self.ready == 0 {
@@ -215,7 +218,7 @@ impl<K: Copy + Eq + Hash> Ring<K> {
             self.members.clear();
         } else if self.ready == 1 && served.more {
             // Nobody else does.
-            member.credit = member.credit.max(0);
+            member.credit = member.credit.max(1);
         }
     }
 }

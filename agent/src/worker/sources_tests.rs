@@ -45,6 +45,17 @@ fn a_source_that_reads_large_batches_gets_no_more_than_one_that_reads_small_ones
 }
 
 #[test]
+fn a_source_that_has_little_is_served_once_in_a_round_like_all_others() {
+    let mut sources = Sources::new();
+    for (token, party) in [own(1), own(2)] {
+        sources.add(token, Class::Underlay, party);
+    }
+    let takes = |token| Served { more: true, units: if token == Token(1) { 32 } else { 4 } };
+    let served: Vec<u32> = (0..100).map(|_| serve(&mut sources, Class::Underlay, takes).unwrap().0).collect();
+    assert!(served.chunks(2).all(|round| round == [1, 2]), "{served:?}");
+}
+
+#[test]
 fn a_peer_with_a_thousand_sources_gets_no_more_than_one_with_a_single_one() {
     let mut sources = Sources::new();
     for token in 0..1_000 {
@@ -95,17 +106,19 @@ fn who_comes_and_goes_pays_what_it_owes_to_those_who_stayed() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn whoever_waits_is_served_as_much_as_the_others(
-        batches in proptest::collection::vec((0..3_u32, 1..2_000_u32), 2..8),
+        batches in proptest::collection::vec((0..3_u32, 32..2_000_u32), 2..8),
     ) {
-        // Each source has a peer, and reads batches of its size for ever.
+        // Each source has a peer, and reads batches of its size for ever. Who reads less than a call may give has no more.
         let mut sources = Sources::new();
         for (token, (peer, _)) in (0..).map(Token).zip(&batches) {
             sources.add(token, Class::Local, Party::Peer(PeerId(*peer)));
         }
         let mut taken = vec![0_i64; batches.len()];
-        for _ in 0..20_000 {
+        for _ in 0..5_000 {
             let token = sources.next(Class::Local).unwrap();
             let units = batches[token.0 as usize].1;
             taken[token.0 as usize] += i64::from(units);

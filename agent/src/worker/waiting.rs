@@ -34,8 +34,10 @@ impl Worker {
             match self.drain_share(PeerId(number(place)), DRAIN_SHARE, now) {
                 Drained::Empty => {}
                 Drained::More => waiting.push_back(place),
-                Drained::Blocked => {
-                    blocked.get_or_insert(place);
+                Drained::Blocked(sent) => {
+                    // Whoever had something of its share is the last the next time.
+                    let next = if sent > 0 { waiting.front().copied() } else { None };
+                    blocked.get_or_insert(next.unwrap_or(place));
                 }
             }
         }

@@ -75,6 +75,8 @@ pub struct World {
     tune: fn(&mut Config),
     /// What the TUN devices of the next agents can do.
     offload: TunOffload,
+    /// An agent with little CPU: its place, how long each of its turns takes, and when it may take the next.
+    slow: Option<(usize, Duration, Instant)>,
 }
 
 /// One agent of a world.
@@ -133,6 +135,7 @@ impl World {
             journals: Vec::new(),
             tune: |_| (),
             offload: TunOffload { tcp: true, udp: true },
+            slow: None,
         }
     }
 
@@ -145,6 +148,16 @@ impl World {
     pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
         self.network.borrow_mut().agents.extend_from_slice(addresses);
         self.fabric.set_addresses(address, addresses);
+    }
+
+    /// From now on each turn of an agent takes so long.
+    pub fn slow_down(&mut self, place: usize, turn: Duration) {
+        self.slow = Some((place, turn, self.clock.now()));
+    }
+
+    /// Whether datagrams of equal length that arrive together are joined.
+    pub fn set_gro(&self, gro: bool) {
+        self.fabric.set_gro(gro);
     }
 
     /// What was put on the network since this was last asked, from the first time on.
@@ -397,7 +410,8 @@ impl World {
         let arrival = self.network.borrow().next_arrival();
         let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
         let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
-        let next = deadlines.chain(arrival).min().unwrap_or(until).clamp(now, until);
+        let slow = self.slow.map(|(_, _, next)| next);
+        let next = deadlines.chain(arrival).chain(slow).min().unwrap_or(until).clamp(now, until);
         // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
         let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
         self.clock.advance(step);
@@ -419,10 +433,18 @@ impl World {
     /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has one when something is
     /// ready or due, or it was busy.
     fn turns(&mut self) {
-        let now = self.clock.now();
         for _ in 0..10_000 {
-            let mut busy = false;
-            for agent in self.agents.iter_mut().flatten() {
+            let (mut busy, now) = (false, self.clock.now());
+            for (place, agent) in self.agents.iter_mut().enumerate() {
+                let Some(agent) = agent else { continue };
+                let slow = self.slow.as_mut().filter(|(slow, ..)| *slow == place);
+                let is_slow = slow.is_some();
+                if let Some((_, turn, next)) = slow {
+                    if now < *next {
+                        continue;
+                    }
+                    *next = now + *turn;
+                }
                 for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
                     let Some(due) = *deadline else { continue };
                     if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
@@ -432,7 +454,10 @@ impl World {
                     // What is busy is due at once.
                     let due = if turn.busy { Some(now) } else { turn.deadline };
                     *deadline = (!turn.ended).then_some(due);
-                    busy |= turn.busy && !turn.ended;
+                    busy |= turn.busy && !turn.ended && !is_slow;
+                }
+                if is_slow {
+                    continue;
                 }
                 // A worker may have given another that had its turn something to do.
                 let given = agent.workers.iter().zip(&agent.deadlines);

@@ -19,6 +19,7 @@ mod hostile;
 mod inspect;
 mod keys;
 mod mtu;
+mod overload;
 mod packing;
 mod recorded;
 mod reload;
