@@ -79,13 +79,14 @@ pub const BURST: u16 = 128;
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 
 /// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
-/// descriptors.
+/// descriptors; 256 MiB are the queues of 64 peers that all stall at once, or a third of a second at 6 Gbit/s.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
     tcp_streams_per_peer: 1024,
     pending_open_packets: 64,
     receive_buffer: 4 << 20,
+    queue_bytes: 256 << 20,
     peers: 1000,
     open_peers: 256,
     decoy_flows: 4096,

@@ -147,6 +147,7 @@ pub(super) struct Limits {
     pub(super) tcp_streams_per_peer: Option<Field<i64>>,
     pub(super) pending_open_packets: Option<Field<i64>>,
     pub(super) receive_buffer: Option<Field<Amount>>,
+    pub(super) queue_bytes: Option<Field<Amount>>,
     pub(super) peers: Option<Field<i64>>,
     pub(super) open_peers: Option<Field<i64>>,
     pub(super) decoy_flows: Option<Field<i64>>,

@@ -384,6 +384,8 @@ pub struct Limits {
     pub pending_open_packets: usize,
     /// Socket buffer to ask the kernel for, in bytes per UDP socket.
     pub receive_buffer: usize,
+    /// Bytes that may wait in the queues of all peers together.
+    pub queue_bytes: usize,
     /// Peers of both files together.
     pub peers: usize,
     /// Peers that open mode has let in.

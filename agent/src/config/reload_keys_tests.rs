@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 57] = [
+const KEYS: [(&str, &str, Effect); 58] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),
@@ -67,6 +67,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("limits.tcp_streams_per_peer", "1", Now),
     ("limits.pending_open_packets", "1", Now),
     ("limits.receive_buffer", "\"1MiB\"", Restart),
+    ("limits.queue_bytes", "\"1MiB\"", Now),
     ("limits.peers", "999", Now),
     ("limits.open_peers", "1", Now),
     ("limits.decoy_flows", "1", Now),

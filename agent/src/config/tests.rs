@@ -139,6 +139,7 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+queue_bytes = 65537
 peers = 5
 open_peers = 6
 decoy_flows = 7
@@ -175,6 +176,7 @@ handshakes = 8
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
         receive_buffer: 65_536,
+        queue_bytes: 65_537,
         peers: 5,
         open_peers: 6,
         decoy_flows: 7,
@@ -460,6 +462,7 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
         ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
+        ("limits.queue_bytes", format!("\"{}MiB\"", limits.queue_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
         ("limits.decoy_flows", limits.decoy_flows.to_string()),

@@ -13,6 +13,7 @@
 
 use std::{
     collections::VecDeque,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,7 @@ use rustc_hash::FxHashMap;
 use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
+    memory::QueueMemory,
 };
 use crate::config::DropPolicy;
 
@@ -129,13 +131,23 @@ pub struct Queue {
     bytes: usize,
     /// Datagrams by flow or bucket, for the quota; only those that have some.
     held: FxHashMap<Holder, usize>,
+    /// What it shares with all queues of the agent.
+    memory: Arc<QueueMemory>,
 }
 
 impl Queue {
     /// An empty queue.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Self { limits, runs: VecDeque::new(), datagrams: 0, bytes: 0, held: FxHashMap::default() }
+        let (held, memory) = (FxHashMap::default(), Arc::default());
+        Self { limits, runs: VecDeque::new(), datagrams: 0, bytes: 0, held, memory }
+    }
+
+    /// The empty queue, whose bytes count in `memory`.
+    #[must_use]
+    pub fn within(mut self, memory: &Arc<QueueMemory>) -> Self {
+        self.memory = Arc::clone(memory);
+        self
     }
 
     /// The operator wants other bounds; what waits already stays.
@@ -193,6 +205,11 @@ impl Queue {
         let held = self.held.get(&belongs.holder()).copied().unwrap_or(0);
         let allowed = self.limits.per_flow.saturating_sub(held).min(run.count);
         self.cut(&mut run, allowed, DropReason::FlowQuota, account);
+        let spare = self.memory.spare();
+        if run.data().len() > spare {
+            let fits = spare / run.segment;
+            self.cut(&mut run, fits, DropReason::QueueMemory, account);
+        }
         match self.limits.policy {
             DropPolicy::Newest => {
                 let fits = self.fitting(&run);
@@ -317,18 +334,26 @@ impl Queue {
     fn remember(&mut self, run: &Run) {
         self.datagrams += run.count;
         self.bytes += run.data().len();
+        self.memory.add(run.data().len());
         *self.held.entry(run.belongs.holder()).or_insert(0) += run.count;
     }
 
     fn forget(&mut self, belongs: Belongs, datagrams: usize, bytes: usize) {
         self.datagrams -= datagrams;
         self.bytes -= bytes;
+        self.memory.remove(bytes);
         if let Some(held) = self.held.get_mut(&belongs.holder()) {
             *held -= datagrams;
             if *held == 0 {
                 self.held.remove(&belongs.holder());
             }
         }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.memory.remove(self.bytes);
     }
 }
 

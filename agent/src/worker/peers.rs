@@ -69,6 +69,7 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             too_large: None,
+            refused: [0; 4],
             known_services: None,
             resolve,
             dialled: None,
