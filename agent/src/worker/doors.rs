@@ -152,6 +152,12 @@ impl Doors {
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
     }
 
+    /// How many tokens are given out.
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Takes a token back.
     pub fn release(&mut self, token: Token) {
         self.tokens.try_remove(token.0 as usize);

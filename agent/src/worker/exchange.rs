@@ -31,7 +31,7 @@ use crate::{
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::{PeerId, SessionId},
-    relay::FlowRegistry,
+    relay::{AgentTotals, FlowRegistry},
     roster::Origin,
 };
 
@@ -178,8 +178,8 @@ pub struct Exchange {
     boxes: Vec<Mailbox>,
     /// By [`PeerId`]; they come and go while workers read.
     peers: ArcSwap<Vec<Arc<Shared>>>,
-    /// Flows of all peers.
-    flows: Arc<AtomicUsize>,
+    /// Flows of all peers, and what waits for them.
+    flows: Arc<AgentTotals>,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -199,7 +199,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(flows: &Arc<AtomicUsize>) -> Arc<Self> {
+    fn new(flows: &Arc<AgentTotals>) -> Arc<Self> {
         Arc::new(Self {
             session: Mutex::new(None),
             heard: AtomicU64::new(0),

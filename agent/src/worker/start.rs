@@ -214,6 +214,7 @@ impl Worker {
             unpublished: true,
             metrics,
             totals: books::Totals::default(),
+            ceilings: super::ceilings::Ceilings::new(),
             too_large_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),

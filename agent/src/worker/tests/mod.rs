@@ -8,6 +8,7 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod capture;
+mod ceilings;
 mod counted;
 mod crew;
 mod decoy;
