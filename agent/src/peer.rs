@@ -230,7 +230,8 @@ impl Peer {
     /// The process that the numbers of its flows belong to, for comparison; 0 before any was met.
     #[must_use]
     pub fn process(&self) -> u64 {
-        self.instance.map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
+        self.instance
+            .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
     }
 
     /// Whether it has not been removed.

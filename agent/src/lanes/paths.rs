@@ -231,7 +231,8 @@ impl Paths {
                 continue;
             }
             challenge.repeat = now + interval;
-            let most = challenge.allowance.map_or(TRANSMIT_CAPACITY, |allowance| allowance.min(TRANSMIT_CAPACITY));
+            let most =
+                challenge.allowance.map_or(TRANSMIT_CAPACITY, |allowance| allowance.min(TRANSMIT_CAPACITY));
             if most >= PATH_PACKET_MIN {
                 challenge.allowance = challenge.allowance.map(|allowance| allowance - most);
                 return Some((challenge.data, challenge.path, most));

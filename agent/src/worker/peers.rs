@@ -40,12 +40,7 @@ pub(super) struct PeerMaker<'a> {
 
 impl PeerMaker<'_> {
     /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(
-        &self,
-        id: PeerId,
-        (peer, origin): (Arc<config::Peer>, Origin),
-        now: Instant,
-    ) -> Peer {
+    pub(super) fn make(&self, id: PeerId, (peer, origin): (Arc<config::Peer>, Origin), now: Instant) -> Peer {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.

@@ -170,6 +170,10 @@ impl World {
             if datagram.to.ip().is_loopback() {
                 return Verdict::Deliver;
             }
+            // Behind a NAT nobody is reached under the address that he has there.
+            if translated.borrow().iter().any(|pair| pair.0 == datagram.to) {
+                return Verdict::Drop;
+            }
             let outside = |address: SocketAddr| {
                 translated.borrow().iter().find(|pair| pair.0 == address).map_or(address, |pair| pair.1)
             };
