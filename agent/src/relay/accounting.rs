@@ -99,7 +99,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::QueueMemory,

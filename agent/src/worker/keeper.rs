@@ -201,7 +201,11 @@ impl Worker {
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
-        if slot.is_up() && silence >= limit / 2 {
+        let alive = match slot.state {
+            LaneState::Validating | LaneState::Up => true,
+            LaneState::Draining { .. } => false,
+        };
+        if alive && silence >= limit / 2 {
             let lane = name_of_lane(slot);
             self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
         }

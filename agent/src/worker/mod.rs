@@ -222,6 +222,8 @@ pub struct Worker {
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
     decoys: Option<decoy::Decoys>,
+    /// When sockets to services were last looked after that have no way there.
+    renewed: Option<Instant>,
     /// By place in [`Config::tcp`]; none where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
@@ -451,6 +453,7 @@ impl Worker {
             tun.flush(&self.batch);
         }
         self.doors.close_now(&mut self.locals);
+        self.renew_upstreams(now);
         self.take_notes(now);
     }
 
