@@ -11,7 +11,8 @@
 //! | schedules that failed once | `kept/` |
 //! | how many are run, and what is said of one that fails | this one |
 //!
-//! `CULVERT_SIM_SEEDS=100000` runs so many seeds, `CULVERT_SIM_SEEDS=5000..6000` those.
+//! `CULVERT_SIM_SEEDS=100000` runs so many seeds, `CULVERT_SIM_SEEDS=5000..6000` those. `CULVERT_SIM_LOG=1` shows what the agents
+//! log, and when in the simulation.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 mod agents;
@@ -37,6 +38,10 @@ use std::{
     thread,
 };
 
+use culvert::{
+    config::{Log, LogFormat, LogLevel},
+    log,
+};
 use model::Failure;
 use reduce::reduce;
 use run::{Fault, Outcome};
@@ -50,10 +55,18 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
+/// Whether the agents' logs are shown.
+fn logs() -> bool {
+    env::var_os("CULVERT_SIM_LOG").is_some()
+}
+
 /// Runs a schedule; an agent that panics breaks a promise, too.
 fn attempt(schedule: &Schedule, fault: Option<Fault>) -> Result<Outcome, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
+        if logs() {
+            log::init(Log { level: LogLevel::Debug, format: LogFormat::Text }).unwrap();
+        }
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             PANIC.replace(info.to_string());

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use culvert::{
     io::{Token, TunOffload},
     l3::vnet::VnetHeader,
-    worker::simulation::{Host, NetworkPath, Udp, World},
+    worker::simulation::{Host, NetworkPath, Udp, WorkerBooks, World},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -179,6 +179,9 @@ impl<'a> Run<'a> {
         actions.sort_by_key(|(at, _)| *at);
         for (at, action) in actions {
             self.run_to(Duration::from_micros(at))?;
+            if super::logs() {
+                println!("{at} µs: {action:?}");
+            }
             match action {
                 Action::Event(place) => self.event(&self.schedule.events[place].what)?,
                 Action::Datagram { flow, bytes } => self.send(flow, bytes),
@@ -195,9 +198,7 @@ impl<'a> Run<'a> {
         let setup = self.schedule.setup.clone();
         self.clear();
         for agent in setup.agents() {
-            if self.fault != Some(Fault::Stuck) {
-                self.start(agent, false);
-            }
+            self.start(agent, false);
             if self.variants[usize::from(agent)] != 0 {
                 self.reload(agent, 0);
             }
@@ -223,8 +224,12 @@ impl<'a> Run<'a> {
             }
             self.run_for(Duration::from_millis(200))?;
         }
-        // What was under way has arrived, and what waited is gone.
-        self.run_for(Duration::from_millis(1_500))?;
+        // What was under way has arrived, and what waited is gone; an address that has changed has been seen.
+        for _ in 0..3 {
+            self.run_for(Duration::from_millis(500))?;
+            echoes.iter().for_each(|flow| self.send(*flow, 100));
+        }
+        self.run_for(Duration::from_millis(500))?;
         self.conserve(&echoes)
     }
 
@@ -266,8 +271,24 @@ impl<'a> Run<'a> {
     fn rest(&mut self) -> Result<(), Failure> {
         self.streams.hang_up();
         self.run_for(Duration::from_millis(2 * IDLE_MS + 1_000))?;
-        let setup = &self.schedule.setup;
-        left_over(&books_of(&self.world, setup), setup)
+        let setup = self.schedule.setup.clone();
+        let flows_left = |books: &[(u8, Vec<WorkerBooks>)]| {
+            let workers = books.iter().flat_map(|(_, workers)| workers);
+            workers.flat_map(|worker| &worker.peers).map(|peer| peer.flows).sum::<usize>()
+        };
+        let flows = flows_left(&books_of(&self.world, &setup));
+        if flows > 0 {
+            fail!("idle flows end", "{flows} flows have been silent for longer than they may");
+        }
+        // A connection that its other end has forgotten is given up after QUIC's idle time.
+        let until = self.world.clock.elapsed() + Duration::from_secs(30);
+        while let Err(failure) = left_over(&books_of(&self.world, &setup), &setup) {
+            if self.world.clock.elapsed() >= until {
+                return Err(failure);
+            }
+            self.run_for(Duration::from_secs(1))?;
+        }
+        Ok(())
     }
 
     fn run_for(&mut self, time: Duration) -> Result<(), Failure> {
@@ -461,7 +482,8 @@ impl<'a> Run<'a> {
     /// Starts an agent again, unless it is running.
     fn start(&mut self, agent: u8, is_lost: bool) {
         let place = usize::from(agent);
-        if !self.world.has_ended(place) && !self.is_stopping[place] {
+        let is_running = !self.world.has_ended(place) && !self.is_stopping[place];
+        if is_running || self.fault == Some(Fault::Stuck) {
             return;
         }
         self.kill(agent);

@@ -164,6 +164,10 @@ impl Worker {
         if !same_process {
             self.orphan_flows(id, *key);
         }
+        let shorter = self.peers.get_mut(id.0 as usize).map(|peer| peer.relay.learn_idle());
+        for flow in shorter.into_iter().flatten() {
+            self.watch_flow(id, flow, now);
+        }
         self.settle_flows(id);
         self.wake_listeners(id);
         self.drain_queue(id, now);

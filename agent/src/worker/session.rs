@@ -468,6 +468,7 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
+        let heard = self.control.quinn(handle).map_or(0, |quinn| quinn.stats().udp_rx.datagrams);
         peer.session = Some(Session {
             id: session,
             handle,
@@ -478,6 +479,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
+            heard,
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
