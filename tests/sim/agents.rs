@@ -18,7 +18,11 @@ pub(crate) const IDLE_MS: u64 = 3_000;
 
 /// The address of an agent.
 pub(crate) fn address(agent: u8) -> IpAddr {
-    if agent == EXIT { Ipv4Addr::new(198, 51, 100, 1).into() } else { Ipv4Addr::new(192, 0, 2, 1 + agent).into() }
+    if agent == EXIT {
+        Ipv4Addr::new(198, 51, 100, 1).into()
+    } else {
+        Ipv4Addr::new(192, 0, 2, 1 + agent).into()
+    }
 }
 
 /// Where a NAT lets an agent appear.
@@ -71,7 +75,11 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
     if agent == EXIT {
         for (name, service) in [("echo", Service::Echo), ("sink", Service::Sink)] {
             let idle = format!("idle = \"{IDLE_MS}ms\"");
-            _ = writeln!(text, "[[service]]\nname = \"{name}\"\nupstream = \"{}\"\n{idle}", upstream(service));
+            _ = writeln!(
+                text,
+                "[[service]]\nname = \"{name}\"\nupstream = \"{}\"\n{idle}",
+                upstream(service)
+            );
         }
         for entry in 0..setup.entries {
             peers += &peer(setup, entry, &keys[usize::from(entry)], (setup.is_mutual, variant));

@@ -44,7 +44,10 @@ pub(crate) fn check(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup, now: Instan
             for direction in [0, 1] {
                 let account = sum(workers, peer)[direction];
                 if account.handed_over != account.taken_over {
-                    fail!("balance", "agent {agent}, peer {peer}: not all that was handed over was taken: {account:?}");
+                    fail!(
+                        "balance",
+                        "agent {agent}, peer {peer}: not all that was handed over was taken: {account:?}"
+                    );
                 }
             }
         }
@@ -114,7 +117,10 @@ pub(crate) fn disconnected(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup) -> O
                 let wanted = wanted(entry);
                 if peer.lanes != Some((wanted, wanted)) {
                     let lanes = peer.lanes;
-                    return Some(format!("agent {agent}, worker {place}, {}: {lanes:?} of {wanted} lanes", peer.name));
+                    return Some(format!(
+                        "agent {agent}, worker {place}, {}: {lanes:?} of {wanted} lanes",
+                        peer.name
+                    ));
                 }
             }
         }
@@ -128,10 +134,17 @@ pub(crate) fn left_over(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup) -> Resu
         let peers = if *agent == EXIT { usize::from(setup.entries) } else { 1 };
         let total = |count: fn(&WorkerBooks) -> usize| workers.iter().map(count).sum::<usize>();
         let flows = total(|worker| worker.peers.iter().map(|peer| peer.flows).sum());
-        let waiting = total(|worker| worker.peers.iter().map(|peer| peer.waiting[0].0 + peer.waiting[1].0).sum());
+        let waiting =
+            total(|worker| worker.peers.iter().map(|peer| peer.waiting[0].0 + peer.waiting[1].0).sum());
         let connections = total(|worker| worker.connections);
         let lanes = total(|worker| worker.lanes);
-        let wanted: u32 = workers.iter().flat_map(|worker| &worker.peers).filter(|peer| peer.is_owner).filter_map(|peer| peer.lanes).map(|(wanted, _)| wanted).sum();
+        let wanted: u32 = workers
+            .iter()
+            .flat_map(|worker| &worker.peers)
+            .filter(|peer| peer.is_owner)
+            .filter_map(|peer| peer.lanes)
+            .map(|(wanted, _)| wanted)
+            .sum();
         let rest = [
             ("flows", flows, 0),
             ("waiting datagrams", waiting, 0),

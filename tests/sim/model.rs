@@ -87,7 +87,9 @@ impl Stream {
     /// Payload `number` has arrived.
     fn arrive(&mut self, name: &str, number: u32, order: u64) -> Result<(), Failure> {
         let place = number as usize;
-        let Some((_, sent, before)) = self.sent.get(place) else { fail!("unchanged", "{name}: {number} was never sent") };
+        let Some((_, sent, before)) = self.sent.get(place) else {
+            fail!("unchanged", "{name}: {number} was never sent")
+        };
         if std::mem::replace(&mut self.arrived[place], true) {
             fail!("once", "{name}: {number} came twice");
         }
@@ -176,7 +178,13 @@ impl Model {
     }
 
     /// The client of a flow got a payload.
-    pub(crate) fn at_client(&mut self, place: u16, from: SocketAddr, ingress: SocketAddr, got: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn at_client(
+        &mut self,
+        place: u16,
+        from: SocketAddr,
+        ingress: SocketAddr,
+        got: &[u8],
+    ) -> Result<(), Failure> {
         let Some((named, number)) = read(Way::Reply, got) else {
             fail!("unchanged", "flow {place}: the client got {} bytes that nobody sent", got.len())
         };
@@ -194,7 +202,8 @@ impl Model {
     /// How many requests of a flow arrived, and how many replies.
     pub(crate) fn arrived(&self, flow: u16) -> [usize; 2] {
         let flow = &self.flows[usize::from(flow)];
-        [&flow.requests, &flow.replies].map(|stream| stream.arrived.iter().filter(|arrived| **arrived).count())
+        [&flow.requests, &flow.replies]
+            .map(|stream| stream.arrived.iter().filter(|arrived| **arrived).count())
     }
 
     /// The number of the next packet between two hosts behind devices.

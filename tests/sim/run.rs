@@ -203,7 +203,8 @@ impl<'a> Run<'a> {
                 self.reload(agent, 0);
             }
         }
-        let echoes: Vec<u16> = (0..setup.entries).map(|entry| self.flow(1_000, entry, Service::Echo)).collect();
+        let echoes: Vec<u16> =
+            (0..setup.entries).map(|entry| self.flow(1_000, entry, Service::Echo)).collect();
         if setup.is_eager {
             // Attempts follow each other by a second while traffic waits, after the other end's silence was noticed.
             let began = self.world.clock.elapsed();
@@ -249,7 +250,10 @@ impl<'a> Run<'a> {
             let (now, before) = (self.model.arrived(*flow), arrived[entry]);
             let arrived = [now[0] - before[0], now[1] - before[1]].map(|count| count as u64);
             if arrived != [EACH; 2] {
-                fail!("everything arrives", "entry {entry}: {arrived:?} of {EACH} there and back on a good path");
+                fail!(
+                    "everything arrives",
+                    "entry {entry}: {arrived:?} of {EACH} there and back on a good path"
+                );
             }
         }
         for (entry, workers) in after.iter().enumerate().take(echoes.len()) {
@@ -259,7 +263,11 @@ impl<'a> Run<'a> {
                 for (now, was) in now.iter().zip(was) {
                     let counts = (now.received - was.received, now.delivered - was.delivered);
                     if counts != (EACH, EACH) {
-                        fail!("everything is counted", "agent {agent} of {}: {counts:?} of {EACH}", workers.0);
+                        fail!(
+                            "everything is counted",
+                            "agent {agent} of {}: {counts:?} of {EACH}",
+                            workers.0
+                        );
                     }
                 }
             }
@@ -387,7 +395,8 @@ impl<'a> Run<'a> {
         }
         let state = &self.model.flows[usize::from(flow)];
         let ingress = ingress(state.entry, state.service);
-        let flow = if self.fault == Some(Fault::Stray) { self.model.flow(2_000, 0, Service::Echo) } else { flow };
+        let flow =
+            if self.fault == Some(Fault::Stray) { self.model.flow(2_000, 0, Service::Echo) } else { flow };
         for (from, payload) in &received {
             self.model.at_client(flow, *from, ingress, payload)?;
         }

@@ -69,7 +69,16 @@ pub(crate) enum What {
     /// A host behind `from` sends packets to one behind `to`, the exit being one of them.
     Packets { from: u8, to: u8, flow: u8, most: u16, every_us: u32, count: u16 },
     /// From now on the network does this to datagrams of `from` to `to`; a loss of 1000 ‰ is a partition.
-    Path { from: u8, to: u8, delay_ms: u32, jitter_ms: u32, loss: u32, duplicates: u32, corrupted: u32, bytes: u16 },
+    Path {
+        from: u8,
+        to: u8,
+        delay_ms: u32,
+        jitter_ms: u32,
+        loss: u32,
+        duplicates: u32,
+        corrupted: u32,
+        bytes: u16,
+    },
     /// All paths are well again.
     Clear,
     /// The addresses change from which an agent dials: other ports, or another host too.
@@ -247,7 +256,10 @@ fn trouble(setup: &Setup, kind: u32, at: u32, rng: &mut StdRng, events: &mut Vec
             push(at + rng.random_range(0..50), What::Kill { agent: EXIT });
             push(later, What::Start { agent, is_lost: rng.random_bool(0.3) });
             let other = if agent == EXIT { entry } else { EXIT };
-            push(later + rng.random_range(0..2_000), What::Start { agent: other, is_lost: rng.random_bool(0.3) });
+            push(
+                later + rng.random_range(0..2_000),
+                What::Start { agent: other, is_lost: rng.random_bool(0.3) },
+            );
         }
         8 => push(at, What::Rebind { agent, host: rng.random_range(0..3) }),
         _ => {

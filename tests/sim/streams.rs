@@ -51,21 +51,20 @@ impl Streams {
     pub(crate) fn new(services: &mut Host, at: SocketAddr) -> Self {
         let listener = services.tcp_listen(at);
         let listens = services.last_token();
-        Self {
-            listener,
-            listens,
-            clients: BTreeMap::new(),
-            servers: BTreeMap::new(),
-            next: 1,
-            completed: 0,
-        }
+        Self { listener, listens, clients: BTreeMap::new(), servers: BTreeMap::new(), next: 1, completed: 0 }
     }
 
     /// A client connects, and sends its number and so many bytes.
     pub(crate) fn connect(&mut self, clients: &mut Host, to: SocketAddr, bytes: u32) {
         let stream = clients.tcp(to);
-        let client =
-            Client { number: self.next, stream, bytes: bytes as usize + 4, sent: 0, returned: 0, is_over: false };
+        let client = Client {
+            number: self.next,
+            stream,
+            bytes: bytes as usize + 4,
+            sent: 0,
+            returned: 0,
+            is_over: false,
+        };
         self.clients.insert(clients.last_token(), client);
         self.next += 1;
     }
@@ -163,7 +162,12 @@ impl Server {
                         match self.number.get_mut(self.got) {
                             Some(place) => *place = *got,
                             None if *got != expected => {
-                                fail!("stream", "at the service, byte {} of {:?} is another", self.got, self.number);
+                                fail!(
+                                    "stream",
+                                    "at the service, byte {} of {:?} is another",
+                                    self.got,
+                                    self.number
+                                );
                             }
                             None => {}
                         }

@@ -24,7 +24,8 @@ impl<'a> Fields<'a> {
 
     /// The value of a field.
     pub(crate) fn get<T: FromStr>(&self, name: &'static str) -> Result<T, Malformed> {
-        let mut values = self.0.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        let mut values =
+            self.0.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         let value = values.next().and_then(|value| value.parse().ok());
         value.ok_or_else(|| Malformed::Field(self.0.to_owned(), name))
     }

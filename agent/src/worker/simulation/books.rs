@@ -75,8 +75,10 @@ impl World {
 fn books(worker: &Worker) -> WorkerBooks {
     let peers = worker.peers.iter().map(|peer| {
         let relay = &peer.relay;
-        let direction =
-            |direction| DirectionBooks { account: *relay.account(direction), queued: relay.queued(direction) };
+        let direction = |direction| DirectionBooks {
+            account: *relay.account(direction),
+            queued: relay.queued(direction),
+        };
         let pool = peer.link.as_ref().map(|link| &link.pool);
         PeerBooks {
             name: Arc::clone(&peer.name),
