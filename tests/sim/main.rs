@@ -4,7 +4,8 @@
 //! |---|---|
 //! | what can happen, and what a seed draws | `schedule.rs`, `text.rs` (as text) |
 //! | the agents' addresses, keys and configurations | `agents.rs` |
-//! | how a schedule is run, and how it ends | `run.rs` |
+//! | how a schedule is run | `run.rs` |
+//! | how it ends: everybody recovers, everything arrives, nothing is left | `recovery.rs` |
 //! | what clients and services expect | `model.rs`, `streams.rs` (TCP), `packets.rs` (TUN) |
 //! | what holds of the agents | `invariants.rs` |
 //! | how a failing schedule becomes a small one | `reduce.rs` |
@@ -19,6 +20,7 @@ mod agents;
 mod invariants;
 mod model;
 mod packets;
+mod recovery;
 mod reduce;
 mod run;
 mod schedule;

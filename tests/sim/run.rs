@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use culvert::{
     io::{Token, TunOffload},
     l3::vnet::VnetHeader,
-    worker::simulation::{Host, NetworkPath, Udp, WorkerBooks, World},
+    worker::simulation::{Host, NetworkPath, Udp, World},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    agents::{CLIENTS, IDLE_MS, SERVICES, address, configuration, identity, ingress, outside, upstream},
-    invariants::{books_of, check, disconnected, left_over, order_of, sum},
-    model::{Failure, Model, fail},
+    agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},
+    invariants::{books_of, check, order_of},
+    model::{Failure, Model},
     packets,
     schedule::{EXIT, Schedule, Service, What},
     streams::Streams,
@@ -68,18 +68,18 @@ enum Action {
 }
 
 pub(crate) struct Run<'a> {
-    schedule: &'a Schedule,
-    world: World,
-    model: Model,
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) world: World,
+    pub(crate) model: Model,
     clients: Host,
     services: Host,
-    streams: Streams,
+    pub(crate) streams: Streams,
     /// The clients' sockets, by flow.
     sockets: Vec<Udp>,
     by_token: BTreeMap<Token, u16>,
     echo: (Token, Udp),
     sink: (Token, Udp),
-    variants: [u8; 3],
+    pub(crate) variants: [u8; 3],
     is_stopping: [bool; 3],
     starts: u8,
     last_order: u64,
@@ -193,113 +193,7 @@ impl<'a> Run<'a> {
         self.run_to(Duration::from_millis(self.schedule.length().into()))
     }
 
-    /// The network is well again: everybody is connected in time, and datagrams flow both ways.
-    fn recover(&mut self) -> Result<(), Failure> {
-        let setup = self.schedule.setup.clone();
-        self.clear();
-        for agent in setup.agents() {
-            self.start(agent, false);
-            if self.variants[usize::from(agent)] != 0 {
-                self.reload(agent, 0);
-            }
-        }
-        let echoes: Vec<u16> =
-            (0..setup.entries).map(|entry| self.flow(1_000, entry, Service::Echo)).collect();
-        if setup.is_eager {
-            // Attempts follow each other by a second while traffic waits, after the other end's silence was noticed.
-            let began = self.world.clock.elapsed();
-            while echoes.iter().any(|flow| self.model.arrived(*flow)[1] == 0) {
-                if self.world.clock.elapsed() - began > Duration::from_secs(5) {
-                    fail!("recovers", "no answer after 5 s with traffic");
-                }
-                echoes.iter().for_each(|flow| self.send(*flow, 100));
-                self.run_for(Duration::from_millis(50))?;
-            }
-        }
-        // The interval between attempts grows to 15 s, with jitter.
-        let most = Duration::from_secs(setup.keepalive_seconds.max(15).into()) + Duration::from_secs(8);
-        let until = self.world.clock.elapsed() + most;
-        while let Some(why) = disconnected(&books_of(&self.world, &setup), &setup) {
-            if self.world.clock.elapsed() >= until {
-                fail!("recovers", "after {most:?}: {why}");
-            }
-            self.run_for(Duration::from_millis(200))?;
-        }
-        // What was under way has arrived, and what waited is gone; an address that has changed has been seen.
-        for _ in 0..3 {
-            self.run_for(Duration::from_millis(500))?;
-            echoes.iter().for_each(|flow| self.send(*flow, 100));
-        }
-        self.run_for(Duration::from_millis(500))?;
-        self.conserve(&echoes)
-    }
-
-    /// On a good path everything arrives, and is in every account on its way.
-    fn conserve(&mut self, echoes: &[u16]) -> Result<(), Failure> {
-        const EACH: u64 = 10;
-        let setup = &self.schedule.setup.clone();
-        let before = books_of(&self.world, setup);
-        let arrived: Vec<[usize; 2]> = echoes.iter().map(|flow| self.model.arrived(*flow)).collect();
-        for _ in 0..EACH {
-            echoes.iter().for_each(|flow| self.send(*flow, 100));
-            self.run_for(Duration::from_millis(7))?;
-        }
-        self.run_for(Duration::from_millis(150))?;
-        let after = books_of(&self.world, setup);
-        for (entry, flow) in echoes.iter().enumerate() {
-            let (now, before) = (self.model.arrived(*flow), arrived[entry]);
-            let arrived = [now[0] - before[0], now[1] - before[1]].map(|count| count as u64);
-            if arrived != [EACH; 2] {
-                fail!(
-                    "everything arrives",
-                    "entry {entry}: {arrived:?} of {EACH} there and back on a good path"
-                );
-            }
-        }
-        for (entry, workers) in after.iter().enumerate().take(echoes.len()) {
-            let peers = [(entry, 0), (echoes.len(), entry)];
-            for (agent, peer) in peers {
-                let [now, was] = [&after, &before].map(|books| sum(&books[agent].1, peer));
-                for (now, was) in now.iter().zip(was) {
-                    let counts = (now.received - was.received, now.delivered - was.delivered);
-                    if counts != (EACH, EACH) {
-                        fail!(
-                            "everything is counted",
-                            "agent {agent} of {}: {counts:?} of {EACH}",
-                            workers.0
-                        );
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// When nobody has sent anything for long enough, nothing is left but connections and lanes.
-    fn rest(&mut self) -> Result<(), Failure> {
-        self.streams.hang_up();
-        self.run_for(Duration::from_millis(2 * IDLE_MS + 1_000))?;
-        let setup = self.schedule.setup.clone();
-        let flows_left = |books: &[(u8, Vec<WorkerBooks>)]| {
-            let workers = books.iter().flat_map(|(_, workers)| workers);
-            workers.flat_map(|worker| &worker.peers).map(|peer| peer.flows).sum::<usize>()
-        };
-        let flows = flows_left(&books_of(&self.world, &setup));
-        if flows > 0 {
-            fail!("idle flows end", "{flows} flows have been silent for longer than they may");
-        }
-        // A connection that its other end has forgotten is given up after QUIC's idle time.
-        let until = self.world.clock.elapsed() + Duration::from_secs(30);
-        while let Err(failure) = left_over(&books_of(&self.world, &setup), &setup) {
-            if self.world.clock.elapsed() >= until {
-                return Err(failure);
-            }
-            self.run_for(Duration::from_secs(1))?;
-        }
-        Ok(())
-    }
-
-    fn run_for(&mut self, time: Duration) -> Result<(), Failure> {
+    pub(crate) fn run_for(&mut self, time: Duration) -> Result<(), Failure> {
         self.run_to(self.world.clock.elapsed() + time)
     }
 
@@ -404,7 +298,7 @@ impl<'a> Run<'a> {
     }
 
     /// The flow of a client, and its socket.
-    fn flow(&mut self, client: u16, entry: u8, service: Service) -> u16 {
+    pub(crate) fn flow(&mut self, client: u16, entry: u8, service: Service) -> u16 {
         let flow = self.model.flow(client, entry, service);
         if usize::from(flow) == self.sockets.len() {
             let socket = self.clients.udp((CLIENTS, 1_000 + flow).into(), None);
@@ -414,7 +308,7 @@ impl<'a> Run<'a> {
         flow
     }
 
-    fn send(&mut self, flow: u16, bytes: u16) {
+    pub(crate) fn send(&mut self, flow: u16, bytes: u16) {
         let payload = self.model.request(flow, bytes);
         let state = &self.model.flows[usize::from(flow)];
         let to = ingress(state.entry, state.service);
@@ -469,7 +363,7 @@ impl<'a> Run<'a> {
     }
 
     /// The paths between agents are good ones.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.model.order += 1;
         self.jitters = false;
         let setup = &self.schedule.setup;
@@ -489,7 +383,7 @@ impl<'a> Run<'a> {
     }
 
     /// Starts an agent again, unless it is running.
-    fn start(&mut self, agent: u8, is_lost: bool) {
+    pub(crate) fn start(&mut self, agent: u8, is_lost: bool) {
         let place = usize::from(agent);
         let is_running = !self.world.has_ended(place) && !self.is_stopping[place];
         if is_running || self.fault == Some(Fault::Stuck) {
@@ -506,7 +400,7 @@ impl<'a> Run<'a> {
         self.world.restart(place, &toml, &identity(setup, agent), &[address(agent)], self.starts);
     }
 
-    fn reload(&mut self, agent: u8, variant: u8) {
+    pub(crate) fn reload(&mut self, agent: u8, variant: u8) {
         let place = usize::from(agent);
         self.variants[place] = variant;
         if self.world.has_ended(place) || self.is_stopping[place] {
