@@ -235,6 +235,13 @@ impl DatagramRelay {
         }
     }
 
+    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
+    /// were opened before it had said so.
+    pub fn learn_idle(&mut self) -> Vec<FlowId> {
+        let services = &self.services;
+        self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
+    }
+
     /// The service that an ingress's datagrams are for, if the peer offers it.
     #[inline]
     #[must_use]

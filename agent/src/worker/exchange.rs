@@ -113,6 +113,8 @@ pub(super) struct Connected {
     pub(super) hello: Hello,
     /// How many lanes are wanted; none in standard mode.
     pub(super) wanted: u8,
+    /// When it was established.
+    pub(super) since: Instant,
 }
 
 /// The secrets of a lane. They are wiped when dropped, and never shown.
@@ -171,6 +173,7 @@ pub(super) struct Record {
     pub(super) dialled: bool,
     pub(super) key: [u8; 32],
     pub(super) instance: [u8; 16],
+    pub(super) since: Instant,
 }
 
 /// What the workers of an agent share.
@@ -390,6 +393,7 @@ impl Exchange {
             dialled: connected.dialled,
             key: connected.key,
             instance: connected.hello.instance,
+            since: connected.since,
         });
         // Under the lock, so that all workers hear of sessions in one order.
         if let Some(old) = old.filter(|old| old.owner != connected.owner) {
@@ -511,8 +515,9 @@ mod tests {
             features: Features::default(),
             possession: None,
         };
-        let session = exchange.name_session();
-        Arc::new(Connected { peer: PeerId(0), session, owner, dialled: true, key: [1; 32], hello, wanted: 1 })
+        let (session, since) = (exchange.name_session(), exchange.base);
+        let (peer, key) = (PeerId(0), [1; 32]);
+        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, since })
     }
 
     #[test]

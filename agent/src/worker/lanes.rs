@@ -485,7 +485,7 @@ impl Worker {
         }
     }
 
-    fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
+    pub(super) fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
         self.peers.get_mut(id.0 as usize)?.session.as_mut()
     }
 
