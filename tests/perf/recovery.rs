@@ -55,10 +55,10 @@ enum Scenario {
 impl Scenario {
     fn title(self) -> &'static str {
         match self {
-            Self::ListenerEnds => "the listening agent is restarted (SIGTERM), traffic waits",
-            Self::ListenerKilled => "the same with kill -9",
-            Self::DiallerEnds => "the dialling agent is restarted (SIGTERM)",
-            Self::DiallerKilled => "the same with kill -9",
+            Self::ListenerEnds => "the listening agent: SIGTERM, traffic waits",
+            Self::ListenerKilled => "the listening agent: kill -9, traffic waits",
+            Self::DiallerEnds => "the dialling agent: SIGTERM",
+            Self::DiallerKilled => "the dialling agent: kill -9",
             Self::ListenerKilledIdle => "the listening agent: kill -9, the other one idle, keepalive 2 s",
             Self::Rebinding => "a NAT gives all ports anew",
             Self::LaneRebinding => "a NAT gives the port of one lane anew",

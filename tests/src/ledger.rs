@@ -84,7 +84,7 @@ impl Ledger {
             [host + gateway + kernel(&site.agent), gateway]
         };
         let [[at_a, gateway_a], [at_b, gateway_b]] = [End::Listener, End::Dialler].map(site);
-        let middle = routers[0] + routers[1];
+        let middle = routers[0] + routers[1] + stage.discarded();
         let sum = |way, kind| {
             let fates = stage.relays().iter().map(|relay| relay.fates_of(way, kind));
             fates.fold(Fates::default(), Fates::and)

@@ -16,6 +16,7 @@ use std::{
 use crate::{
     agent::Agent,
     clock::{self, PATIENCE},
+    firewall::Blockade,
     impairment::{Impairment, Path, Way},
     iperf,
     names::Names,
@@ -64,14 +65,18 @@ pub enum Entrance {
 /// What is set up.
 #[derive(Debug)]
 pub struct Stage {
-    // Dropped in this order: traffic, agents with their network, what is between them.
+    // Dropped in this order: traffic, what is in the network, agents with their network, what is between them.
     streams: Option<Streams>,
+    /// Has the routers discard what is for an address that gateway b no longer has, and count it, which they else would not.
+    gone: Option<Blockade>,
     /// The sites.
     pub sites: Sites,
     relays: Vec<Impairment>,
     names: Option<Names>,
     /// Which of its addresses gateway b has.
     address: usize,
+    /// What was discarded for addresses of before.
+    discarded: u64,
     /// What the gateways had before their agents were started.
     before: Vec<String>,
     /// Where a client at site b finds the iperf3 server of site a: through the service, and through the tunnel.
@@ -112,7 +117,10 @@ impl Stage {
         sites.b().gateway.sysctl("net.ipv4.conf.wan.promote_secondaries", "1");
         let before = sites.all().iter().map(routing).collect();
         sites.start();
-        (Self { streams: None, sites, relays, names, address: 0, before, iperf }, lines)
+        (
+            Self { streams: None, sites, relays, names, address: 0, gone: None, discarded: 0, before, iperf },
+            lines,
+        )
     }
 
     /// The same with two workers each, and traffic on all lines.
@@ -206,10 +214,23 @@ impl Stage {
     pub fn move_dialler(&mut self) {
         let (old, new) = (ADDRESSES[self.address], ADDRESSES[1 - self.address]);
         self.address = 1 - self.address;
+        self.discarded = self.discarded();
+        self.gone = None;
+        self.gone = Some(Blockade::on_the_way(&self.sites.east(), &format!("ip daddr {old}")));
         let gateway = &self.site(End::Dialler).gateway;
         gateway.tell(&["ip", "addr", "add", &format!("{new}/28"), "dev", "wan"]);
         gateway.tell(&["ip", "addr", "del", &format!("{old}/28"), "dev", "wan"]);
         self.route();
+    }
+
+    /// Datagrams for addresses that gateway b no longer had.
+    ///
+    /// # Panics
+    /// When nftables does not say.
+    #[must_use]
+    #[track_caller]
+    pub fn discarded(&self) -> u64 {
+        self.discarded + self.gone.as_ref().map_or(0, Blockade::discarded)
     }
 
     /// What leads gateway b's packets out, after the kernel has taken it away with an address or a link.
