@@ -169,6 +169,8 @@ impl DatagramRelay {
                 .find(|service| service.udp && *service.name == **name)
                 .map(|service| RemoteService { number: ServiceNumber(service.number), idle: service.idle });
         }
+        // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
+        self.flows.ask_again();
     }
 
     /// The service that an ingress's datagrams are for, if the peer offers it.
