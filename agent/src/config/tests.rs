@@ -481,7 +481,7 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
         (
             "limits.receive_buffer",
-            limits.receive_buffer.map_or("\"auto\"".to_owned(), |bytes| bytes.to_string()),
+            limits.receive_buffer.map_or_else(|| "\"auto\"".to_owned(), |bytes| bytes.to_string()),
         ),
         ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
         ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),

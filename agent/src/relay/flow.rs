@@ -217,6 +217,15 @@ impl Flows {
         self.flows.get_mut(id.0 as usize)
     }
 
+    /// Has flows that were refused ask once more: the peer offers something else.
+    pub fn ask_again(&mut self) {
+        for (_, flow) in &mut self.flows {
+            if flow.standing == Standing::Refused {
+                flow.standing = Standing::Opening;
+            }
+        }
+    }
+
     /// Whether a flow with this number would have been opened at this end.
     #[must_use]
     pub fn is_ours(&self, number: FlowNumber) -> bool {

@@ -233,6 +233,8 @@ impl DatagramRelay {
                 }
             });
         }
+        // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
+        self.flows.ask_again();
     }
 
     /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
