@@ -224,7 +224,9 @@ fn status(agent: &Agent) -> Value {
     let mut command = Command::new(binary());
     command.args(["status", "--json", "--socket"]).arg(socket);
     let output = run(&mut command, Duration::from_secs(30));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)))
+    let answer: Result<Value, serde_json::Error> = serde_json::from_slice(&output.stdout);
+    let mut answer: Value = answer.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+    answer["status"].take()
 }
 
 fn wait_for_flows(agent: &Agent, flows: u64) {

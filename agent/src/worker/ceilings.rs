@@ -177,17 +177,16 @@ impl Worker {
 
 /// What to do about a socket that could not be opened.
 pub(super) fn socket_remedy(error: &io::Error) -> &'static str {
+    // EAGAIN of bind(2), and EADDRNOTAVAIL of connect(2).
+    let ports = [io::ErrorKind::WouldBlock, io::ErrorKind::AddrNotAvailable];
+    let routes = [io::ErrorKind::NetworkUnreachable, io::ErrorKind::HostUnreachable];
     if is_out_of_descriptors(error) {
-        return "a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows";
-    }
-    match error.kind() {
-        // EAGAIN of bind(2), and EADDRNOTAVAIL of connect(2).
-        io::ErrorKind::WouldBlock | io::ErrorKind::AddrNotAvailable => {
-            "one source address has 28,232 ports: a shorter service.idle, or a wider net.ipv4.ip_local_port_range"
-        }
-        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
-            "a route to the service's upstream"
-        }
-        _ => "see the error; ENOBUFS and ENOMEM: more memory",
+        "a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows"
+    } else if ports.contains(&error.kind()) {
+        "one source address has 28,232 ports: a shorter service.idle, or a wider net.ipv4.ip_local_port_range"
+    } else if routes.contains(&error.kind()) {
+        "a route to the service's upstream"
+    } else {
+        "see the error; ENOBUFS and ENOMEM: more memory"
     }
 }

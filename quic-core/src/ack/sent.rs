@@ -153,26 +153,18 @@ impl SentWindow {
     #[inline]
     pub(crate) fn record(&mut self, number: u64, bytes: u16, ack_eliciting: bool, now: Instant) -> Evicted {
         debug_assert_eq!(number, self.next, "packet numbers are used in order");
+        let mut evicted = Evicted::None;
         match self.ring.as_deref() {
             None => self.ring = Some(Box::new(Ring::new(SMALLEST, now))),
-            Some(ring) if number - self.oldest >= ring.records.capacity() => self.make_room(now),
+            Some(ring) if number - self.oldest >= ring.records.capacity() => evicted = self.make_room(now),
             Some(ring) if self.in_flight.packets == 0 && ring.records.capacity() > SMALLEST => self.rest(now),
             Some(_) => {}
         }
         let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
         self.next = number + 1;
 
-        // The place of this packet may still hold the one CAPACITY before it.
-        let mut evicted = Evicted::None;
-        let record = ring.records.at_mut(number);
-        if ring.in_flight.contains(number) {
-            self.in_flight.remove(record.bytes);
-            ring.in_flight.remove(number);
-            evicted = Evicted::InFlight;
-        }
-        ring.lost.remove(number);
-
-        *record = Record { sent_us: micros(ring.origin, now), bytes };
+        // Its place is free: what had it before is below `oldest`.
+        *ring.records.at_mut(number) = Record { sent_us: micros(ring.origin, now), bytes };
         if ack_eliciting {
             if self.in_flight.packets == 0 {
                 self.rate.begin(number, now);
@@ -375,27 +367,36 @@ impl SentWindow {
         outcome
     }
 
-    /// The numbers that an ACK may still tell something of.
+    /// The numbers that an ACK may still tell something of; no bit of another is set.
     #[inline]
     fn unsettled(&self) -> Range<u64> {
-        let remembered = self.ring.as_deref().map_or(0, |ring| ring.records.capacity());
-        self.oldest.max(self.next.saturating_sub(remembered))..self.next
+        self.oldest..self.next
     }
 
-    /// The window is full: forgets what is settled, and what is lost for good, and grows if that does not free half of it.
+    /// The window is full: forgets what is settled, and what is lost for good, and grows if that does not free half of it. If it
+    /// cannot grow, it forgets its oldest packet.
     #[cold]
-    fn make_room(&mut self, now: Instant) {
+    fn make_room(&mut self, now: Instant) -> Evicted {
         let unsettled = self.unsettled();
-        let Some(ring) = self.ring.as_deref_mut() else { return };
+        let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
         let capacity = ring.records.capacity();
         if capacity >= CAPACITY {
-            return;
+            let oldest = self.oldest;
+            self.oldest += 1;
+            ring.lost.remove(oldest);
+            if !ring.in_flight.contains(oldest) {
+                return Evicted::None;
+            }
+            ring.in_flight.remove(oldest);
+            self.in_flight.remove(ring.records.at(oldest).bytes);
+            return Evicted::InFlight;
         }
         ring.give_up_lost(unsettled.clone(), now);
         self.oldest = ring.first_unsettled(unsettled);
         if self.next - self.oldest >= capacity / 2 {
             *ring = ring.with_capacity((capacity * GROWTH).min(CAPACITY), self.oldest..self.next);
         }
+        Evicted::None
     }
 
     /// Nothing is in flight: gives the memory of a window back that was used long ago.
