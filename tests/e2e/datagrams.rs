@@ -118,6 +118,30 @@ fn empty_and_largest_datagrams_arrive_and_larger_ones_are_counted() {
 }
 
 #[test]
+fn datagrams_that_fit_into_no_packet_travel_in_pieces_where_the_service_wants_it() {
+    if !needs::met("datagrams in pieces", needs::AGENTS) {
+        return;
+    }
+    let (echo, ingress) = (Echo::new(), loopback());
+    let pair = echo_pair(Plan::default(), &echo, "oversize = \"fragment\"", ingress);
+    // The first of the one client opens its session, that of the other follows.
+    let (first, mut second) = (Client::new(0, ingress), Client::new(1, ingress));
+    second.converse(1);
+    let sizes = [8192, 60_000, 1, 65_507, 3000];
+    for size in sizes {
+        let payload: Vec<u8> = (0..size).map(|at: usize| (at / 13) as u8).collect();
+        first.echo(&payload);
+        second.echo(&payload);
+    }
+    let large = [("direction", "uplink"), ("peer", "exit")];
+    pair.entry.wait_for_count("culvert_peer_fragmented_datagrams_total", &large, 8);
+    for (peer, agent) in pair.ends() {
+        agent.wait_for_count("culvert_reassembly_bytes", &[("peer", peer)], 0);
+    }
+    pair.wait_for_accounts([(11, 11); 4]);
+}
+
+#[test]
 fn an_idle_session_is_forgotten_at_both_ends() {
     const CLIENTS: u32 = 20;
     if !needs::met("idle sessions", needs::AGENTS) {

@@ -1,8 +1,14 @@
 //! When to dial a peer, and where.
 //!
-//! While datagrams wait a fresh attempt starts every second beside the unanswered ones, at most four alive; else
-//! the interval doubles with jitter up to 15 s. Each attempt asks for the next endpoint's addresses anew, and takes
-//! the next one of them, so a name that moved and a dead address family are both left behind.
+//! ```text
+//!   round    begins every second while datagrams wait, else ever more rarely; takes the next endpoint
+//!            lookup ──► first address ── 250 ms ──► first address of the other family
+//!                └─ no answer for half a second: what the lookup before said, else the next endpoint
+//!   attempt  lives beside the others, at most four; the first to complete ends them all
+//! ```
+//!
+//! Each round looks its endpoint up anew, so a name that moved is found; each takes addresses that the rounds before have
+//! not, so a dead one is left behind. After a success the order begins anew with the first endpoint.
 
 use std::{
     net::SocketAddr,
@@ -12,26 +18,91 @@ use std::{
 use quinn_proto::ConnectionHandle;
 use rand::{Rng, RngExt};
 
-use crate::identity::Endpoint;
+use crate::{identity::Endpoint, io::Token};
 
 /// Attempts that may be unanswered at once.
 const MAX_ATTEMPTS: usize = 4;
-/// Between attempts while traffic waits.
+
+/// Between rounds while traffic waits.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The longest interval without traffic.
-const IDLE_INTERVAL: Duration = Duration::from_secs(15);
+pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// An address of the other family is dialled so long after the first (RFC 8305 §8: the connection attempt delay).
+const FAMILY_DELAY: Duration = Duration::from_millis(250);
+
+/// A lookup that takes longer than this is not waited for; its answer is used when it comes. Resolvers that are well answer
+/// in tens of milliseconds, and what they do not know at once within some hundred.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A lookup that has not been answered after this long never will be: the C library gives up after 10 to 30 s.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is to be done now to reach a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Look up this endpoint, then say under which token: [`Dialler::looks_up`].
+    LookUp(Endpoint),
+    /// Dial this address.
+    Dial(SocketAddr),
+}
 
 /// The dialling of one peer.
 #[derive(Debug)]
 pub struct Dialler {
-    endpoints: Vec<Endpoint>,
-    /// Attempts so far; chooses the endpoint and, with [`Dialler::choose`], the address.
+    targets: Vec<Target>,
+    /// Rounds since the last success; chooses the endpoint.
     turn: usize,
+    /// Endpoints in a row that had no address to dial.
+    skipped: usize,
     interval: Duration,
-    /// The earliest time of the next attempt.
+    /// The earliest time of the next round; none if there is nothing to dial.
     next: Option<Instant>,
-    resolving: bool,
+    /// When the last round began.
+    last: Option<Instant>,
+    /// The target of this round, and how many of its addresses were dialled.
+    current: (usize, usize),
+    /// When another address of this round's target is dialled.
+    second: Option<Instant>,
+    /// Until when the lookup of this round's target is waited for.
+    patience: Option<Instant>,
     attempts: Vec<ConnectionHandle>,
+    /// The tokens of lookups that nobody waits for any more.
+    abandoned: Vec<Token>,
+}
+
+/// An endpoint, and what is known of it.
+#[derive(Debug)]
+struct Target {
+    endpoint: Endpoint,
+    /// What the last lookup that succeeded said, the families in turn.
+    known: Vec<SocketAddr>,
+    /// The next of them to dial.
+    cursor: usize,
+    /// The lookup that is under way.
+    lookup: Option<(Token, Instant)>,
+}
+
+impl Target {
+    fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, known: Vec::new(), cursor: 0, lookup: None }
+    }
+
+    fn next_address(&self) -> Option<SocketAddr> {
+        self.known.get(self.cursor % self.known.len().max(1)).copied()
+    }
+
+    /// Takes in what a lookup said; true if those are other addresses than before.
+    fn learn(&mut self, addresses: &[SocketAddr]) -> bool {
+        let same = addresses.len() == self.known.len()
+            && addresses.iter().all(|address| self.known.contains(address));
+        if !same {
+            self.known = interleaved(addresses);
+            self.cursor = 0;
+        }
+        !same
+    }
 }
 
 impl Dialler {
@@ -39,57 +110,183 @@ impl Dialler {
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, now: Instant) -> Self {
         let next = (!endpoints.is_empty()).then_some(now);
-        Self { endpoints, turn: 0, interval: BUSY_INTERVAL, next, resolving: false, attempts: Vec::new() }
+        Self {
+            targets: endpoints.into_iter().map(Target::new).collect(),
+            turn: 0,
+            skipped: 0,
+            interval: BUSY_INTERVAL,
+            next,
+            last: None,
+            current: (0, 0),
+            second: None,
+            patience: None,
+            attempts: Vec::new(),
+            abandoned: Vec::new(),
+        }
     }
 
-    /// When [`Dialler::due`] may have something to do; `None` while a lookup is under way, however long it takes.
+    /// When [`Dialler::step`] may have something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.next.filter(|_| !self.resolving)
+        let next = self.next?;
+        [self.second, self.patience].into_iter().flatten().chain([next]).min()
     }
 
-    /// The endpoint of the attempt under way.
+    /// The endpoint that is looked up under `token`.
     #[must_use]
-    pub fn endpoint(&self) -> Option<&Endpoint> {
-        self.endpoints.get(self.turn % self.endpoints.len().max(1))
+    pub fn looked_up(&self, token: Token) -> Option<&Endpoint> {
+        let mut targets = self.targets.iter();
+        targets.find(|target| target.is_looked_up_as(token)).map(|target| &target.endpoint)
     }
 
     /// Whether a lookup is under way.
     #[must_use]
     pub fn is_resolving(&self) -> bool {
-        self.resolving
+        self.targets.iter().any(|target| target.lookup.is_some())
     }
 
-    /// Whether no attempt is under way but the one that is being made.
+    /// Whether this is the first round since the peer was lost, and no attempt of it is under way.
     #[must_use]
     pub fn is_first(&self) -> bool {
-        self.attempts.is_empty()
+        self.turn <= 1 && self.attempts.is_empty()
     }
 
-    /// Whether another attempt has its time. A lookup may be under way without: its attempt is then the last.
+    /// Whether attempts have gone unanswered for a whole round.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        self.turn > 1 && !self.attempts.is_empty()
+    }
+
+    /// Whether another round has its time.
     #[must_use]
     pub fn is_scheduled(&self) -> bool {
         self.next.is_some()
     }
 
-    /// The endpoint to resolve now, if it is time for an attempt.
-    pub fn due(&mut self, traffic_waits: bool, now: Instant, rng: &mut impl Rng) -> Option<&Endpoint> {
-        if self.resolving || self.next.is_none_or(|at| at > now) {
-            return None;
+    /// What is to be done now; asked again until there is nothing. Without traffic that waits, intervals grow to `slowest`.
+    pub fn step(
+        &mut self,
+        (traffic_waits, slowest): (bool, Duration),
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Option<Step> {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        self.next?;
+        if due(self.second) {
+            self.second = None;
+            return self.another_address().map(Step::Dial);
         }
+        if due(self.patience) {
+            self.patience = None;
+            match self.first_address(self.current.0, now) {
+                Some(address) => return Some(Step::Dial(address)),
+                None => self.pass(now),
+            }
+        }
+        while due(self.next) {
+            self.begin_round((traffic_waits, slowest), now, rng);
+            let place = self.current.0;
+            let target = self.targets.get_mut(place)?;
+            if target.lookup.is_none() {
+                self.patience = Some(now + LOOKUP_PATIENCE);
+                return Some(Step::LookUp(target.endpoint.clone()));
+            }
+            match self.first_address(place, now) {
+                Some(address) => return Some(Step::Dial(address)),
+                None => self.pass(now),
+            }
+        }
+        None
+    }
+
+    fn begin_round(&mut self, (traffic_waits, slowest): (bool, Duration), now: Instant, rng: &mut impl Rng) {
         if traffic_waits {
             self.interval = BUSY_INTERVAL;
         }
         self.next = Some(now + jittered(self.interval, rng));
-        self.interval = (self.interval * 2).min(IDLE_INTERVAL);
-        self.resolving = true;
-        let place = self.turn % self.endpoints.len();
-        self.endpoints.get(place)
+        if self.skipped == 0 {
+            self.interval = (self.interval * 2).min(slowest.clamp(BUSY_INTERVAL, IDLE_INTERVAL));
+        }
+        self.last = Some(now);
+        (self.second, self.patience) = (None, None);
+        self.current = (self.turn % self.targets.len().max(1), 0);
+        self.turn += 1;
+        for target in &mut self.targets {
+            let abandoned = target.lookup.take_if(|(_, since)| *since + LOOKUP_LIMIT <= now);
+            self.abandoned.extend(abandoned.map(|(token, _)| token));
+        }
     }
 
-    /// Traffic waits: the next attempt is at most a second away.
+    /// This round's endpoint has no address to dial: the next one has its turn, unless all had.
+    fn pass(&mut self, now: Instant) {
+        self.skipped += 1;
+        if self.skipped < self.targets.len() {
+            self.next = Some(now);
+        } else {
+            self.skipped = 0;
+        }
+    }
+
+    /// The next address of a target, which becomes the round's; one of the other family follows soon.
+    fn first_address(&mut self, place: usize, now: Instant) -> Option<SocketAddr> {
+        let target = self.targets.get_mut(place)?;
+        let address = target.next_address()?;
+        target.cursor += 1;
+        let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
+        self.second = other.then_some(now + FAMILY_DELAY);
+        self.current = (place, 1);
+        Some(address)
+    }
+
+    fn another_address(&mut self) -> Option<SocketAddr> {
+        let target = self.targets.get_mut(self.current.0)?;
+        let address = target.next_address()?;
+        target.cursor += 1;
+        self.current.1 += 1;
+        Some(address)
+    }
+
+    /// The step asked for a lookup, which runs under this token.
+    pub fn looks_up(&mut self, token: Token, now: Instant) {
+        match self.targets.get_mut(self.current.0) {
+            Some(target) => target.lookup = Some((token, now)),
+            None => self.abandoned.push(token),
+        }
+    }
+
+    /// A lookup was answered; without addresses, it failed. The address to dial now, if there is one.
+    ///
+    /// Who was not waited for is dialled as well, if it has moved.
+    pub fn answered(&mut self, token: Token, addresses: &[SocketAddr], now: Instant) -> Option<SocketAddr> {
+        let place = self.targets.iter().position(|target| target.is_looked_up_as(token))?;
+        let target = self.targets.get_mut(place)?;
+        target.lookup = None;
+        let moved = !addresses.is_empty() && target.learn(addresses);
+        let waited = self.current.0 == place && self.patience.take().is_some();
+        self.next?;
+        if !waited && !moved {
+            return None;
+        }
+        let address = self.first_address(place, now);
+        if address.is_none() {
+            self.pass(now);
+        }
+        address
+    }
+
+    /// No attempt could be made at the address of the last step: the next one has its turn now.
+    pub fn failed(&mut self, now: Instant) {
+        let known = self.targets.get(self.current.0).map_or(0, |target| target.known.len());
+        if self.current.1 < known {
+            self.second = Some(now);
+        } else if self.attempts.is_empty() {
+            self.pass(now);
+        }
+    }
+
+    /// Traffic waits: the next round is at most a second behind the last one.
     pub fn hurry(&mut self, now: Instant) {
-        let soon = now + BUSY_INTERVAL;
+        let soon = self.last.map_or(now, |last| (last + BUSY_INTERVAL).max(now));
         if let Some(next) = self.next.as_mut().filter(|next| **next > soon) {
             *next = soon;
         }
@@ -103,13 +300,13 @@ impl Dialler {
         wanted: bool,
         now: Instant,
     ) -> Vec<ConnectionHandle> {
-        if endpoints == self.endpoints {
+        if self.targets.iter().map(|target| &target.endpoint).eq(&endpoints) {
             return Vec::new();
         }
-        self.endpoints = endpoints;
-        self.turn = 0;
-        self.interval = BUSY_INTERVAL;
-        if self.endpoints.is_empty() {
+        self.forget_lookups();
+        self.targets = endpoints.into_iter().map(Target::new).collect();
+        self.begin_anew();
+        if self.targets.is_empty() {
             return self.stop();
         }
         if wanted {
@@ -118,25 +315,20 @@ impl Dialler {
         Vec::new()
     }
 
-    /// The endpoint was resolved: the address to dial.
-    pub fn choose(&mut self, addresses: &[SocketAddr]) -> Option<SocketAddr> {
-        self.resolving = false;
-        if self.endpoints.is_empty() {
-            return None;
-        }
-        let round = self.turn / self.endpoints.len().max(1);
-        self.turn += 1;
-        addresses.get(round % addresses.len().max(1)).copied()
+    /// The tokens of lookups that nobody waits for any more.
+    pub fn take_abandoned(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.abandoned)
     }
 
-    /// The name could not be resolved, or no attempt could be made.
-    pub fn failed(&mut self) {
-        self.resolving = false;
-        self.turn += 1;
+    /// Waits for no lookup any more.
+    pub fn forget_lookups(&mut self) {
+        let lookups = self.targets.iter_mut().filter_map(|target| target.lookup.take());
+        self.abandoned.extend(lookups.map(|(token, _)| token));
     }
 
     /// An attempt has started; returns the oldest one if it is to make room for it.
     pub fn started(&mut self, handle: ConnectionHandle) -> Option<ConnectionHandle> {
+        self.skipped = 0;
         let surplus = (self.attempts.len() >= MAX_ATTEMPTS).then(|| self.attempts.remove(0));
         self.attempts.push(handle);
         surplus
@@ -152,18 +344,44 @@ impl Dialler {
     /// There is a connection: dial no more. Returns the attempts that are under way.
     pub fn stop(&mut self) -> Vec<ConnectionHandle> {
         self.next = None;
-        self.interval = BUSY_INTERVAL;
+        self.begin_anew();
         std::mem::take(&mut self.attempts)
     }
 
-    /// The connection was lost: dial again, at once if `at_once`, else after a moment.
-    pub fn restart(&mut self, at_once: bool, now: Instant, rng: &mut impl Rng) {
-        if !self.endpoints.is_empty() {
-            let delay = if at_once { Duration::ZERO } else { jittered(BUSY_INTERVAL, rng) };
-            self.interval = BUSY_INTERVAL;
-            self.next = Some(now + delay);
+    /// The connection was lost: dial again after `delay`, or without one after a moment that no two ends share.
+    pub fn restart(&mut self, delay: Option<Duration>, now: Instant, rng: &mut impl Rng) {
+        if !self.targets.is_empty() {
+            self.begin_anew();
+            self.next = Some(now + delay.unwrap_or_else(|| jittered(BUSY_INTERVAL, rng)));
         }
     }
+
+    fn begin_anew(&mut self) {
+        (self.interval, self.turn, self.skipped) = (BUSY_INTERVAL, 0, 0);
+        (self.second, self.patience, self.last) = (None, None, None);
+        for target in &mut self.targets {
+            target.cursor = 0;
+        }
+    }
+}
+
+impl Target {
+    fn is_looked_up_as(&self, token: Token) -> bool {
+        self.lookup.is_some_and(|(other, _)| other == token)
+    }
+}
+
+/// The families in turn, each in its order, beginning with that of the first (RFC 8305 §4).
+fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let first_is_v4 = addresses.first().is_some_and(SocketAddr::is_ipv4);
+    let of = |v4: bool| addresses.iter().filter(move |address| address.is_ipv4() == v4).copied();
+    let (mut one, mut other) = (of(first_is_v4), of(!first_is_v4));
+    let mut mixed = Vec::with_capacity(addresses.len());
+    while mixed.len() < addresses.len() {
+        mixed.extend(one.next());
+        mixed.extend(other.next());
+    }
+    mixed
 }
 
 /// Between half and all of `interval`.
@@ -172,76 +390,5 @@ fn jittered(interval: Duration, rng: &mut impl Rng) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use rand::{SeedableRng, rngs::StdRng};
-
-    use super::*;
-    use crate::clock::{Clock, ManualClock};
-
-    fn endpoint(host: &str) -> Endpoint {
-        Endpoint { host: host.to_owned(), port: 1 }
-    }
-
-    #[test]
-    fn attempts_rotate_over_endpoints_and_then_addresses() {
-        let clock = ManualClock::default();
-        let mut rng = StdRng::seed_from_u64(1);
-        let mut dialler = Dialler::new(vec![endpoint("a"), endpoint("b")], clock.now());
-        let addresses = [SocketAddr::from(([192, 0, 2, 1], 1)), SocketAddr::from(([192, 0, 2, 2], 1))];
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            let host = dialler.due(true, clock.now(), &mut rng).map(|endpoint| endpoint.host.clone());
-            seen.push((host.unwrap(), dialler.choose(&addresses).unwrap()));
-            clock.advance(Duration::from_secs(1));
-        }
-        let expected = [("a", 0), ("b", 0), ("a", 1), ("b", 1)];
-        assert_eq!(seen, expected.map(|(host, place)| (host.to_owned(), addresses[place])));
-    }
-
-    #[test]
-    fn at_most_four_attempts_are_alive_and_idle_intervals_grow_to_15_s() {
-        let clock = ManualClock::default();
-        let mut rng = StdRng::seed_from_u64(2);
-        let mut dialler = Dialler::new(vec![endpoint("a")], clock.now());
-        let address = [SocketAddr::from(([192, 0, 2, 1], 1))];
-        let mut surplus = Vec::new();
-        for attempt in 0..6 {
-            assert!(dialler.due(false, clock.now(), &mut rng).is_some());
-            dialler.choose(&address);
-            surplus.extend(dialler.started(ConnectionHandle(attempt)));
-            clock.advance(IDLE_INTERVAL);
-        }
-        assert_eq!(surplus, [ConnectionHandle(0), ConnectionHandle(1)], "the oldest give way");
-        assert!(dialler.ended(ConnectionHandle(2)) && !dialler.ended(ConnectionHandle(0)));
-        assert!(dialler.due(false, clock.now(), &mut rng).is_some());
-        dialler.choose(&address);
-        let wait = dialler.deadline().unwrap() - clock.now();
-        assert!(wait > Duration::from_millis(7400) && wait <= IDLE_INTERVAL, "{wait:?}");
-        dialler.hurry(clock.now());
-        assert!(dialler.deadline().unwrap() - clock.now() <= Duration::from_secs(1));
-    }
-
-    #[test]
-    fn a_lookup_that_takes_long_asks_for_no_turn_meanwhile() {
-        let clock = ManualClock::default();
-        let mut rng = StdRng::seed_from_u64(4);
-        let mut dialler = Dialler::new(vec![endpoint("a")], clock.now());
-        assert!(dialler.due(true, clock.now(), &mut rng).is_some());
-        clock.advance(Duration::from_secs(30));
-        assert_eq!(dialler.deadline(), None);
-        assert!(dialler.due(true, clock.now(), &mut rng).is_none());
-        dialler.failed();
-        assert!(dialler.deadline().is_some_and(|at| at <= clock.now()));
-    }
-
-    #[test]
-    fn a_name_that_does_not_resolve_costs_its_turn_only() {
-        let clock = ManualClock::default();
-        let mut rng = StdRng::seed_from_u64(3);
-        let mut dialler = Dialler::new(vec![endpoint("a"), endpoint("b")], clock.now());
-        assert_eq!(dialler.due(true, clock.now(), &mut rng).unwrap().host, "a");
-        dialler.failed();
-        clock.advance(Duration::from_secs(1));
-        assert_eq!(dialler.due(true, clock.now(), &mut rng).unwrap().host, "b");
-    }
-}
+#[path = "dial_tests.rs"]
+mod tests;

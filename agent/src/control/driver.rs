@@ -62,6 +62,13 @@ pub enum Event {
     Datagrams,
     /// Path MTU discovery has found another size.
     Mtu,
+    /// Its far end is at another address, which came from there.
+    Moved {
+        /// Where it was.
+        from: SocketAddr,
+        /// Where it is.
+        to: SocketAddr,
+    },
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
@@ -87,6 +94,8 @@ pub struct ControlConnection {
     establish_by: Option<Instant>,
     /// The last path MTU that was reported.
     mtu: u16,
+    /// The last address of the far end that was reported.
+    remote: SocketAddr,
     dirty: bool,
     lost: bool,
     /// It has been a peer's session.
@@ -104,6 +113,7 @@ impl ControlConnection {
         establish_by: Option<Instant>,
     ) -> Self {
         Self {
+            remote: quinn.remote_address(),
             quinn,
             underlay,
             peer,
@@ -465,6 +475,11 @@ impl Control {
                 connection.mtu = mtu;
                 self.events.push((handle, Event::Mtu));
             }
+            let (from, to) = (connection.remote, connection.quinn.remote_address());
+            if from != to {
+                connection.remote = to;
+                self.events.push((handle, Event::Moved { from, to }));
+            }
             if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
             {
                 arm(handle, at);
@@ -596,10 +611,11 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
-        // What the socket has no room for stays in quinn-proto until it has.
-        while !underlays.is_blocked(connection.underlay) {
+        // What neither the socket nor the reserve of its outbox has room for stays in quinn-proto until they have.
+        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
-            let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
+            let most = if underlays.is_blocked(connection.underlay) { 1 } else { 16 };
+            let Some(transmit) = connection.quinn.poll_transmit(now, most, &mut self.scratch) else { return };
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
@@ -616,6 +632,9 @@ impl Control {
         }
     }
 }
+
+/// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
+const MOST_PACKET_BYTES: usize = 1_500;
 
 impl ControlConnection {
     /// Writes as much of the queued control messages as the stream takes.

@@ -6,10 +6,12 @@
 //! | TCP forwards on QUIC streams | `tcp.rs` |
 //! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
+use std::net::{IpAddr, SocketAddr};
+
 use slab::Slab;
 
 use crate::{
-    io::{Delivery, ReceiveBatch, Token, UdpSocket},
+    io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage},
     peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
     worker::Booked,
@@ -60,6 +62,9 @@ pub struct LocalSocket {
     delivery: Option<Delivery>,
 }
 
+/// Sockets without a way that are noted at a time: others are noted with their next datagram.
+const MOST_UNREACHABLE: usize = 64;
+
 /// All local UDP sockets of a worker.
 #[derive(Default)]
 pub struct Locals {
@@ -69,6 +74,8 @@ pub struct Locals {
     dirty: Vec<LocalId>,
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<LocalId>,
+    /// Sockets to services to which there is no way from their address, of the last batches.
+    unreachable: Vec<LocalId>,
     settlements: Settlements,
     /// Payloads of one message, at most: what the kernel takes.
     most_segments: u16,
@@ -189,18 +196,57 @@ impl Locals {
         socket.delivery.as_mut()
     }
 
+    /// Delivers a payload that lies in no received buffer, after what was listed for socket `id` from `received`: the socket's
+    /// order is kept. False if there is no such socket.
+    pub fn deliver_alone(
+        &mut self,
+        id: LocalId,
+        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
+        owner: u32,
+        payload: Vec<u8>,
+        received: &ReceiveBatch,
+    ) -> bool {
+        if self.delivery(id).is_none() {
+            return false;
+        }
+        let Some(socket) = self.sockets.get_mut(id.0 as usize) else { return false };
+        let Some(delivery) = socket.delivery.as_mut() else { return false };
+        let settlements = &mut self.settlements;
+        let mut settle = |message: &DeliveryMessage, outcome| {
+            let payloads = u64::from(message.payloads);
+            settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+        };
+        if !delivery.is_empty() {
+            socket.socket.deliver(received, delivery, &mut settle);
+        }
+        let alone = ReceiveBatch::of(payload);
+        delivery.push(destination, source, owner, 0, 0..alone.buffer(0).len(), 1);
+        socket.socket.deliver(&alone, delivery, &mut settle);
+        true
+    }
+
     /// Delivers everything that was listed, straight from the buffers of `received`.
     pub fn flush(&mut self, received: &ReceiveBatch) {
         while let Some(id) = self.dirty.pop() {
             let Some(socket) = self.sockets.get_mut(id.0 as usize) else { continue };
             let Some(mut delivery) = socket.delivery.take() else { continue };
             let settlements = &mut self.settlements;
+            let mut unreachable = false;
             socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
+                unreachable |= outcome == SendOutcome::Failed(SendFailure::Unreachable);
                 let payloads = u64::from(message.payloads);
                 settlements.message(PeerId(message.owner), payloads, payloads, outcome);
             });
             self.spare.push(delivery);
+            if unreachable && self.unreachable.len() < MOST_UNREACHABLE {
+                self.unreachable.push(id);
+            }
         }
+    }
+
+    /// Takes one of the sockets to services to which there is no way.
+    pub fn take_unreachable(&mut self) -> Option<LocalId> {
+        self.unreachable.pop()
     }
 
     /// What became of payloads since the last call.

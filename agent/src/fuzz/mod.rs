@@ -6,6 +6,7 @@
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | tokens, certificates and handshakes of strangers, the decoy's flows | `strangers.rs` |
 //! | IP packets | `l3/properties.rs` |
+//! | datagrams in pieces | `relay/properties.rs` |
 //! | the state file, reloads, used knocks, datagrams of bench | `config/state_properties.rs`, `config/reload_rules.rs`, `io/journal/properties.rs`, `bench/wire.rs` |
 
 use std::{
@@ -42,7 +43,10 @@ pub use self::{
     operator::{host_text, key_file, socket_answer, socket_request},
     strangers::{certificate, decoy_flows, retry_token, server_hello},
 };
-pub use crate::l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
+pub use crate::{
+    l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view},
+    relay::properties::reassembly,
+};
 
 /// Takes `input` as a state file, see `config/state_properties.rs`.
 pub fn state_text(input: &[u8]) {
@@ -172,6 +176,7 @@ fn payload_at(context: &Context) -> Option<usize> {
     match *context {
         Context::Packet { payload_at, .. }
         | Context::Flow { payload_at, .. }
+        | Context::Piece { payload_at, .. }
         | Context::Open { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)

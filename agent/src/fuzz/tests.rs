@@ -90,6 +90,11 @@ fn the_corpus_of_packets_from_peers() {
 }
 
 #[test]
+fn the_corpus_of_pieces() {
+    replay("reassembly", super::reassembly);
+}
+
+#[test]
 fn the_corpus_of_datagrams() {
     replay("classify", super::classify);
 }

@@ -8,6 +8,7 @@
 //! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and where each is kept | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
+//! | where a lane's packets go, and when to another address | `paths.rs` |
 //!
 //! ```text
 //!   dialler                                   listener
@@ -18,12 +19,16 @@
 //!   PATH_RESPONSE ──────────────────────────► Up
 //! ```
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
-use quic_core::{ConnectionId, Lane, PATH_PACKET_MIN, TRANSMIT_CAPACITY};
+use quic_core::{ConnectionId, Lane, PacketNumber};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
+use self::paths::{Paths, Turn};
 use crate::{
     io::Path,
     meter::Meter,
@@ -33,20 +38,18 @@ use crate::{
 pub mod frame;
 pub mod openings;
 pub mod outbox;
+mod paths;
 pub mod plain;
 pub mod pool;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{PushError, STRANGERS, UnderlayId, Underlays};
+pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// An unanswered PATH_CHALLENGE is repeated after this long.
-const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a replaced lane still opens packets that were under way, at least as long as any queue holds them.
 pub const DRAIN_TIME: Duration = Duration::from_secs(3);
@@ -84,19 +87,6 @@ impl LaneState {
     }
 }
 
-/// A path that is being validated (RFC 9000 §8.2).
-#[derive(Clone, Copy, Debug)]
-struct Validation {
-    path: Path,
-    data: [u8; 8],
-    give_up: Instant,
-    repeat: Instant,
-    /// Whether a PATH_CHALLENGE is to be sent at the next opportunity.
-    due: bool,
-    /// Bytes that may still be sent there before it is validated; `None` if we chose the address ourselves.
-    allowance: Option<usize>,
-}
-
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
 pub const AMPLIFICATION_LIMIT: usize = 3;
 
@@ -119,8 +109,7 @@ pub struct LaneSlot {
     pub state: LaneState,
     /// The socket that it sends on.
     pub underlay: UnderlayId,
-    /// Where its packets go; `None` at the listener until the first packet has come.
-    pub path: Option<Path>,
+    paths: Paths,
     /// The largest packet to send, in bytes of UDP payload: that of all of the peer's lanes, at most its own.
     pub packet_budget: usize,
     /// What the search for its path's MTU does not go above, in bytes of UDP payload.
@@ -129,9 +118,10 @@ pub struct LaneSlot {
     pub opened: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
+    /// When its owner was last told that it is to be replaced, because its limits are near.
+    worn_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
     pub meter: Meter<5>,
-    validation: Option<Validation>,
     touched: bool,
     /// The largest packet that its own search last told; `None` before it began.
     path_packet: Option<usize>,
@@ -157,13 +147,13 @@ impl LaneSlot {
             local_cid,
             state: LaneState::Validating,
             underlay,
-            path: None,
+            paths: Paths::default(),
             packet_budget,
             largest_packet: packet_budget,
             opened,
             exhausted: false,
+            worn_since: None,
             meter: Meter::new(opened),
-            validation: None,
             touched: false,
             path_packet: None,
         }
@@ -179,42 +169,76 @@ impl LaneSlot {
         }
     }
 
-    /// Starts to validate a path that we chose.
-    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
-        let give_up = now + VALIDATION_TIMEOUT;
-        self.validation = Some(Validation { path, data, give_up, repeat: now, due: true, allowance: None });
+    /// Where its packets go; `None` until a path has been validated.
+    #[inline]
+    #[must_use]
+    pub fn path(&self) -> Option<Path> {
+        self.paths.present()
     }
 
-    /// A packet of `len` bytes that opened came by `source`; if that is not the lane's path, it is validated with `data`.
-    pub fn came_by(&mut self, source: &Path, len: usize, data: impl FnOnce() -> [u8; 8], now: Instant) {
-        let same = |known: &Path| known.destination == source.destination;
-        if self.path.as_ref().is_some_and(same) {
-            return;
-        }
-        let more = len * AMPLIFICATION_LIMIT;
-        match self.validation.as_mut() {
-            Some(running) if same(&running.path) => {
-                running.allowance = running.allowance.map(|allowance| allowance + more);
+    /// Where its packets went before it moved, once.
+    pub fn take_moved(&mut self) -> Option<SocketAddr> {
+        self.paths.take_moved()
+    }
+
+    /// Starts to validate a path that we chose.
+    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
+        self.paths.validate(path, data, now);
+    }
+
+    /// Packet `number` of `len` bytes, which opened, came by `source`; if that is not the lane's path, it may be validated
+    /// with `data`.
+    #[inline]
+    pub fn came_by(
+        &mut self,
+        source: &Path,
+        packet: (PacketNumber, usize),
+        data: impl FnMut() -> [u8; 8],
+        now: Instant,
+    ) {
+        match self.state {
+            LaneState::Validating | LaneState::Up => {
+                let pto = || self.core.rtt().pto();
+                self.paths.came_by(source, (packet.0.0, packet.1), (data, pto), now);
             }
-            Some(_) | None => {
-                self.validate(*source, data(), now);
-                if let Some(running) = self.validation.as_mut() {
-                    running.allowance = Some(more);
-                }
-            }
+            LaneState::Draining { .. } => {}
         }
     }
 
     /// The far end answered a challenge: true if the lane came up or moved by it.
-    pub fn on_path_response(&mut self, data: [u8; 8]) -> bool {
-        let Some(running) = self.validation.filter(|running| running.data == data) else { return false };
-        self.validation = None;
-        self.path = Some(running.path);
-        match self.state {
-            LaneState::Validating => self.state = LaneState::Up,
-            LaneState::Up | LaneState::Draining { .. } => {}
+    pub fn on_path_response(&mut self, data: [u8; 8], now: Instant) -> bool {
+        let turn = self.paths.on_response(data, now);
+        self.take_turn(turn) == Due::Moved
+    }
+
+    fn take_turn(&mut self, turn: Turn) -> Due {
+        match (turn, self.state) {
+            (Turn::Moved, LaneState::Validating) => {
+                self.state = LaneState::Up;
+                Due::Moved
+            }
+            (Turn::Moved, LaneState::Up | LaneState::Draining { .. }) => Due::Moved,
+            (Turn::Failed, LaneState::Validating) => Due::Reopen,
+            (Turn::Failed, LaneState::Up | LaneState::Draining { .. }) | (Turn::Stays, _) => Due::Transmit,
         }
+    }
+
+    /// Whether its owner is to be told that its limits are near: once, and again if nothing came of it.
+    #[inline]
+    pub fn note_worn(&mut self, now: Instant) -> bool {
+        let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
+        if !self.is_up() || !self.core.is_worn() || self.worn_since.is_some_and(told) {
+            return false;
+        }
+        self.worn_since = Some(now);
         true
+    }
+
+    /// Whether it carries payloads, and both directions of it were found to work within `time`.
+    #[must_use]
+    pub fn works(&self, time: Duration, now: Instant) -> bool {
+        let heard = self.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < time);
+        self.is_up() && !self.exhausted && heard && self.core.probe_count() == 0
     }
 
     /// Searches for the MTU of a path that has been validated: from the budget on, or from what the path before it carried.
@@ -240,14 +264,9 @@ impl LaneSlot {
         self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
     }
 
-    /// The challenge that is to be sent now, where to, and how large its packet may be.
+    /// A challenge that is to be sent now, where to, and how large its packet may be; asked again until there is none.
     pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
-        let running = self.validation.as_mut().filter(|running| running.due)?;
-        running.due = false;
-        running.repeat = now + CHALLENGE_INTERVAL;
-        let most = running.allowance.map_or(TRANSMIT_CAPACITY, |allowance| allowance.min(TRANSMIT_CAPACITY));
-        running.allowance = running.allowance.map(|allowance| allowance - most);
-        (most >= PATH_PACKET_MIN).then_some((running.data, running.path, most))
+        self.paths.due_challenge(now)
     }
 
     /// When [`LaneSlot::on_timeout`] wants to be called.
@@ -257,9 +276,8 @@ impl LaneSlot {
             LaneState::Draining { until } => return Some(until),
             LaneState::Validating | LaneState::Up => None,
         };
-        let validation = self.validation.map(|running| running.repeat.min(running.give_up));
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        [draining, validation, core].into_iter().flatten().min()
+        [draining, self.paths.poll_timeout(), core].into_iter().flatten().min()
     }
 
     /// Does what is due.
@@ -268,16 +286,10 @@ impl LaneSlot {
             LaneState::Draining { until } => return if until <= now { Due::Remove } else { Due::Nothing },
             LaneState::Validating | LaneState::Up => {}
         }
-        if let Some(running) = self.validation.as_mut() {
-            if running.give_up <= now {
-                self.validation = None;
-                match self.state {
-                    LaneState::Validating => return Due::Reopen,
-                    LaneState::Up | LaneState::Draining { .. } => {}
-                }
-            } else if running.repeat <= now {
-                running.due = true;
-            }
+        let turn = self.paths.on_timeout(now);
+        match self.take_turn(turn) {
+            due @ (Due::Moved | Due::Reopen) => return due,
+            Due::Nothing | Due::Transmit | Due::Remove => {}
         }
         if self.core.poll_timeout().is_some_and(|(at, _)| at <= now) {
             self.core.handle_timeout(now);
@@ -293,6 +305,8 @@ pub enum Due {
     Nothing,
     /// It may have a packet of its own to send.
     Transmit,
+    /// Its packets go elsewhere from now on.
+    Moved,
     /// It could not be validated.
     Reopen,
     /// Its draining time is over.

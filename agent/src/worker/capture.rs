@@ -131,7 +131,7 @@ impl Worker {
         let slot = self.lanes.get(id)?;
         Some(Box::new(Began {
             local: self.underlays.get(slot.underlay)?.socket.local_addr(),
-            remote: slot.path.map(|path| path.destination),
+            remote: slot.path().map(|path| path.destination),
             local_cid: slot.local_cid,
             epoch: slot.epoch,
         }))

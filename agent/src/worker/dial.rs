@@ -2,19 +2,20 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use quinn_proto::{ConnectionError, ConnectionHandle, Side};
+use quinn_proto::{ClientConfig, ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use zeroize::Zeroizing;
 
-use super::{Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
+use super::{Source, Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
 use crate::{
     control::{
+        dial::{IDLE_INTERVAL, Step},
         knock::{self, Knock},
         messages::CloseReason,
         tls,
     },
     gate::knock::ServerKey,
-    identity::PublicKey,
+    identity::{Endpoint, PublicKey},
     io::Token,
     lanes::UnderlayId,
     peer::{Failure, PeerId},
@@ -33,14 +34,40 @@ impl Worker {
             }
             return;
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let waiting = peer.relay.oldest().is_some() || peer.awaited_until.is_some_and(|until| until > now);
-        if let Some(endpoint) = peer.dialler.due(waiting, now, self.doors.rng()) {
-            tracing::debug!(peer = &*peer.name, %endpoint, "looking up");
-            self.doors.resolve(&endpoint.host, endpoint.port, peer.resolve);
+        while let Some(step) = self.next_step(id, now) {
+            match step {
+                Step::LookUp(endpoint) => self.look_up(id, &endpoint, now),
+                Step::Dial(remote) => self.dial_address(id, remote, now),
+            }
         }
+        self.watch_dialler(id);
+    }
+
+    fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        let waiting = peer.relay.oldest().is_some() || peer.awaited_until.is_some_and(|until| until > now);
+        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
+        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
+        peer.dialler.step((waiting, slowest), now, self.doors.rng())
+    }
+
+    fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
+        tracing::debug!(peer = self.peer_name(id), %endpoint, "looking up");
+        let token = self.doors.token(Source::Resolve(id));
+        self.doors.resolve(&endpoint.host, endpoint.port, token);
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.dialler.looks_up(token, now);
+        }
+    }
+
+    /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
+    pub(super) fn watch_dialler(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if let Some(at) = peer.dialler.deadline() {
             self.timers.arm(Timer::Dial(id), at);
+        }
+        for token in peer.dialler.take_abandoned() {
+            self.doors.release(token);
         }
     }
 
@@ -53,39 +80,91 @@ impl Worker {
     /// A peer's endpoint was looked up: dials it.
     pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
         let Some(answer) = self.doors.resolved(token) else { return };
-        self.dial_resolved(id, answer, now);
-        if let Some(at) = self.peers.get(id.0 as usize).and_then(|peer| peer.dialler.deadline()) {
-            self.timers.arm(Timer::Dial(id), at);
+        self.doors.release(token);
+        if let Err(error) = &answer {
+            self.report_failed_lookup(id, token, error, now);
+        }
+        // Meanwhile the peer may have come to us, or another attempt may have succeeded.
+        let needed = !self.stopping && self.needs_dialling(id, now);
+        let addresses = answer.unwrap_or_default();
+        let remote = self
+            .peers
+            .get_mut(id.0 as usize)
+            .and_then(|peer| peer.dialler.answered(token, &addresses, now))
+            .filter(|_| needed);
+        if let Some(remote) = remote {
+            self.dial_address(id, remote, now);
+        }
+        if needed {
+            self.dial(id, now);
         }
     }
 
-    fn dial_resolved(&mut self, id: PeerId, answer: io::Result<Vec<SocketAddr>>, now: Instant) {
-        // Meanwhile the peer may have come to us, or another attempt may have succeeded.
-        let needed = !self.stopping && self.needs_dialling(id, now);
-        let failure = if answer.is_err() { self.failed_lookup() } else { "" };
+    fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
+        let remedy = self.failed_lookup();
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if !needed {
-            peer.dialler.failed();
-            return;
+        let Some(endpoint) = peer.dialler.looked_up(token) else { return };
+        let reason = format!("cannot resolve {endpoint}: {error}");
+        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        if let Some(suppressed) = self.resolve_log.allow(now) {
+            tracing::warn!(
+                peer = &*peer.name,
+                %endpoint,
+                %error,
+                suppressed,
+                "cannot resolve the peer's endpoint (remedy: {remedy})"
+            );
         }
+    }
+
+    fn dial_address(&mut self, id: PeerId, remote: SocketAddr, now: Instant) {
+        let Some(client) = self.client_config(id, now) else { return };
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let name = Arc::clone(&peer.name);
-        let addresses = match answer {
-            Ok(addresses) => addresses,
+        let underlay = match self.doors.dial(&mut self.underlays, remote) {
+            Ok(underlay) => underlay,
             Err(error) => {
-                if let Some(suppressed) = self.resolve_log.allow(now) {
-                    tracing::warn!(
-                        peer = &*name,
-                        endpoint = peer.dialler.endpoint().map(tracing::field::display),
-                        %error,
-                        suppressed,
-                        "cannot resolve the peer's endpoint (remedy: {failure})"
-                    );
+                let reason = format!("cannot open a socket to {remote}: {error}");
+                peer.failure = Some(Arc::new(Failure { at: now, reason, causes: NO_WAY }));
+                // A host without one of the families has the other.
+                peer.dialler.failed(now);
+                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                    tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
                 }
-                peer.dialler.failed();
                 return;
             }
         };
-        let Some(remote) = peer.dialler.choose(&addresses) else { return };
+        peer.dialled = Some(remote);
+        let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
+            self.doors.close_underlay(&mut self.underlays, underlay);
+            return;
+        };
+        if peer.dialler.is_first() {
+            tracing::info!(peer = &*name, %remote, "dialling");
+        } else {
+            tracing::debug!(peer = &*name, %remote, "dialling again");
+        }
+        let again = peer.dialler.is_unanswered();
+        if again {
+            let (reason, causes) = ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
+            peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+        }
+        let surplus = peer.dialler.started(handle);
+        self.totals.handshakes.dialled += 1;
+        if again {
+            self.warn_of_loop(Some(id), remote, now);
+        }
+        if let Some(oldest) = surplus {
+            self.control.close(oldest, CloseReason::Replaced, now);
+            self.totals.handshakes.failed += 1;
+            self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
+        }
+    }
+
+    /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
+    fn client_config(&mut self, id: PeerId, now: Instant) -> Option<ClientConfig> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = peer.config.public_keys.iter().map(|key| key.0).collect();
         let crypto = match tls::client_crypto(&self.identity, &keys) {
             Ok(crypto) => crypto,
@@ -93,7 +172,7 @@ impl Worker {
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
                     tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
                 }
-                return;
+                return None;
             }
         };
         let streams = self.config.limits.tcp_streams_per_peer;
@@ -109,7 +188,7 @@ impl Worker {
                     "the peer's key is no point of its curve (remedy: culvert check)"
                 );
             }
-            return;
+            return None;
         };
         let knock = Knock {
             own: Arc::clone(self.own.agreement()),
@@ -119,42 +198,7 @@ impl Worker {
         };
         let mut client = knock::arm(crypto, knock, self.ids.initial(id));
         client.transport_config(Arc::new(transport));
-        let underlay = match self.doors.dial(&mut self.underlays, remote) {
-            Ok(underlay) => underlay,
-            Err(error) => {
-                if let Some(suppressed) = peer.attempts_log.allow(now) {
-                    tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
-                }
-                return;
-            }
-        };
-        peer.dialled = Some(remote);
-        match self.control.dial(id, remote, underlay, client, now) {
-            Some(handle) => {
-                if peer.dialler.is_first() {
-                    tracing::info!(peer = &*name, %remote, "dialling");
-                } else {
-                    tracing::debug!(peer = &*name, %remote, "dialling again");
-                }
-                let again = !peer.dialler.is_first();
-                if again {
-                    let (reason, causes) =
-                        ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
-                    peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
-                }
-                let surplus = peer.dialler.started(handle);
-                self.totals.handshakes.dialled += 1;
-                if again {
-                    self.warn_of_loop(Some(id), remote, now);
-                }
-                if let Some(oldest) = surplus {
-                    self.control.close(oldest, CloseReason::Replaced, now);
-                    self.totals.handshakes.failed += 1;
-                    self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
-                }
-            }
-            None => self.doors.close_underlay(&mut self.underlays, underlay),
-        }
+        Some(client)
     }
 
     /// A connection has ended.
@@ -243,6 +287,9 @@ fn in_words(reason: &ConnectionError) -> String {
         | ConnectionError::CidsExhausted => reason.to_string(),
     }
 }
+
+/// What an operator should look at when the kernel knows no way there.
+const NO_WAY: &[&str] = &["has this host a route there, and an address of that family? (path)"];
 
 /// What an operator should look at when the kernel says that nobody listens at the endpoint.
 const NOBODY_LISTENS: &[&str] = &["is the peer running, and its endpoint right? (path)"];

@@ -14,6 +14,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use rustc_hash::FxHashMap;
@@ -93,13 +94,17 @@ pub(super) struct Piece {
 #[derive(Debug)]
 pub(super) struct Parcel {
     pub(super) kind: Kind,
+    /// The peer's process to which the numbers in its headers mean something; that of payloads only.
+    pub(super) process: u64,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
+    /// When it went into a ring.
+    pub(super) handed: Option<Instant>,
 }
 
 impl Parcel {
     fn new(kind: Kind) -> Self {
-        Self { kind, bytes: Vec::new(), pieces: Vec::new() }
+        Self { kind, process: 0, bytes: Vec::new(), pieces: Vec::new(), handed: None }
     }
 
     fn has_room(&self, len: usize) -> bool {
@@ -256,6 +261,15 @@ impl Outgoing {
         };
         place.pieces.push(piece);
         write(&mut place.bytes);
+    }
+
+    /// Takes out the payloads for a peer that were collected.
+    pub(super) fn take_payloads(&mut self, id: PeerId) -> impl Iterator<Item = Parcel> {
+        let of_peer = move |parcel: &Parcel| match parcel.kind {
+            Kind::Payloads { peer, .. } | Kind::Returned { peer } => peer == id,
+            Kind::Packets { .. } | Kind::Frames { .. } | Kind::Strangers { .. } => false,
+        };
+        self.parcels.extract_if(.., move |(_, parcel)| of_peer(parcel)).map(|(_, parcel)| parcel)
     }
 
     /// Takes what was collected.

@@ -299,7 +299,7 @@ impl Worker {
     fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneRow {
         let since = |at: Instant| now.saturating_duration_since(at);
         let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
-        let remote = slot.path.map(|path| path.destination);
+        let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         LaneRow {
             peer: slot.peer,

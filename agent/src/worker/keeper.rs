@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use quic_core::{AckProfile, Lane, LaneConfig};
 
 use super::{
-    Timer, Worker,
+    HOUSEKEEPING_INTERVAL, Timer, Worker,
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
     number,
 };
@@ -23,6 +23,15 @@ const IN_USE: Duration = Duration::from_secs(10);
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
+
+/// Limits of a lane, where they are lower than those of its suite (RFC 9001 §6.6): for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneLimits {
+    /// Packets that one key seals; keys are updated after half of it.
+    pub sealed: Option<u64>,
+    /// Packets that may fail authentication.
+    pub failed: Option<u64>,
+}
 
 impl Worker {
     /// The owner of a session wants a lane to be kept here.
@@ -52,7 +61,26 @@ impl Worker {
         self.lanes.touch(id);
         let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
-            self.drain_lane(old, now);
+            self.replace_lane((peer, session, index), old, now);
+        }
+    }
+
+    /// A lane has been replaced: if it works it carries payloads until the one in its place does.
+    fn replace_lane(&mut self, (peer, session, index): (PeerId, SessionId, u8), old: LaneId, now: Instant) {
+        let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
+        match self.link_named(peer, session) {
+            Some(link) if works => link.pool.keep_former(index, old),
+            Some(_) | None => self.drain_lane(old, now),
+        }
+    }
+
+    /// The lane of an index carries payloads: the one before it need no longer.
+    fn drain_former(&mut self, lane: LaneName, id: LaneId, now: Instant) {
+        if let Some(link) = self.link_named(lane.peer, lane.session)
+            && link.pool.get(lane.index) == Some(id)
+            && let Some(former) = link.pool.take_former(lane.index)
+        {
+            self.drain_lane(former, now);
         }
     }
 
@@ -99,22 +127,35 @@ impl Worker {
                 Profile::Latency => AckProfile::Latency,
             },
             initial_rtt: Some(order.initial_rtt),
-            key_limit: None,
+            key_limit: self.lane_limits.sealed,
         };
-        Lane::new(&config).ok()
+        let mut core = Lane::new(&config).ok()?;
+        if let Some(failures) = self.lane_limits.failed {
+            core.limit_failures(failures);
+        }
+        Some(core)
     }
 
     /// A lane carries payloads from now on, or its path has moved.
     pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
-        let (lane, destination) = (name_of_lane(slot), slot.path.map(|path| path.destination));
+        let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
+        let from = slot.take_moved();
         self.lanes.touch(id);
         self.note_path(id, now);
         self.note_phase(id, Phase::Up, now);
-        tracing::debug!(peer = self.peer_name(lane.peer), lane = lane.index, remote = ?destination, "lane up");
+        self.totals.path_moves[0] += u64::from(from.is_some());
+        let peer = self.peer_name(lane.peer);
+        match from {
+            Some(from) => {
+                tracing::debug!(peer, lane = lane.index, %from, to = ?destination, "lane moved");
+            }
+            None => tracing::debug!(peer, lane = lane.index, remote = ?destination, "lane up"),
+        }
         self.tell_owner(lane, Order::LaneUp { lane }, now);
         self.note_path_packet(id, now);
+        self.drain_former(lane, id, now);
         self.settle_flows(lane.peer);
         self.drain_queue(lane.peer, now);
     }
@@ -160,7 +201,11 @@ impl Worker {
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
-        if slot.is_up() && silence >= limit / 2 {
+        let alive = match slot.state {
+            LaneState::Validating | LaneState::Up => true,
+            LaneState::Draining { .. } => false,
+        };
+        if alive && silence >= limit / 2 {
             let lane = name_of_lane(slot);
             self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
         }
@@ -213,6 +258,9 @@ impl Worker {
         self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
             self.exchange.lane_gone(slot.peer);
+            if let Some(link) = self.link_named(slot.peer, slot.session) {
+                link.pool.forget_former(id);
+            }
             self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
             self.release_underlay(slot.underlay);
         }
@@ -252,7 +300,9 @@ impl Worker {
             let id = PeerId(number(place));
             if self.is_suspect(id, now) {
                 self.ask_for_life(id);
+                self.follow_route(id, now);
             }
+            self.check_laneless(id, now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);
@@ -289,6 +339,26 @@ impl Worker {
         }
     }
 
+    /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
+    /// and if nothing has come since the last time the peer is suspect. It may have gone just when the handshake was complete.
+    fn check_laneless(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.session_of(id) else { return };
+        let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
+        if !is_laneless || now.saturating_duration_since(session.since) < LEAST_SILENCE {
+            return;
+        }
+        let (name, handle, heard) = (session.id, session.handle, session.heard);
+        let Some(quinn) = self.control.quinn(handle) else { return };
+        quinn.ping();
+        let now_heard = quinn.stats().udp_rx.datagrams;
+        if let Some(session) = self.session_mut(id) {
+            session.heard = now_heard;
+        }
+        if now_heard == heard {
+            self.suspect(id, name, true, now);
+        }
+    }
+
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
     fn keep_alive(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -297,7 +367,9 @@ impl Worker {
             for lane in link.pool.lanes() {
                 let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
-                if now.saturating_duration_since(last) >= interval {
+                // So early that the interval is not over before the peer is known to be silent.
+                let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
+                if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
                     slot.core.request_ping();
                     self.lanes.touch(lane);
                 }

@@ -18,7 +18,7 @@ use crate::{
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Link, PeerId, SETTLE_TIME, SessionId},
+    peer::{Link, Peer, PeerId, SETTLE_TIME, SessionId},
     relay::{DropReason, NO_LANE, Origin},
 };
 
@@ -29,7 +29,7 @@ const PARCELS_PER_TURN: usize = 64;
 const HURRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What it was told is true for so long.
-const HURRY_LASTS: Duration = Duration::from_secs(1);
+pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Tells one worker; itself at once.
@@ -95,6 +95,7 @@ impl Worker {
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
             Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
+            Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {
@@ -124,7 +125,8 @@ impl Worker {
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted } = **connected;
+        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, since: _ } =
+            **connected;
         if self.stopping || !self.is_live(id) {
             return;
         }
@@ -148,6 +150,7 @@ impl Worker {
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let takes_packets = hello.features.contains(Features::PACKETS);
+        let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
         peer.link = Some(Link {
             session,
@@ -158,11 +161,21 @@ impl Worker {
             standard,
             takes_packets,
             completes_checksums,
+            takes_pieces,
             settles_at: now + SETTLE_TIME,
             suspect: false,
         });
         if !same_process {
+            // Numbers of flows mean others to the new process.
+            for parcel in self.outgoing.take_payloads(id) {
+                peer.relay.uplink.handed_over -= parcel.counted();
+                peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+            }
             self.orphan_flows(id, *key);
+        }
+        let shorter = self.peers.get_mut(id.0 as usize).map(|peer| peer.relay.learn_idle());
+        for flow in shorter.into_iter().flatten() {
+            self.watch_flow(id, flow, now);
         }
         self.settle_flows(id);
         self.wake_listeners(id);
@@ -174,7 +187,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        for lane in lanes {
+        for lane in lanes.into_iter().chain(link.pool.former()) {
             self.drain_lane(lane, now);
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
@@ -192,7 +205,7 @@ impl Worker {
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(false, now, self.doors.rng());
+            peer.dialler.restart(None, now, self.doors.rng());
         }
         if let Some(at) = peer.dialler.deadline() {
             self.timers.arm(Timer::Dial(id), at);
@@ -270,6 +283,7 @@ impl Worker {
                 self.tell(owner, Order::Heard { peer: id, session }, now);
             }
         }
+        let moved = self.follow_route(id, now);
         if self.dialler_of(id) != self.place.0 {
             return;
         }
@@ -279,7 +293,9 @@ impl Worker {
             if let Some(suppressed) = state.brakes.silent.allow(now) {
                 tracing::warn!(peer = &*state.name, suppressed, "the peer fell silent; dialling it anew");
             }
-            state.dialler.restart(true, now, self.doors.rng());
+            // What the session says from another address may be answered: a new one would cost its TCP forwards.
+            let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+            state.dialler.restart(Some(delay), now, self.doors.rng());
             if let Some(at) = state.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);
             }
@@ -321,12 +337,16 @@ impl Worker {
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     fn wake_listeners(&mut self, id: PeerId) {
+        let mut tokens = Vec::new();
         for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
             if let Some((_, token)) = listener
                 && self.forward_peers.get(forward.peer) == Some(&id)
             {
-                self.run_queue.push_back(*token);
+                tokens.push(*token);
             }
+        }
+        for token in tokens {
+            self.add_source(token);
         }
     }
 
@@ -336,11 +356,15 @@ impl Worker {
             let Some(parcel) = self.parcels.pop_front() else { return };
             self.unpublished = true;
             self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
+            if self.is_outdated(&parcel) {
+                continue;
+            }
+            let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
-                Kind::Packets { port } => self.take_packets(&parcel, port, now),
+                Kind::Packets { port } => self.take_packets((&parcel, waited), port, now),
                 Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches(&parcel, |worker| {
+                    self.take_batches((&parcel, waited), |worker| {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
                     });
                 }
@@ -358,7 +382,7 @@ impl Worker {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
                             let run = (data, piece.meta.segment);
-                            uplink.take_over(lane, (header, piece.counted), run, piece.tos);
+                            uplink.take_over((lane, waited), (header, piece.counted), run, piece.tos);
                         }
                     }
                     self.report_too_large(peer, now);
@@ -368,7 +392,20 @@ impl Worker {
         }
     }
 
-    fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
+    /// Whether payloads are for a process of the peer that has been replaced: its flows' numbers are others' now. They are
+    /// dropped.
+    fn is_outdated(&mut self, parcel: &Parcel) -> bool {
+        let (Kind::Payloads { peer, .. } | Kind::Returned { peer }) = parcel.kind else { return false };
+        let Some(peer) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let outdated = peer.process() != parcel.process;
+        if outdated {
+            peer.relay.uplink.taken_over += parcel.counted();
+            peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+        }
+        outdated
+    }
+
+    fn take_packets(&mut self, parcel: (&Parcel, Duration), port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
         self.take_batches(parcel, |worker| {
@@ -376,15 +413,15 @@ impl Worker {
         });
     }
 
-    /// Puts the pieces of a parcel where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, parcel: &Parcel, mut pass: impl FnMut(&mut Self)) {
+    /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    fn take_batches(&mut self, (parcel, waited): (&Parcel, Duration), mut pass: impl FnMut(&mut Self)) {
         self.batch.clear();
         for (piece, data) in parcel.pieces() {
             if self.batch.len() == self.batch.slots() {
                 pass(self);
                 self.batch.clear();
             }
-            let meta: Meta = piece.meta;
+            let meta = Meta { age: piece.meta.age + waited, ..piece.meta };
             self.batch.push(meta, data);
         }
         if !self.batch.is_empty() {
@@ -393,8 +430,12 @@ impl Worker {
     }
 
     /// Hands over what was collected for other workers in this turn.
-    pub(super) fn hand_over(&mut self) {
-        for (worker, parcel) in self.outgoing.take() {
+    pub(super) fn hand_over(&mut self, now: Instant) {
+        for (worker, mut parcel) in self.outgoing.take() {
+            if let Kind::Payloads { peer, .. } | Kind::Returned { peer } = parcel.kind {
+                parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
+            }
+            parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
             match self.exchange.hand(worker, parcel) {
                 Ok(()) => self.totals.handed_out[kind] += datagrams,

@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Exchange, LOG_INTERVAL, Source, Timer, Worker, number, session, start::dials};
+use super::{Exchange, LOG_INTERVAL, Timer, Worker, number, session, start::dials};
 use crate::{
     config::{self, Config},
     control::{dial::Dialler, messages::CloseReason},
     forward::Local,
-    io::Token,
     log::RateLimit,
     meter::Meter,
     metrics::{PeerDirectionMetrics, PeerMetrics},
@@ -41,13 +40,7 @@ pub(super) struct PeerMaker<'a> {
 
 impl PeerMaker<'_> {
     /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(
-        &self,
-        id: PeerId,
-        (peer, origin): (Arc<config::Peer>, Origin),
-        resolve: Token,
-        now: Instant,
-    ) -> Peer {
+    pub(super) fn make(&self, id: PeerId, (peer, origin): (Arc<config::Peer>, Origin), now: Instant) -> Peer {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
@@ -69,8 +62,9 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             too_large: None,
+            refused: [0; 4],
             known_services: None,
-            resolve,
+            route_asked: None,
             dialled: None,
             failure: None,
             meter: Meter::new(now),
@@ -83,7 +77,10 @@ impl PeerMaker<'_> {
     fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
         let names: Vec<Arc<str>> =
             self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        DatagramRelay::new(peer, &self.config.limits, (parity, self.place), self.exchange.flows(id), &names)
+        let place = (parity, self.place);
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, place, self.exchange.flows(id), &names);
+        relay.set_oversize(&self.config.services);
+        relay
     }
 }
 
@@ -91,14 +88,10 @@ impl Worker {
     /// The roster has a peer more. Ports of the configuration that name it are its from now on.
     pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
         let place = id.0 as usize;
-        let resolve = match self.peers.get(place) {
-            Some(old) => old.resolve,
-            None => self.doors.token(Source::Resolve(id)),
-        };
         let own_key = *self.identity.public_key();
         let (config, exchange) = (&*self.config, &*self.exchange);
         let maker = PeerMaker { config, exchange, own_key: &own_key, place: self.place };
-        let mut made = maker.make(id, (Arc::clone(peer), origin), resolve, now);
+        let mut made = maker.make(id, (Arc::clone(peer), origin), now);
         let deadline = made.dialler.deadline();
         match self.peers.get_mut(place) {
             Some(old) => {
@@ -171,6 +164,10 @@ impl Worker {
         let link = peer.link.as_ref().map(|link| link.session);
         // Its attempts are among the connections that end below.
         drop(peer.dialler.stop());
+        peer.dialler.forget_lookups();
+        for token in peer.dialler.take_abandoned() {
+            self.doors.release(token);
+        }
         self.end_session(id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
             // Wherever its control connection is.

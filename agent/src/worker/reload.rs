@@ -35,6 +35,7 @@ impl Worker {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
             peer.relay.set_ingresses(&names);
+            peer.relay.set_oversize(&config.services);
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
@@ -76,9 +77,7 @@ impl Worker {
         if self.dialler_of(id) == self.place.0 {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !reaches, now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
+            self.watch_dialler(id);
             for attempt in surplus {
                 self.close(attempt, CloseReason::Replaced, now);
             }
@@ -215,7 +214,7 @@ impl Worker {
                 (false, true) => match self.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        self.run_queue.push_back(token);
+                        self.add_source(token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
@@ -264,7 +263,8 @@ impl Worker {
             let service = self.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
-            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle })
+            let fragment = service.oversize == config::Oversize::Fragment;
+            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
         });
         services.collect()
     }

@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-    Worker, books, decoy, number, peers::PeerMaker, session, shell, tun,
+    Worker, books, decoy, number, peers::PeerMaker, session, shell, sources::Sources, tun,
 };
 use crate::{
     clock::Clock,
@@ -157,7 +157,7 @@ impl Worker {
         let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, place };
         let peers = (0..).map(PeerId).zip(&config.peers).map(|(id, peer)| {
             let named = (Arc::new(peer.clone()), peer.origin.into());
-            maker.make(id, named, doors.token(Source::Resolve(id)), now)
+            maker.make(id, named, now)
         });
         let peers: Vec<Peer> = peers.collect();
         let tun = match (tun, doors.tun().map_err(StartError::Tun)?) {
@@ -203,7 +203,7 @@ impl Worker {
             tcp_by_stream: FxHashMap::default(),
             timers: Timers::default(),
             due: Vec::new(),
-            run_queue: VecDeque::new(),
+            sources: Sources::new(),
             fresh: Vec::new(),
             batch: Box::default(),
             notes: Notes::default(),
@@ -214,18 +214,22 @@ impl Worker {
             unpublished: true,
             metrics,
             totals: books::Totals::default(),
+            ceilings: super::ceilings::Ceilings::new(),
             too_large_log: RateLimit::new(LOG_INTERVAL),
             refusal_log: RateLimit::new(LOG_INTERVAL),
             accept_log: RateLimit::new(LOG_INTERVAL),
             lane_logs: super::lanes::LaneLogs::new(),
+            lane_limits: super::LaneLimits::default(),
             drops_log: RateLimit::new(LOG_INTERVAL),
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),
             journal_log: RateLimit::new(LOG_INTERVAL),
             tun_log: RateLimit::new(LOG_INTERVAL),
             source_log: RateLimit::new(LOG_INTERVAL),
+            renewed: None,
             loop_log: RateLimit::new(LOG_INTERVAL),
             served: Vec::new(),
+            first_to_drain: 0,
             violation_log: RateLimit::new(LOG_INTERVAL),
             piece: vec![0; tcp::PIECE],
             config,

@@ -40,6 +40,9 @@ pub use tun::{MemoryTun, Written};
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
+/// How far apart hosts begin in it.
+const PORTS_BETWEEN_HOSTS: u16 = 1_009;
+
 /// A datagram between two sockets of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
@@ -100,9 +103,13 @@ impl MemoryFabric {
 
     fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
         let mut state = self.state.borrow_mut();
+        // A host that takes over the address of another goes on elsewhere in the range, as a kernel's random choice does:
+        // else what is under way to the other's sockets would find its own.
+        let hosts = u16::try_from(state.hosts.len()).unwrap_or(u16::MAX);
+        let first = hosts.wrapping_mul(PORTS_BETWEEN_HOSTS) % (u16::MAX - FIRST_DYNAMIC_PORT);
         state.hosts.push(Host {
             addresses: addresses.to_vec(),
-            next_port: FIRST_DYNAMIC_PORT,
+            next_port: FIRST_DYNAMIC_PORT + first,
             workers,
             given: GivenPorts::default(),
         });
@@ -123,6 +130,23 @@ impl MemoryFabric {
     /// Lets every host resolve `name`.
     pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
         self.state.borrow_mut().names.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    /// Lookups of `name` are not answered from now on, or are again.
+    pub fn hang_name(&self, name: &str, hangs: bool) {
+        let mut state = self.state.borrow_mut();
+        state.hanging.retain(|other| other != name);
+        if hangs {
+            state.hanging.push(name.to_owned());
+        }
+    }
+
+    /// The host that has `address` has these from now on; of each family the first is what new sockets send from.
+    pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
+        let mut state = self.state.borrow_mut();
+        if let Some(HostId(host)) = state.owner_of(address) {
+            state.hosts[host].addresses = addresses.to_vec();
+        }
     }
 
     /// Asks `hook` about every datagram that is sent from now on, one by one. It may use the fabric.
@@ -318,6 +342,9 @@ impl Net for MemoryNet {
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
+        if self.fabric.state.borrow().hanging.iter().any(|name| name == host) {
+            return;
+        }
         let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let addresses = match literal.parse::<IpAddr>() {
             Ok(ip) => Ok(vec![ip]),
@@ -391,6 +418,8 @@ enum Arrival {
 struct State {
     hosts: Vec<Host>,
     names: BTreeMap<String, Vec<IpAddr>>,
+    /// Names whose lookups are not answered.
+    hanging: Vec<String>,
     udp: Slab<Endpoint>,
     /// The UDP sockets of each port.
     ports: BTreeMap<(HostId, u16), Vec<usize>>,
@@ -434,7 +463,7 @@ impl State {
             Some(source) if self.hosts[from.0].owns(source) => Some(source),
             Some(_) => None,
             None if socket.local.ip().is_unspecified() => self.source_for(from, route.to.ip()),
-            None => Some(socket.local.ip()),
+            None => Some(socket.local.ip()).filter(|ip| self.hosts[from.0].owns(*ip)),
         };
         let source = source.ok_or(SendFailure::Unreachable)?;
         Ok((host, SocketAddr::new(source, socket.local.port())))
