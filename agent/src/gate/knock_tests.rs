@@ -45,8 +45,7 @@ fn a_knock_names_its_client_whatever_the_sign_of_its_key() {
     let mut signs = [0; 2];
     for seed in 1..=16 {
         let client = identity(seed);
-        let token =
-            seal(&client.agreement_key(), &server_key(20), &DCID, HELLO, SECONDS, &[3; 32]).unwrap();
+        let token = seal(&client.agreement_key(), &server_key(20), &DCID, HELLO, SECONDS, &[3; 32]).unwrap();
         let opened = open_as(20, &DCID, &token).unwrap();
         assert_eq!((opened.sign, opened.key()), (client.agreement_key().sign(), Some(client.public_key())));
         signs[usize::from(opened.sign)] += 1;

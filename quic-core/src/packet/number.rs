@@ -57,7 +57,10 @@ mod tests {
     fn the_last_number_is_read_and_none_above_it() {
         assert_eq!(PacketNumber::MAX.0, 4_611_686_018_427_387_903);
         assert_eq!(PacketNumber::expand(0xff, 8, PacketNumber::MAX.0), PacketNumber::MAX);
-        assert_eq!(PacketNumber::expand(0x00, 8, PacketNumber::MAX.0), PacketNumber(PacketNumber::MAX.0 - 255));
+        assert_eq!(
+            PacketNumber::expand(0x00, 8, PacketNumber::MAX.0),
+            PacketNumber(PacketNumber::MAX.0 - 255)
+        );
     }
 
     proptest! {
