@@ -9,6 +9,7 @@ use super::{
     siege::{ECHO, Siege},
 };
 use crate::{
+    clock::Clock,
     control::messages::{Features, Hello, Message},
     identity::Identity,
     relay::{
