@@ -22,7 +22,7 @@ use crate::{
     meter::Meter,
     relay::DatagramRelay,
     roster::Origin,
-    worker::Outgoing,
+    worker::{Outgoing, Refused},
 };
 
 /// A peer's place in the list of the roster, which begins with the configuration's.
@@ -54,6 +54,8 @@ pub struct Session {
     pub keeps_alive: bool,
     /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
+    /// How many datagrams had come on the control connection when, without a lane, that was last looked at.
+    pub heard: u64,
 }
 
 /// A session, as every worker sees it: the way of datagrams.
@@ -128,6 +130,8 @@ pub struct Peer {
     pub tcp_streams: u32,
     /// The last payload that fitted into no packet, until it has been logged.
     pub too_large: Option<TooLarge>,
+    /// What its relay had refused at ceilings when that was last looked at.
+    pub refused: Refused,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
     /// When the worker that dials it was last told that datagrams wait here.

@@ -4,20 +4,23 @@
 //! |---|---|
 //! | what can happen, and what a seed draws | `schedule.rs`, `text.rs` (as text) |
 //! | the agents' addresses, keys and configurations | `agents.rs` |
-//! | how a schedule is run, and how it ends | `run.rs` |
+//! | how a schedule is run | `run.rs` |
+//! | how it ends: everybody recovers, everything arrives, nothing is left | `recovery.rs` |
 //! | what clients and services expect | `model.rs`, `streams.rs` (TCP), `packets.rs` (TUN) |
 //! | what holds of the agents | `invariants.rs` |
 //! | how a failing schedule becomes a small one | `reduce.rs` |
 //! | schedules that failed once | `kept/` |
 //! | how many are run, and what is said of one that fails | this one |
 //!
-//! `CULVERT_SIM_SEEDS=100000` runs so many seeds, `CULVERT_SIM_SEEDS=5000..6000` those.
+//! `CULVERT_SIM_SEEDS=100000` runs so many seeds, `CULVERT_SIM_SEEDS=5000..6000` those. `CULVERT_SIM_LOG=1` shows what the agents
+//! log, and when in the simulation.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 mod agents;
 mod invariants;
 mod model;
 mod packets;
+mod recovery;
 mod reduce;
 mod run;
 mod schedule;
@@ -37,6 +40,10 @@ use std::{
     thread,
 };
 
+use culvert::{
+    config::{Log, LogFormat, LogLevel},
+    log,
+};
 use model::Failure;
 use reduce::reduce;
 use run::{Fault, Outcome};
@@ -50,10 +57,18 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
+/// Whether the agents' logs are shown.
+fn logs() -> bool {
+    env::var_os("CULVERT_SIM_LOG").is_some()
+}
+
 /// Runs a schedule; an agent that panics breaks a promise, too.
 fn attempt(schedule: &Schedule, fault: Option<Fault>) -> Result<Outcome, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
+        if logs() {
+            log::init(Log { level: LogLevel::Debug, format: LogFormat::Text }).unwrap();
+        }
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             PANIC.replace(info.to_string());

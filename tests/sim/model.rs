@@ -65,10 +65,11 @@ fn read(way: Way, payload: &[u8]) -> Option<(u16, u32)> {
 /// What was sent one way in one flow.
 #[derive(Debug, Default)]
 struct Stream {
-    /// How long each was, and when: see [`Model::order`].
-    sent: Vec<(u16, u64)>,
+    /// How long each was, when (see [`Model::order`]), and how many were sent before it.
+    sent: Vec<(u16, u64, u32)>,
     arrived: Vec<bool>,
-    /// The highest number that arrived.
+    count: u32,
+    /// Of those that arrived, the one that was sent last: how many were before it.
     last: Option<u32>,
 }
 
@@ -76,25 +77,26 @@ impl Stream {
     fn send(&mut self, number: u32, bytes: u16, order: u64) {
         let place = number as usize;
         if self.sent.len() <= place {
-            self.sent.resize(place + 1, (0, 0));
+            self.sent.resize(place + 1, (0, 0, 0));
             self.arrived.resize(place + 1, false);
         }
-        self.sent[place] = (bytes, order);
+        self.sent[place] = (bytes, order, self.count);
+        self.count += 1;
     }
 
     /// Payload `number` has arrived.
     fn arrive(&mut self, name: &str, number: u32, order: u64) -> Result<(), Failure> {
         let place = number as usize;
-        let Some((_, sent)) = self.sent.get(place) else {
+        let Some((_, sent, before)) = self.sent.get(place) else {
             fail!("unchanged", "{name}: {number} was never sent")
         };
         if std::mem::replace(&mut self.arrived[place], true) {
             fail!("once", "{name}: {number} came twice");
         }
-        if self.last.is_some_and(|last| number < last) && *sent == order {
-            fail!("order", "{name}: {number} came after {:?}", self.last);
+        if self.last.is_some_and(|last| *before < last) && *sent == order {
+            fail!("order", "{name}: {number}, the {before}th, came after the {:?}th", self.last);
         }
-        self.last = self.last.max(Some(number));
+        self.last = self.last.max(Some(*before));
         Ok(())
     }
 }

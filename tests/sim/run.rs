@@ -10,9 +10,9 @@ use culvert::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    agents::{CLIENTS, IDLE_MS, SERVICES, address, configuration, identity, ingress, outside, upstream},
-    invariants::{books_of, check, disconnected, left_over, order_of, sum},
-    model::{Failure, Model, fail},
+    agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},
+    invariants::{books_of, check, order_of},
+    model::{Failure, Model},
     packets,
     schedule::{EXIT, Schedule, Service, What},
     streams::Streams,
@@ -68,18 +68,18 @@ enum Action {
 }
 
 pub(crate) struct Run<'a> {
-    schedule: &'a Schedule,
-    world: World,
-    model: Model,
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) world: World,
+    pub(crate) model: Model,
     clients: Host,
     services: Host,
-    streams: Streams,
+    pub(crate) streams: Streams,
     /// The clients' sockets, by flow.
     sockets: Vec<Udp>,
     by_token: BTreeMap<Token, u16>,
     echo: (Token, Udp),
     sink: (Token, Udp),
-    variants: [u8; 3],
+    pub(crate) variants: [u8; 3],
     is_stopping: [bool; 3],
     starts: u8,
     last_order: u64,
@@ -179,6 +179,9 @@ impl<'a> Run<'a> {
         actions.sort_by_key(|(at, _)| *at);
         for (at, action) in actions {
             self.run_to(Duration::from_micros(at))?;
+            if super::logs() {
+                println!("{at} µs: {action:?}");
+            }
             match action {
                 Action::Event(place) => self.event(&self.schedule.events[place].what)?,
                 Action::Datagram { flow, bytes } => self.send(flow, bytes),
@@ -190,95 +193,7 @@ impl<'a> Run<'a> {
         self.run_to(Duration::from_millis(self.schedule.length().into()))
     }
 
-    /// The network is well again: everybody is connected in time, and datagrams flow both ways.
-    fn recover(&mut self) -> Result<(), Failure> {
-        let setup = self.schedule.setup.clone();
-        self.clear();
-        for agent in setup.agents() {
-            if self.fault != Some(Fault::Stuck) {
-                self.start(agent, false);
-            }
-            if self.variants[usize::from(agent)] != 0 {
-                self.reload(agent, 0);
-            }
-        }
-        let echoes: Vec<u16> =
-            (0..setup.entries).map(|entry| self.flow(1_000, entry, Service::Echo)).collect();
-        if setup.is_eager {
-            // Attempts follow each other by a second while traffic waits, after the other end's silence was noticed.
-            let began = self.world.clock.elapsed();
-            while echoes.iter().any(|flow| self.model.arrived(*flow)[1] == 0) {
-                if self.world.clock.elapsed() - began > Duration::from_secs(5) {
-                    fail!("recovers", "no answer after 5 s with traffic");
-                }
-                echoes.iter().for_each(|flow| self.send(*flow, 100));
-                self.run_for(Duration::from_millis(50))?;
-            }
-        }
-        // The interval between attempts grows to 15 s, with jitter.
-        let most = Duration::from_secs(setup.keepalive_seconds.max(15).into()) + Duration::from_secs(8);
-        let until = self.world.clock.elapsed() + most;
-        while let Some(why) = disconnected(&books_of(&self.world, &setup), &setup) {
-            if self.world.clock.elapsed() >= until {
-                fail!("recovers", "after {most:?}: {why}");
-            }
-            self.run_for(Duration::from_millis(200))?;
-        }
-        // What was under way has arrived, and what waited is gone.
-        self.run_for(Duration::from_millis(1_500))?;
-        self.conserve(&echoes)
-    }
-
-    /// On a good path everything arrives, and is in every account on its way.
-    fn conserve(&mut self, echoes: &[u16]) -> Result<(), Failure> {
-        const EACH: u64 = 10;
-        let setup = &self.schedule.setup.clone();
-        let before = books_of(&self.world, setup);
-        let arrived: Vec<[usize; 2]> = echoes.iter().map(|flow| self.model.arrived(*flow)).collect();
-        for _ in 0..EACH {
-            echoes.iter().for_each(|flow| self.send(*flow, 100));
-            self.run_for(Duration::from_millis(7))?;
-        }
-        self.run_for(Duration::from_millis(150))?;
-        let after = books_of(&self.world, setup);
-        for (entry, flow) in echoes.iter().enumerate() {
-            let (now, before) = (self.model.arrived(*flow), arrived[entry]);
-            let arrived = [now[0] - before[0], now[1] - before[1]].map(|count| count as u64);
-            if arrived != [EACH; 2] {
-                fail!(
-                    "everything arrives",
-                    "entry {entry}: {arrived:?} of {EACH} there and back on a good path"
-                );
-            }
-        }
-        for (entry, workers) in after.iter().enumerate().take(echoes.len()) {
-            let peers = [(entry, 0), (echoes.len(), entry)];
-            for (agent, peer) in peers {
-                let [now, was] = [&after, &before].map(|books| sum(&books[agent].1, peer));
-                for (now, was) in now.iter().zip(was) {
-                    let counts = (now.received - was.received, now.delivered - was.delivered);
-                    if counts != (EACH, EACH) {
-                        fail!(
-                            "everything is counted",
-                            "agent {agent} of {}: {counts:?} of {EACH}",
-                            workers.0
-                        );
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// When nobody has sent anything for long enough, nothing is left but connections and lanes.
-    fn rest(&mut self) -> Result<(), Failure> {
-        self.streams.hang_up();
-        self.run_for(Duration::from_millis(2 * IDLE_MS + 1_000))?;
-        let setup = &self.schedule.setup;
-        left_over(&books_of(&self.world, setup), setup)
-    }
-
-    fn run_for(&mut self, time: Duration) -> Result<(), Failure> {
+    pub(crate) fn run_for(&mut self, time: Duration) -> Result<(), Failure> {
         self.run_to(self.world.clock.elapsed() + time)
     }
 
@@ -383,7 +298,7 @@ impl<'a> Run<'a> {
     }
 
     /// The flow of a client, and its socket.
-    fn flow(&mut self, client: u16, entry: u8, service: Service) -> u16 {
+    pub(crate) fn flow(&mut self, client: u16, entry: u8, service: Service) -> u16 {
         let flow = self.model.flow(client, entry, service);
         if usize::from(flow) == self.sockets.len() {
             let socket = self.clients.udp((CLIENTS, 1_000 + flow).into(), None);
@@ -393,7 +308,7 @@ impl<'a> Run<'a> {
         flow
     }
 
-    fn send(&mut self, flow: u16, bytes: u16) {
+    pub(crate) fn send(&mut self, flow: u16, bytes: u16) {
         let payload = self.model.request(flow, bytes);
         let state = &self.model.flows[usize::from(flow)];
         let to = ingress(state.entry, state.service);
@@ -448,7 +363,7 @@ impl<'a> Run<'a> {
     }
 
     /// The paths between agents are good ones.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.model.order += 1;
         self.jitters = false;
         let setup = &self.schedule.setup;
@@ -468,9 +383,10 @@ impl<'a> Run<'a> {
     }
 
     /// Starts an agent again, unless it is running.
-    fn start(&mut self, agent: u8, is_lost: bool) {
+    pub(crate) fn start(&mut self, agent: u8, is_lost: bool) {
         let place = usize::from(agent);
-        if !self.world.has_ended(place) && !self.is_stopping[place] {
+        let is_running = !self.world.has_ended(place) && !self.is_stopping[place];
+        if is_running || self.fault == Some(Fault::Stuck) {
             return;
         }
         self.kill(agent);
@@ -484,7 +400,7 @@ impl<'a> Run<'a> {
         self.world.restart(place, &toml, &identity(setup, agent), &[address(agent)], self.starts);
     }
 
-    fn reload(&mut self, agent: u8, variant: u8) {
+    pub(crate) fn reload(&mut self, agent: u8, variant: u8) {
         let place = usize::from(agent);
         self.variants[place] = variant;
         if self.world.has_ended(place) || self.is_stopping[place] {

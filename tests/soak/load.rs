@@ -126,6 +126,8 @@ impl Load {
     pub(crate) fn new(scene: &Scene, round: u64, random: Random) -> Self {
         let folder = scene.branch.folder().to_owned();
         let exit_config = scene.pair.exit.config();
+        // Where the exit was restarted meanwhile it may still be known.
+        drop(ask(&exit_config, &["peer", "remove", "branch"]));
         ask(&exit_config, &["peer", "add", "branch", scene.branch.key(), "--service", "echo"])
             .unwrap_or_else(|error| panic!("the branch is not added: {error}"));
         let guest = |number: u32| {
@@ -276,7 +278,8 @@ impl Load {
             random.bits();
         }
         while !self.stopped() {
-            let bytes = random.bytes(1 + (random.bits() % 400_000) as usize);
+            let length = 1 + (random.bits() % 400_000) as usize;
+            let bytes = random.bytes(length);
             let cut = random.bits().is_multiple_of(4);
             let done = self.transfer(&bytes, cut);
             let counter = match done {
@@ -336,7 +339,7 @@ impl Load {
         let mut turn = 0;
         while !self.stopped() {
             let key = &self.guest_keys[turn % self.guest_keys.len()];
-            let name = format!("guest{turn}");
+            let name = format!("guest-{}-{turn}", self.round);
             self.command(&["peer", "add", &name, key, "--service", "echo"], None);
             self.reload(turn);
             self.command(&["peer", "remove", &name], Some(&self.counts.peers));
@@ -354,16 +357,14 @@ impl Load {
         self.command(&["reload"], Some(&self.counts.reloads));
     }
 
-    /// Runs a command until it succeeds, because the daemon may be on its way up.
+    /// Runs a command. While an agent is restarted it may fail, or be carried out without an answer.
     fn command(&self, args: &[&str], counter: Option<&AtomicU64>) {
-        let end = clock::now() + PATIENCE;
-        while let Err(error) = ask(&self.exit_config, args) {
-            if !self.restarting.load(Relaxed) || clock::now() > end {
+        if let Err(error) = ask(&self.exit_config, args) {
+            if !self.restarting.load(Relaxed) {
                 self.counts.refused.fetch_add(1, Relaxed);
                 crate::say(&format!("culvert {args:?}: {}", error.trim()));
-                return;
             }
-            thread::sleep(Duration::from_millis(200));
+            return;
         }
         if let Some(counter) = counter {
             counter.fetch_add(1, Relaxed);

@@ -118,7 +118,8 @@ impl Watch {
                 watched.lives.push(Vec::new());
                 watched.pid = agent.process().pid();
             }
-            let first = watched.lives.iter().flatten().next().copied();
+            // The very first one is of before any load: some files are opened with the first flow and kept.
+            let first = watched.lives.iter().flatten().nth(1).copied();
             let end = clock::now() + PATIENCE;
             let unrest = loop {
                 let found = at_rest(agent, peer, first);

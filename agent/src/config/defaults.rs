@@ -86,7 +86,8 @@ pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 pub const SOCKET_BUFFER_BYTES: usize = socket_buffer_bytes(LIMITS.receive_rate, QUEUE.time);
 
 /// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
-/// descriptors; 1 MiB holds 15 of the largest datagrams with pieces missing, and 200 of 4 KiB.
+/// descriptors; 1 MiB holds 15 of the largest datagrams with pieces missing, and 200 of 4 KiB; 256 MiB are the queues of 64
+/// peers that all stall at once, or a third of a second at 6 Gbit/s.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
@@ -95,6 +96,7 @@ pub const LIMITS: Limits = Limits {
     receive_buffer: None,
     receive_rate: 40 << 20,
     reassembly_bytes: 1 << 20,
+    queue_bytes: 256 << 20,
     peers: 1000,
     open_peers: 256,
     decoy_flows: 4096,

@@ -150,6 +150,7 @@ pub(super) struct Limits {
     pub(super) receive_buffer: Option<Field<Amount>>,
     pub(super) receive_rate: Option<Field<Amount>>,
     pub(super) reassembly_bytes: Option<Field<Amount>>,
+    pub(super) queue_bytes: Option<Field<Amount>>,
     pub(super) peers: Option<Field<i64>>,
     pub(super) open_peers: Option<Field<i64>>,
     pub(super) decoy_flows: Option<Field<i64>>,

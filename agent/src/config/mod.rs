@@ -418,6 +418,8 @@ pub struct Limits {
     pub receive_rate: usize,
     /// What datagrams of one peer may take at one worker while pieces of them are missing, in bytes.
     pub reassembly_bytes: usize,
+    /// Bytes that may wait in the queues of all peers together.
+    pub queue_bytes: usize,
     /// Peers of both files together.
     pub peers: usize,
     /// Peers that open mode has let in.

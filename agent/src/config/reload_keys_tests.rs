@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 60] = [
+const KEYS: [(&str, &str, Effect); 61] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),
@@ -70,6 +70,7 @@ const KEYS: [(&str, &str, Effect); 60] = [
     ("limits.receive_buffer", "\"1MiB\"", Restart),
     ("limits.receive_rate", "\"1MiB\"", Restart),
     ("limits.reassembly_bytes", "\"2MiB\"", Now),
+    ("limits.queue_bytes", "\"1MiB\"", Now),
     ("limits.peers", "999", Now),
     ("limits.open_peers", "1", Now),
     ("limits.decoy_flows", "1", Now),

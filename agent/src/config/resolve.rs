@@ -392,6 +392,12 @@ impl Checks {
                 128 << 10..=1 << 30,
                 default.reassembly_bytes,
             ),
+            queue_bytes: self.size(
+                "limits.queue_bytes",
+                file.queue_bytes,
+                64 << 10..=1 << 40,
+                default.queue_bytes,
+            ),
             peers: self.number("limits.peers", file.peers, PEERS, default.peers),
             open_peers: self.number("limits.open_peers", file.open_peers, PEERS, default.open_peers),
             decoy_flows: self.number(

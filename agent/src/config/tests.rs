@@ -143,6 +143,7 @@ pending_open_packets = 4
 receive_buffer = 65536
 receive_rate = "1MiB"
 reassembly_bytes = "128KiB"
+queue_bytes = 65537
 peers = 5
 open_peers = 6
 decoy_flows = 7
@@ -184,6 +185,7 @@ handshakes = 8
         receive_buffer: Some(65_536),
         receive_rate: 1 << 20,
         reassembly_bytes: 131_072,
+        queue_bytes: 65_537,
         peers: 5,
         open_peers: 6,
         decoy_flows: 7,
@@ -483,6 +485,7 @@ fn the_documented_defaults_are_the_real_ones() {
         ),
         ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
         ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
+        ("limits.queue_bytes", format!("\"{}MiB\"", limits.queue_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
         ("limits.decoy_flows", limits.decoy_flows.to_string()),

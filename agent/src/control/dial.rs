@@ -234,7 +234,7 @@ impl Dialler {
         target.cursor += 1;
         let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
         self.second = other.then_some(now + FAMILY_DELAY);
-        (self.current, self.skipped) = ((place, 1), 0);
+        self.current = (place, 1);
         Some(address)
     }
 
@@ -328,6 +328,7 @@ impl Dialler {
 
     /// An attempt has started; returns the oldest one if it is to make room for it.
     pub fn started(&mut self, handle: ConnectionHandle) -> Option<ConnectionHandle> {
+        self.skipped = 0;
         let surplus = (self.attempts.len() >= MAX_ATTEMPTS).then(|| self.attempts.remove(0));
         self.attempts.push(handle);
         surplus

@@ -202,15 +202,12 @@ impl FirstSuite {
             #[cfg(test)]
             Self::Aes256 => vec![AES_256, AES_128, CHACHA20],
         };
-        let mut provider = CryptoProvider {
-            cipher_suites,
-            kx_groups: vec![provider::kx_group::X25519],
-            ..provider::default_provider()
-        };
-        if let Some(Randomness { random, group }) = randomness {
-            (provider.secure_random, provider.kx_groups) = (random, vec![group]);
-        }
-        Arc::new(provider)
+        let standard = provider::default_provider();
+        let (secure_random, group) = randomness
+            .map_or((standard.secure_random, provider::kx_group::X25519), |randomness| {
+                (randomness.random, randomness.group)
+            });
+        Arc::new(CryptoProvider { cipher_suites, kx_groups: vec![group], secure_random, ..standard })
     }
 }
 

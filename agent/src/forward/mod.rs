@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use slab::Slab;
 
 use crate::{
-    io::{Delivery, ReceiveBatch, Token, UdpSocket, batch::DeliveryMessage},
+    io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage},
     peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
     worker::Booked,
@@ -62,6 +62,9 @@ pub struct LocalSocket {
     delivery: Option<Delivery>,
 }
 
+/// Sockets without a way that are noted at a time: others are noted with their next datagram.
+const MOST_UNREACHABLE: usize = 64;
+
 /// All local UDP sockets of a worker.
 #[derive(Default)]
 pub struct Locals {
@@ -71,6 +74,8 @@ pub struct Locals {
     dirty: Vec<LocalId>,
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<LocalId>,
+    /// Sockets to services to which there is no way from their address, of the last batches.
+    unreachable: Vec<LocalId>,
     settlements: Settlements,
     /// Payloads of one message, at most: what the kernel takes.
     most_segments: u16,
@@ -226,12 +231,22 @@ impl Locals {
             let Some(socket) = self.sockets.get_mut(id.0 as usize) else { continue };
             let Some(mut delivery) = socket.delivery.take() else { continue };
             let settlements = &mut self.settlements;
+            let mut unreachable = false;
             socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
+                unreachable |= outcome == SendOutcome::Failed(SendFailure::Unreachable);
                 let payloads = u64::from(message.payloads);
                 settlements.message(PeerId(message.owner), payloads, payloads, outcome);
             });
             self.spare.push(delivery);
+            if unreachable && self.unreachable.len() < MOST_UNREACHABLE {
+                self.unreachable.push(id);
+            }
         }
+    }
+
+    /// Takes one of the sockets to services to which there is no way.
+    pub fn take_unreachable(&mut self) -> Option<LocalId> {
+        self.unreachable.pop()
     }
 
     /// What became of payloads since the last call.

@@ -73,6 +73,12 @@ impl Openings {
         opening
     }
 
+    /// Since when the oldest opening waits for its answer.
+    #[must_use]
+    pub fn asked_since(&self) -> Option<Instant> {
+        self.asked.iter().map(|opening| opening.since).min()
+    }
+
     /// The answer to [`Openings::ask`] came: takes the opening, if it is still wanted.
     pub fn answered(&mut self, index: u8, epoch: u64) -> Option<Opening> {
         let place = self.asked.iter().position(|opening| opening.index == index && opening.epoch == epoch)?;

@@ -16,6 +16,8 @@ struct Bench {
     /// Bytes sent to each port in challenges.
     sent: Vec<(u16, usize)>,
     alive: Vec<u16>,
+    /// Answers that are under way.
+    answers: Vec<(Instant, [u8; 8])>,
 }
 
 impl Bench {
@@ -25,7 +27,7 @@ impl Bench {
         let mut paths = Paths::default();
         paths.validate(path(1), [255; 8], clock.now());
         assert_eq!(paths.on_response([255; 8], clock.now()), Turn::Moved);
-        Self { paths, clock, number: 0, next: 0, sent: Vec::new(), alive: vec![1] }
+        Self { paths, clock, number: 0, next: 0, sent: Vec::new(), alive: vec![1], answers: Vec::new() }
     }
 
     fn port(&self) -> Option<u16> {
@@ -50,23 +52,23 @@ impl Bench {
     /// Lets time pass; what is challenged and alive answers 40 ms later.
     fn run(&mut self, time: Duration) {
         let end = self.clock.now() + time;
-        let mut answers: Vec<(Instant, [u8; 8])> = Vec::new();
         loop {
             let now = self.clock.now();
             while let Some((data, path, most)) = self.paths.due_challenge(now) {
                 let port = path.destination.port();
                 self.sent.push((port, most));
                 if self.alive.contains(&port) {
-                    answers.push((now + PTO / 2, data));
+                    self.answers.push((now + PTO / 2, data));
                 }
             }
-            answers.retain(|(at, data)| {
+            let paths = &mut self.paths;
+            self.answers.retain(|(at, data)| {
                 if *at <= now {
-                    self.paths.on_response(*data, now);
+                    paths.on_response(*data, now);
                 }
                 *at > now
             });
-            let next = answers.iter().map(|(at, _)| *at).chain(self.paths.poll_timeout()).min();
+            let next = self.answers.iter().map(|(at, _)| *at).chain(self.paths.poll_timeout()).min();
             let next = next.unwrap_or(end).max(now + Duration::from_micros(1));
             if next >= end {
                 break;

@@ -405,6 +405,7 @@ fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot, views: &[Work
         open_peers: used(guests, limits.open_peers),
         flows: used(flows, limits.flows),
         flows_per_peer: used(most(|peer| peer.flows), limits.flows_per_peer),
+        queue_bytes: used(snapshot.peers.iter().map(|peer| peer.waiting.1).sum(), limits.queue_bytes),
         tcp_streams_per_peer: used(
             most(|peer| peer.tcp_streams as usize),
             limits.tcp_streams_per_peer as usize,

@@ -38,6 +38,8 @@ pub enum DropReason {
     QueueFull,
     /// The relay's queue was full and the policy keeps what came last.
     QueueEvicted,
+    /// The queues of all peers together held as many bytes as they may.
+    QueueMemory,
     /// The flow held its whole share of the queue.
     FlowQuota,
     /// It waited longer than the queue's time limit.
@@ -97,9 +99,10 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::QueueFull,
         Self::QueueEvicted,
+        Self::QueueMemory,
         Self::FlowQuota,
         Self::Expired,
         Self::TooLarge,
@@ -134,6 +137,7 @@ impl DropReason {
         match self {
             Self::QueueFull => "queue_full",
             Self::QueueEvicted => "queue_evicted",
+            Self::QueueMemory => "queue_memory",
             Self::FlowQuota => "flow_quota",
             Self::Expired => "expired",
             Self::TooLarge => "too_large",

@@ -316,6 +316,21 @@ impl Flows {
         }
     }
 
+    /// Flows that were opened here may be silent for as long as `idle` says of their ingress; returns those for which that is less
+    /// than they were opened with.
+    pub fn set_idle(&mut self, idle: impl Fn(IngressId) -> Option<Duration>) -> Vec<FlowId> {
+        let mut shorter = Vec::new();
+        for (id, flow) in &mut self.flows {
+            let Origin::Ingress { ingress, .. } = flow.origin else { continue };
+            let Some(idle) = idle(ingress) else { continue };
+            if idle < flow.idle {
+                shorter.extend(u32::try_from(id).map(FlowId));
+            }
+            flow.idle = idle;
+        }
+        shorter
+    }
+
     /// All flows, each with how many were opened here before it.
     pub fn iter(&self) -> impl Iterator<Item = (FlowId, u64, &Flow)> {
         let flows = self.flows.iter();

@@ -9,10 +9,12 @@
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker keeps a flow, how many there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
+//! | what waits at all peers together | `memory.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
 
 use std::{
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,6 +27,7 @@ pub mod flow;
 pub mod fragments;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod properties;
+pub mod memory;
 pub mod queue;
 pub mod registry;
 pub mod stripes;
@@ -33,8 +36,9 @@ pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
 pub use context::{Context, FlowNumber, Header, Refusal, ServiceNumber};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
 pub use fragments::{Begun, Piece, Reassembler};
+pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
-pub use registry::FlowRegistry;
+pub use registry::{AgentTotals, FlowRegistry};
 pub use stripes::Stripes;
 
 use crate::forward::IngressId;
@@ -67,6 +71,10 @@ pub struct RelayStats {
     pub flows_removed: u64,
     /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
     pub flows_reconfigured: u64,
+    /// Flows refused at the ceiling on all flows, and at that on flows of this peer; of clients here, buffers that opened none.
+    pub flows_refused: [u64; 2],
+    /// Flows of the peer refused because no socket to the service could be opened.
+    pub sockets_refused: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
@@ -131,6 +139,8 @@ pub struct DatagramRelay {
     pub stripes: Option<Box<Stripes>>,
     /// Other counts.
     pub stats: RelayStats,
+    /// Why the last socket to a service could not be opened, until it has been logged.
+    pub socket_error: Option<io::Error>,
     /// The ceiling on flows at all workers.
     pub max_flows: usize,
     /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
@@ -151,12 +161,14 @@ impl DatagramRelay {
         ingresses: &[Arc<str>],
     ) -> Self {
         let (queue, awaiting) = bounds(peer, limits);
+        let memory = registry.memory();
+        memory.set_most(limits.queue_bytes);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
+            queue: Queue::new(queue).within(memory),
+            awaiting: Queue::new(awaiting).within(memory),
             flows: Flows::new(parity, place, registry),
-            queue: Queue::new(queue),
-            awaiting: Queue::new(awaiting),
             in_outbox: 0,
             reassembly: Reassembler::default(),
             reassembly_bytes: limits.reassembly_bytes,
@@ -164,6 +176,7 @@ impl DatagramRelay {
             fragmenting: Box::default(),
             stripes: None,
             stats: RelayStats::default(),
+            socket_error: None,
             max_flows: limits.flows_per_peer,
             services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
             offered: Vec::new(),
@@ -177,6 +190,7 @@ impl DatagramRelay {
         self.awaiting.set_limits(awaiting);
         self.max_flows = limits.flows_per_peer;
         self.reassembly_bytes = limits.reassembly_bytes;
+        self.flows.registry().memory().set_most(limits.queue_bytes);
     }
 
     /// What our services, by their places, want done with what fits into no packet.
@@ -221,6 +235,13 @@ impl DatagramRelay {
         }
     }
 
+    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
+    /// were opened before it had said so.
+    pub fn learn_idle(&mut self) -> Vec<FlowId> {
+        let services = &self.services;
+        self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
+    }
+
     /// The service that an ingress's datagrams are for, if the peer offers it.
     #[inline]
     #[must_use]
@@ -228,11 +249,16 @@ impl DatagramRelay {
         self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
     }
 
-    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached.
-    #[must_use]
-    pub fn is_full(&self, in_total: usize) -> bool {
+    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached; whoever asks refuses a flow then,
+    /// which is counted.
+    pub fn is_full(&mut self, in_total: usize) -> bool {
         let registry = self.flows.registry();
-        registry.count() >= self.max_flows || registry.total() >= in_total
+        let full = [registry.total() >= in_total, registry.count() >= self.max_flows];
+        let reached = full.iter().position(|full| *full);
+        if let Some(ceiling) = reached {
+            self.stats.flows_refused[ceiling] += 1;
+        }
+        reached.is_some()
     }
 
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is

@@ -19,6 +19,7 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -28,6 +29,7 @@ use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
     fragments::Begun,
+    memory::QueueMemory,
 };
 use crate::config::DropPolicy;
 
@@ -179,6 +181,8 @@ pub struct Queue {
     held: FxHashMap<Holder, Held>,
     /// The same by the part of the queue that they take, greatest last.
     by_part: BTreeSet<(u64, Holder)>,
+    /// What it shares with all queues of the agent.
+    memory: Arc<QueueMemory>,
 }
 
 impl Queue {
@@ -194,7 +198,15 @@ impl Queue {
             bytes: 0,
             held: FxHashMap::default(),
             by_part: BTreeSet::new(),
+            memory: Arc::default(),
         }
+    }
+
+    /// The empty queue, whose bytes count in `memory`.
+    #[must_use]
+    pub fn within(mut self, memory: &Arc<QueueMemory>) -> Self {
+        self.memory = Arc::clone(memory);
+        self
     }
 
     /// The operator wants other bounds; what waits already stays.
@@ -269,6 +281,11 @@ impl Queue {
                     self.give_way(loser, &mut run, DropReason::QueueEvicted, account);
                 }
             }
+        }
+        let spare = self.memory.spare();
+        if run.data().len() > spare {
+            let fits = spare / run.segment;
+            cut(&mut run, fits, DropReason::QueueMemory, account);
         }
         let taken = run.count;
         if taken > 0 {
@@ -434,6 +451,7 @@ impl Queue {
         let (holder, bytes) = (run.belongs.holder(), run.data().len());
         self.datagrams += run.count;
         self.bytes += bytes;
+        self.memory.add(bytes);
         let Some(held) = self.held.get_mut(&holder) else { return };
         self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
         held.datagrams += run.count;
@@ -446,6 +464,7 @@ impl Queue {
         let holder = belongs.holder();
         self.datagrams -= datagrams;
         self.bytes -= bytes;
+        self.memory.remove(bytes);
         let Some(held) = self.held.get_mut(&holder) else { return };
         self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
         held.datagrams -= datagrams;
@@ -475,6 +494,12 @@ fn cut(run: &mut Run, keep: usize, reason: DropReason, account: &mut Account) {
         let bytes = keep * run.segment;
         run.data = run.data[..run.start + bytes].into();
         run.count = keep;
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.memory.remove(self.bytes);
     }
 }
 

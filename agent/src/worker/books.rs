@@ -8,7 +8,11 @@ use std::{
 
 use quic_core::LaneStats;
 
-use super::{handover::Kind, streams::TcpRefusal};
+use super::{
+    ceilings::{Refused, refused},
+    handover::Kind,
+    streams::TcpRefusal,
+};
 use crate::{
     control::{Traffic, messages::MessageError},
     forward::Local,
@@ -113,6 +117,8 @@ pub(super) struct RelaySums {
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the label's values.
     pub(super) ended: [u64; 5],
+    /// Refused at the ceilings that concern relays.
+    pub(super) refused: Refused,
     pub(super) moved: u64,
     /// Buckets of IP packets that went to another lane.
     pub(super) buckets_moved: u64,
@@ -140,6 +146,7 @@ impl RelaySums {
             stats.flows_reconfigured,
         ];
         add(&mut self.ended, &ended);
+        add(&mut self.refused, &refused(relay));
         self.moved += stats.flows_moved;
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
     }

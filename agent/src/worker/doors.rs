@@ -18,7 +18,7 @@ use crate::{
     lanes::{UnderlayId, Underlays},
     peer::PeerId,
     relay::{FlowId, Origin},
-    worker::{SocketBooks, books},
+    worker::{Booked as SocketBooked, SocketBooks, books},
 };
 
 /// What stands behind a token.
@@ -152,6 +152,12 @@ impl Doors {
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
     }
 
+    /// How many tokens are given out.
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Takes a token back.
     pub fn release(&mut self, token: Token) {
         self.tokens.try_remove(token.0 as usize);
@@ -247,6 +253,33 @@ impl Doors {
     ) -> io::Result<LocalId> {
         let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
         self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
+    }
+
+    /// Opens a fresh socket to a service in place of `id`, if packets there leave from another address than it has.
+    ///
+    /// # Errors
+    /// The kernel's; the old socket stays.
+    pub fn renew_upstream(
+        &mut self,
+        locals: &mut Locals,
+        id: LocalId,
+        upstream: SocketAddr,
+    ) -> io::Result<bool> {
+        let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
+        let (fresh, token) = self.socket(&options, Source::Local(id))?;
+        let local = fresh.local_addr().ip();
+        let old = locals.get_mut(id).filter(|old| old.socket.local_addr().ip() != local);
+        let Some(old) = old else {
+            drop(fresh);
+            self.release(token);
+            return Ok(false);
+        };
+        self.books.book(UdpRole::Upstream, &*old.socket, &mut old.booked, true);
+        old.booked = SocketBooked::default();
+        old.socket = fresh;
+        let token = std::mem::replace(&mut old.token, token);
+        self.release(token);
+        Ok(true)
     }
 
     /// A socket to the decoy for one stranger; the token is its and must be given back with it.

@@ -201,7 +201,11 @@ impl Worker {
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
-        if slot.is_up() && silence >= limit / 2 {
+        let alive = match slot.state {
+            LaneState::Validating | LaneState::Up => true,
+            LaneState::Draining { .. } => false,
+        };
+        if alive && silence >= limit / 2 {
             let lane = name_of_lane(slot);
             self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
         }
@@ -298,6 +302,7 @@ impl Worker {
                 self.ask_for_life(id);
                 self.follow_route(id, now);
             }
+            self.check_laneless(id, now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);
@@ -331,6 +336,26 @@ impl Worker {
                 slot.core.request_ping();
                 self.lanes.touch(lane);
             }
+        }
+    }
+
+    /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
+    /// and if nothing has come since the last time the peer is suspect. It may have gone just when the handshake was complete.
+    fn check_laneless(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.session_of(id) else { return };
+        let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
+        if !is_laneless || now.saturating_duration_since(session.since) < LEAST_SILENCE {
+            return;
+        }
+        let (name, handle, heard) = (session.id, session.handle, session.heard);
+        let Some(quinn) = self.control.quinn(handle) else { return };
+        quinn.ping();
+        let now_heard = quinn.stats().udp_rx.datagrams;
+        if let Some(session) = self.session_mut(id) {
+            session.heard = now_heard;
+        }
+        if now_heard == heard {
+            self.suspect(id, name, true, now);
         }
     }
 

@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 use super::{
     LOG_INTERVAL, Timer, Worker,
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
+    keeper::LEAST_SILENCE,
     session::largest_packet,
 };
 use crate::{
@@ -53,7 +54,8 @@ impl Worker {
         let Some(session) = self.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
-        self.timers.arm(Timer::Pool(id), opening.deadline());
+        // Before: is there anybody?
+        self.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
         let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: cid.0 };
         self.control.send(handle, &Message::LaneOpen(offer));
     }
@@ -115,6 +117,10 @@ impl Worker {
     ) {
         let Some(session) = self.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
+        let name = session.id;
+        // Whoever answers is there.
+        self.exchange.note_heard(id, now);
+        self.suspect(id, name, false, now);
         let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
@@ -330,6 +336,7 @@ impl Worker {
         if !session.openings.is_placed(lane.index, lane.epoch) {
             return;
         }
+        let is_up = session.openings.mask() & 1 << lane.index != 0;
         let peer = lane.peer;
         let others = self.exchange.silence(peer, now);
         if silence < limit {
@@ -340,7 +347,10 @@ impl Worker {
             return;
         }
         if others.is_some_and(|others| others < limit) {
-            self.lane_is_dead(lane, now);
+            // One that is being validated has its time for that.
+            if is_up {
+                self.lane_is_dead(lane, now);
+            }
             return;
         }
         self.suspect(lane.peer, lane.session, true, now);
@@ -376,6 +386,7 @@ impl Worker {
 
     /// Openings that were not answered in time, and lanes that found no socket, are asked for again.
     pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
+        self.check_openings(id, now);
         let Some(session) = self.session_mut(id) else { return };
         session.openings.expire(now);
         let missing = if session.dialled { session.openings.missing() } else { Vec::new() };
@@ -383,7 +394,21 @@ impl Worker {
             self.ask_for_lane(id, index, now);
         }
         if let Some(at) = self.session_of(id).and_then(|session| session.openings.deadline()) {
-            self.timers.arm(Timer::Pool(id), at);
+            self.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
+        }
+    }
+
+    /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
+    fn check_openings(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.session_of(id) else { return };
+        let Some(since) = session.openings.asked_since() else { return };
+        let name = session.id;
+        let Some(connection) = self.control.get(session.handle) else { return };
+        // The request and its answer are repeated after twice the round-trip time if they are lost (RFC 9002 §6.2.2).
+        let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
+        let silence = now.saturating_duration_since(since);
+        if silence >= limit && self.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
+            self.suspect(id, name, true, now);
         }
     }
 
@@ -460,7 +485,7 @@ impl Worker {
         }
     }
 
-    fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
+    pub(super) fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
         self.peers.get_mut(id.0 as usize)?.session.as_mut()
     }
 

@@ -24,6 +24,7 @@
 //! | the knocks that were used, over a restart | `knocks.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
+//! | what an operator is told when a ceiling is reached | `ceilings.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
 //! | what an operator may look at inside it | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
@@ -76,6 +77,7 @@ use crate::{
 
 mod books;
 mod capture;
+mod ceilings;
 mod decoy;
 mod dial;
 mod doors;
@@ -105,6 +107,8 @@ mod tun;
 mod waiting;
 
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use ceilings::Ceiling;
+pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 pub(crate) use exchange::lock;
@@ -125,6 +129,10 @@ pub(crate) use tun::most_mtu;
 
 /// How often counts are published while there is something new.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How much longer that takes for each peer: publishing costs half a microsecond per peer, and so 0.2 % of a CPU at most
+/// (docs/reliability.md).
+const PUBLISH_PER_PEER: Duration = Duration::from_micros(200);
 
 /// How often idle peers are looked after: keepalives, kernel drop counters.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
@@ -214,6 +222,8 @@ pub struct Worker {
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
     decoys: Option<decoy::Decoys>,
+    /// When sockets to services were last looked after that have no way there.
+    renewed: Option<Instant>,
     /// By place in [`Config::tcp`]; none where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
@@ -234,6 +244,7 @@ pub struct Worker {
     unpublished: bool,
     metrics: Publisher,
     totals: books::Totals,
+    ceilings: ceilings::Ceilings,
     too_large_log: RateLimit,
     refusal_log: RateLimit,
     accept_log: RateLimit,
@@ -308,7 +319,9 @@ impl Worker {
         self.hand_over(now);
         self.end_if_done(all_stopped);
         if self.unpublished {
-            self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
+            let peers = number(self.peers.len());
+            let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
+            self.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoys.as_ref().is_some_and(decoy::Decoys::is_busy);
         let busy =
@@ -440,6 +453,7 @@ impl Worker {
             tun.flush(&self.batch);
         }
         self.doors.close_now(&mut self.locals);
+        self.renew_upstreams(now);
         self.take_notes(now);
     }
 

@@ -125,7 +125,8 @@ impl Worker {
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted } = **connected;
+        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, since: _ } =
+            **connected;
         if self.stopping || !self.is_live(id) {
             return;
         }
@@ -171,6 +172,10 @@ impl Worker {
                 peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
             }
             self.orphan_flows(id, *key);
+        }
+        let shorter = self.peers.get_mut(id.0 as usize).map(|peer| peer.relay.learn_idle());
+        for flow in shorter.into_iter().flatten() {
+            self.watch_flow(id, flow, now);
         }
         self.settle_flows(id);
         self.wake_listeners(id);

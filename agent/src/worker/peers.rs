@@ -62,6 +62,7 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             too_large: None,
+            refused: [0; 4],
             known_services: None,
             route_asked: None,
             dialled: None,

@@ -17,6 +17,7 @@ use super::{
         Booked, DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
         SocketBooks, Totals, add_lane, role,
     },
+    ceilings::{Ceiling, refused},
     decoy::DecoyHandles,
     handover::Kind,
     streams::TcpRefusal,
@@ -83,6 +84,7 @@ pub struct Publisher {
     path_moves: Counters,
     flow_messages: [Counters; 2],
     flows_ended: Counters,
+    limit_reached: Counters,
     handshakes: Counters,
     refused_datagrams: Counters,
     gate: Counters,
@@ -142,6 +144,7 @@ impl Publisher {
             flow_messages: [uplink, downlink]
                 .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
+            limit_reached: Counters::bind(&families.limit_reached, &[], &Ceiling::LABELS),
             handshakes: Counters::bind(&families.handshakes, &[], &HANDSHAKES),
             refused_datagrams: Counters::bind(&families.refused_datagrams, &[], &REFUSED_DATAGRAMS),
             gate: Counters::bind(&families.gate_datagrams, &[], &Step::LABELS),
@@ -280,11 +283,15 @@ impl Worker {
         }
         let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
         let mut snapshots = Vec::with_capacity(self.peers.len());
+        let mut reached = Vec::new();
         for ((peer, (stats, up)), handles) in
             self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
         {
             add_lane(&mut all_lanes, stats);
             sums.add(&peer.relay);
+            if refused(&peer.relay) != peer.refused {
+                reached.push(peer.id);
+            }
             let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
             let standard = peer.link.as_ref().is_some_and(|link| link.standard);
             let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
@@ -318,6 +325,10 @@ impl Worker {
                 ..rest
             });
         }
+        for peer in reached {
+            self.report_ceilings(peer, now);
+        }
+        let limit_reached = self.limit_reached(&sums);
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
         // Every worker knows them all.
@@ -341,16 +352,28 @@ impl Worker {
             counters.publish(totals);
         }
         metrics.flows_ended.publish(&sums.ended);
+        metrics.limit_reached.publish(&limit_reached);
         metrics.own.flows_moved.publish(sums.moved);
         metrics.own.tun_buckets_moved.publish(sums.buckets_moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
         metrics
             .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|(tun, _)| &tun.totals.by_lane[..]));
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
+        self.report_strangers(self.strangers.stats.gave_way, now);
         self.publish_control();
         self.publish_decoy();
         self.publish_tun();
         self.metrics.beat(now);
+    }
+
+    /// What was refused at each ceiling.
+    fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+        let [flows, flows_per_peer, queue_bytes, sockets] = sums.refused;
+        // All workers share them: one publishes.
+        let shared = if self.place.0 == 0 { self.refusals.at_ceilings() } else { [0; 3] };
+        let [handshakes, open_peers, used_tokens] = shared;
+        let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
+        [flows, flows_per_peer, queue_bytes, sockets, tcp, handshakes, open_peers, used_tokens, strangers]
     }
 
     /// Peers in the order of [`ORIGINS`].

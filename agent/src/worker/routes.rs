@@ -13,12 +13,17 @@ use quinn_proto::ConnectionHandle;
 
 use super::Worker;
 use crate::{
+    forward::Local,
     lanes::UnderlayId,
     peer::{Failure, PeerId},
+    relay::Origin,
 };
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// After one that did not help, sockets to services are renewed again.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Worker {
     /// The kernel knew no way for packets that were sent: perhaps there is another.
@@ -99,6 +104,28 @@ impl Worker {
                 slot.core.request_ping();
             }
             self.lanes.touch(lane);
+        }
+    }
+
+    /// Flows whose sockets to their service have an address that this host has lost go on from another one.
+    pub(super) fn renew_upstreams(&mut self, now: Instant) {
+        while let Some(socket) = self.locals.take_unreachable() {
+            if self.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
+                continue;
+            }
+            let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
+            else {
+                continue;
+            };
+            let flow = self.peers.get(peer.0 as usize).and_then(|peer| peer.relay.flows.get(flow));
+            let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
+            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
+                continue;
+            };
+            // Most likely it is so for the others, too.
+            if !self.doors.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
+                self.renewed = Some(now);
+            }
         }
     }
 

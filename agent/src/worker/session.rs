@@ -49,6 +49,9 @@ use crate::{
     roster::{self, Roster},
 };
 
+/// Connections that both ends dialled at once are established within this time: a round trip, of the longest.
+const MOST_CROSSING: Duration = Duration::from_secs(2);
+
 /// The client that presents its certificate in one handshake.
 struct Guest {
     roster: Arc<Roster>,
@@ -432,8 +435,16 @@ impl Worker {
             u8::from(hello.max_lanes > 0)
         };
         let session = self.exchange.name_session();
-        let connected =
-            Arc::new(Connected { peer: id, session, owner: self.place.0, dialled, key, hello, wanted });
+        let connected = Arc::new(Connected {
+            peer: id,
+            session,
+            owner: self.place.0,
+            dialled,
+            key,
+            hello,
+            wanted,
+            since: now,
+        });
         let suspect = self.is_suspect(id, now);
         let Ok(replaced) =
             self.exchange.establish(&connected, |old| !suspect && self.old_session_stays(&connected, old))
@@ -470,6 +481,7 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
+        let heard = self.control.quinn(handle).map_or(0, |quinn| quinn.stats().udp_rx.datagrams);
         peer.session = Some(Session {
             id: session,
             handle,
@@ -480,6 +492,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
+            heard,
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
@@ -508,10 +521,13 @@ impl Worker {
         }
     }
 
-    /// Whether a peer's existing session is kept and the new connection is not.
+    /// Whether a peer's existing session is kept and the new connection is not: both ends dialled at once. Later a peer dials only
+    /// if it has lost the session, or suspects that we have: it knows better.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
         let we_are_smaller = *self.identity.public_key() < old.key;
-        old.instance == new.hello.instance && old.dialled != new.dialled && old.dialled == we_are_smaller
+        let at_once = new.since.saturating_duration_since(old.since) < MOST_CROSSING;
+        let is_twin = old.instance == new.hello.instance && old.dialled != new.dialled;
+        at_once && is_twin && old.dialled == we_are_smaller
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.

@@ -222,6 +222,7 @@ fn full() -> Status {
             open_peers: used(0),
             flows: used(3),
             flows_per_peer: used(3),
+            queue_bytes: used(0),
             tcp_streams_per_peer: used(0),
             handshakes: used(1),
             used_tokens: used(0),

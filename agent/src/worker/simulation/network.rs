@@ -188,18 +188,22 @@ impl Network {
         }
     }
 
-    /// Who is behind `address`; `None` where nobody is any more. A host's own address stays good for those who are not agents,
-    /// and is of no use to those who are: they never learn it.
-    fn inside(&self, address: SocketAddr) -> Option<SocketAddr> {
+    /// Who is behind `address`; `None` where nobody is any more. The own address of a host behind a NAT stays good for services and
+    /// clients, which are on its side, and leads agents nowhere: what they learnt before the NAT changed is no mapping of it.
+    fn inside(&self, address: SocketAddr, is_agents: bool) -> Option<SocketAddr> {
         if let Some(pair) = self.translated.iter().find(|pair| pair.1 == address) {
             return Some(pair.0);
+        }
+        // Behind a NAT nobody is reached under the address that he has there.
+        if self.translated.iter().any(|pair| pair.0 == address) {
+            return None;
         }
         let mut mappings = self.nats.values().flat_map(|nat| &nat.mappings);
         if let Some((inside, _)) = mappings.find(|(_, outside)| *outside == address) {
             return Some(*inside);
         }
-        let is_forgotten = address.port() >= FIRST_DYNAMIC_PORT
-            && self.nats.iter().any(|(inside, nat)| nat.outside == address.ip() && *inside != address.ip());
+        let is_nats = self.nats.iter().any(|(inside, nat)| [nat.outside, *inside].contains(&address.ip()));
+        let is_forgotten = is_agents && is_nats && address.port() >= FIRST_DYNAMIC_PORT;
         (!is_forgotten).then_some(address)
     }
 
@@ -208,7 +212,8 @@ impl Network {
         if datagram.to.ip().is_loopback() {
             return Verdict::Deliver;
         }
-        let Some(to) = self.inside(datagram.to) else { return Verdict::Drop };
+        let is_agents = self.agents.contains(&datagram.from.ip());
+        let Some(to) = self.inside(datagram.to, is_agents) else { return Verdict::Drop };
         let from = if self.agents.contains(&to.ip()) { self.outside(datagram.from) } else { datagram.from };
         if let Some(digest) = &mut self.digest {
             (self.clock.elapsed(), from, to, datagram.tos, datagram.payload).hash(digest);

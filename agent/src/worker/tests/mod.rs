@@ -8,13 +8,16 @@ use std::{
 use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod capture;
+mod ceilings;
 mod counted;
 mod crew;
 mod decoy;
 mod decoy_load;
+mod dialling;
 mod fragments;
 mod gate;
 mod handshakes;
+mod hijack;
 mod hostile;
 mod inspect;
 mod keys;
