@@ -37,7 +37,7 @@ impl Worker {
                 Drained::Blocked(sent) => {
                     // Whoever had something of its share is the last the next time.
                     let next = if sent > 0 { waiting.front().copied() } else { None };
-                    blocked.get_or_insert(next.unwrap_or(place));
+                    blocked = blocked.or_else(|| Some(next.unwrap_or(place)));
                 }
             }
         }

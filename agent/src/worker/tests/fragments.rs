@@ -323,6 +323,8 @@ fn pieces_siege(seed: u64, workers: u8, standard: bool, features: Features) -> S
     siege
 }
 
+type Parts = Vec<(u16, Vec<u8>)>;
+
 impl Siege {
     fn say_data(&mut self, standard: bool, data: &[u8]) {
         if standard { self.rogue.send_plain(data) } else { self.send(data) }
@@ -336,14 +338,15 @@ impl Siege {
     /// came twice.
     fn answers(&mut self, flow: FlowNumber) -> Vec<Vec<u8>> {
         let mut whole = Vec::new();
-        let mut parts: BTreeMap<u32, (usize, Vec<(u16, Vec<u8>)>)> = BTreeMap::new();
+        // By number: the length, and the bytes by their offsets.
+        let mut parts = BTreeMap::<u32, (usize, Parts)>::new();
         for data in std::mem::take(&mut self.rogue.data) {
             match Context::decode(&data) {
                 Some(Context::Flow { number, payload_at }) if number == flow => {
                     whole.push(data[payload_at..].to_vec())
                 }
                 Some(Context::Piece { number, datagram, total, offset, payload_at }) if number == flow => {
-                    let (_, parts) = parts.entry(datagram).or_insert((total.into(), Vec::new()));
+                    let (_, parts) = parts.entry(datagram).or_insert_with(|| (total.into(), Vec::new()));
                     parts.push((offset, data[payload_at..].to_vec()));
                 }
                 _ => {}
