@@ -25,9 +25,9 @@ pub mod accounting;
 pub mod context;
 pub mod flow;
 pub mod fragments;
+pub mod memory;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod properties;
-pub mod memory;
 pub mod queue;
 pub mod registry;
 pub mod stripes;
