@@ -50,7 +50,7 @@ use run::{Fault, Outcome};
 use schedule::Schedule;
 
 /// The seeds of an ordinary run.
-const SEEDS: Range<u64> = 1..2_001;
+const SEEDS: Range<u64> = 1..4_001;
 
 thread_local! {
     /// What the last panic of this thread said.
