@@ -235,14 +235,18 @@ impl Worker {
             config,
         };
         made.open_ports()?;
-        for peer in &made.peers {
+        made.arm_timers(now);
+        Ok(made)
+    }
+
+    fn arm_timers(&mut self, now: Instant) {
+        for peer in &self.peers {
             if let Some(at) = peer.dialler.deadline() {
-                made.timers.arm(Timer::Dial(peer.id), at);
+                self.timers.arm(Timer::Dial(peer.id), at);
             }
         }
-        made.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-        made.timers.arm(Timer::Publish, now);
-        Ok(made)
+        self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+        self.timers.arm(Timer::Publish, now);
     }
 
     fn open_ports(&mut self) -> Result<(), StartError> {

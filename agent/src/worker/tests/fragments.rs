@@ -491,7 +491,7 @@ fn a_datagram_that_finds_no_room_midway_goes_on_where_it_stopped() {
     let pieces = siege.metric(&format!("culvert_peer_pieces_total{UPLINK}"));
     assert_eq!((sent, answers.len()), (30, 30));
     // None of it twice: all of them in the same number of pieces, those included that were begun and had to wait.
-    assert!(pieces % 30 == 0 && (46..=60).contains(&(pieces / 30)), "{pieces} pieces");
+    assert!(pieces.is_multiple_of(30) && (46..=60).contains(&(pieces / 30)), "{pieces} pieces");
     let peers = siege.pair.world.peers(siege.pair.exit);
     assert!(peers.iter().all(|peer| peer.uplink.balances() && peer.downlink.balances()), "{peers:?}");
 }
