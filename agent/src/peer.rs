@@ -22,7 +22,7 @@ use crate::{
     meter::Meter,
     relay::DatagramRelay,
     roster::Origin,
-    worker::Outgoing,
+    worker::{Outgoing, Refused},
 };
 
 /// A peer's place in the list of the roster, which begins with the configuration's.
@@ -54,6 +54,8 @@ pub struct Session {
     pub keeps_alive: bool,
     /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
+    /// How many datagrams had come on the control connection when, without a lane, that was last looked at.
+    pub heard: u64,
 }
 
 /// A session, as every worker sees it: the way of datagrams.
@@ -75,6 +77,8 @@ pub struct Link {
     pub takes_packets: bool,
     /// Whether the peer completes partial L4 checksums of IP packets.
     pub completes_checksums: bool,
+    /// Whether the peer puts datagrams together that come in pieces.
+    pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
     /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
@@ -126,6 +130,8 @@ pub struct Peer {
     pub tcp_streams: u32,
     /// The last payload that fitted into no packet, until it has been logged.
     pub too_large: Option<TooLarge>,
+    /// What its relay had refused at ceilings when that was last looked at.
+    pub refused: Refused,
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
     /// When the worker that dials it was last told that datagrams wait here.
@@ -212,6 +218,7 @@ impl Peer {
             outgoing,
             tos: self.config.dscp.outer(0),
             now,
+            arrived: now,
             too_large: &mut self.too_large,
         }
     }
@@ -232,6 +239,14 @@ impl Peer {
     pub fn process(&self) -> u64 {
         self.instance
             .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
+    }
+
+    /// The largest UDP datagram that fits into one packet to it, in bytes, whatever its flow; `None` as long as that is so of
+    /// [`Peer::inner_mtu`].
+    #[must_use]
+    pub fn largest_datagram(&self, now: Instant) -> Option<u16> {
+        // Beside the context that an IP packet has too, the number of a flow, below 2^30.
+        self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4))
     }
 
     /// Whether it has not been removed.

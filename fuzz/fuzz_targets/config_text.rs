@@ -1,4 +1,4 @@
 //! A configuration file.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| culvert::fuzz::config_text(input));
+culvert_fuzz::target!(culvert::fuzz::config_text);

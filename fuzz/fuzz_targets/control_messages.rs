@@ -1,4 +1,4 @@
 //! What a peer writes on the control stream, in any chunks.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| culvert::fuzz::control_messages(input));
+culvert_fuzz::target!(culvert::fuzz::control_messages);

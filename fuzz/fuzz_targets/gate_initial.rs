@@ -1,4 +1,4 @@
 //! A datagram, or the frames of an Initial packet.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| culvert::fuzz::gate_initial(input));
+culvert_fuzz::target!(culvert::fuzz::gate_initial);

@@ -1,4 +1,4 @@
 //! An IP packet.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| culvert::fuzz::ip_view(input));
+culvert_fuzz::target!(culvert::fuzz::ip_view);

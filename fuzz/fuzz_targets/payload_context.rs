@@ -1,4 +1,4 @@
 //! The data of a DATAGRAM frame.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| culvert::fuzz::payload_context(input));
+culvert_fuzz::target!(culvert::fuzz::payload_context);

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-/// A set of packet numbers of which any two are less than `64 * WORDS` apart.
+/// A set of packet numbers of which any two are less than `64 * words` apart.
 ///
-/// Number `n` is bit `n mod (64 * WORDS)`, so it takes the place of `n - 64 * WORDS`; the owner clears that one first.
-/// `WORDS` is a power of two.
+/// Number `n` is bit `n mod (64 * words)`, so it takes the place of `n - 64 * words`; the owner clears that one first.
+/// The words are an array or a box, as many as a power of two.
 #[derive(Debug, Clone)]
-pub(crate) struct BitRing<const WORDS: usize> {
-    words: [u64; WORDS],
+pub(crate) struct BitRing<W> {
+    words: W,
 }
 
-impl<const WORDS: usize> BitRing<WORDS> {
+impl<const WORDS: usize> BitRing<[u64; WORDS]> {
     /// How many numbers fit side by side.
     pub(crate) const BITS: u64 = {
         assert!(WORDS.is_power_of_two(), "so that the place of a number is a mask and a shift");
@@ -21,30 +21,44 @@ impl<const WORDS: usize> BitRing<WORDS> {
     pub(crate) const fn new() -> Self {
         Self { words: [0; WORDS] }
     }
+}
 
+impl BitRing<Box<[u64]>> {
+    /// An empty set of so many numbers side by side: 64 times a power of two.
+    pub(crate) fn with_bits(bits: u64) -> Self {
+        let words = (bits / 64) as usize;
+        debug_assert!(words.is_power_of_two(), "so that the place of a number is a mask and a shift");
+        Self { words: vec![0; words].into_boxed_slice() }
+    }
+}
+
+impl<W: AsRef<[u64]> + AsMut<[u64]>> BitRing<W> {
     #[inline]
     pub(crate) fn contains(&self, number: u64) -> bool {
-        self.words[Self::word(number)] & Self::bit(number) != 0
+        self.words.as_ref()[self.word(number)] & Self::bit(number) != 0
     }
 
     #[inline]
     pub(crate) fn insert(&mut self, number: u64) {
-        self.words[Self::word(number)] |= Self::bit(number);
+        let word = self.word(number);
+        self.words.as_mut()[word] |= Self::bit(number);
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, number: u64) {
-        self.words[Self::word(number)] &= !Self::bit(number);
+        let word = self.word(number);
+        self.words.as_mut()[word] &= !Self::bit(number);
     }
 
-    /// Removes the numbers of `range`, which is at most [`BITS`](Self::BITS) long, and shows each to `removed`, in order.
+    /// Removes the numbers of `range`, which is no longer than numbers fit side by side, and shows each to `removed`, in order.
     ///
     /// Costs one step for 64 numbers of `range` and one for each number removed.
     #[inline]
     pub(crate) fn drain(&mut self, range: Range<u64>, mut removed: impl FnMut(u64)) {
         let mut from = range.start;
         while from < range.end {
-            let word = &mut self.words[Self::word(from)];
+            let place = self.word(from);
+            let word = &mut self.words.as_mut()[place];
             let mask = Self::mask(from, range.end);
             let mut hits = *word & mask;
             *word &= !mask;
@@ -57,12 +71,12 @@ impl<const WORDS: usize> BitRing<WORDS> {
         }
     }
 
-    /// The lowest number in `range`, which is at most [`BITS`](Self::BITS) long.
+    /// The lowest number in `range`, which is no longer than numbers fit side by side.
     #[inline]
     pub(crate) fn first_in(&self, range: Range<u64>) -> Option<u64> {
         let mut from = range.start;
         while from < range.end {
-            let hits = self.words[Self::word(from)] & Self::mask(from, range.end);
+            let hits = self.words.as_ref()[self.word(from)] & Self::mask(from, range.end);
             if hits != 0 {
                 return Some((from & !63) + u64::from(hits.trailing_zeros()));
             }
@@ -72,8 +86,8 @@ impl<const WORDS: usize> BitRing<WORDS> {
     }
 
     #[inline]
-    const fn word(number: u64) -> usize {
-        (number / 64) as usize % WORDS
+    fn word(&self, number: u64) -> usize {
+        (number / 64) as usize & (self.words.as_ref().len() - 1)
     }
 
     #[inline]
@@ -104,7 +118,7 @@ mod tests {
             from in 0_u64..256,
             len in 0_u64..=256,
         ) {
-            let mut ring = BitRing::<4>::new();
+            let mut ring = BitRing::<[u64; 4]>::new();
             let mut set = BTreeSet::new();
             for number in inserted {
                 ring.insert(base + number);

@@ -306,6 +306,19 @@ impl<C: Congestion> Lane<C> {
         }
     }
 
+    /// Whether the lane should be replaced while it still works, because one of its limits is near (RFC 9001 §6.6): the other
+    /// end does not confirm a key update, too many packets failed authentication, or the packet numbers end.
+    #[inline]
+    pub fn is_worn(&self) -> bool {
+        self.sealer.is_worn() || self.opener.is_worn()
+    }
+
+    /// Lowers the packets that may fail authentication from now on to `most`, where the suite's integrity limit (RFC 9001
+    /// §6.6) allows more. For tests.
+    pub fn limit_failures(&mut self, most: u64) {
+        self.opener.limit_failures(most);
+    }
+
     /// When the last packet was opened.
     pub fn last_heard(&self) -> Option<Instant> {
         self.last_heard

@@ -73,13 +73,27 @@ pub(crate) struct Opener {
     local_cid: ConnectionId,
     keys: ReceiveKeys,
     replay: ReplayWindow,
-    /// Packets that may still fail authentication, under all keys together.
+    /// Packets that may fail authentication, under all keys together.
+    integrity_limit: u64,
+    /// How many of those are left.
     failure_budget: u64,
 }
 
 impl Opener {
     pub(crate) fn new(keys: ReceiveKeys, integrity_limit: u64, local_cid: ConnectionId) -> Self {
-        Self { local_cid, keys, replay: ReplayWindow::new(), failure_budget: integrity_limit }
+        let (replay, failure_budget) = (ReplayWindow::new(), integrity_limit);
+        Self { local_cid, keys, replay, integrity_limit, failure_budget }
+    }
+
+    /// Lowers what may fail from now on to `most` packets.
+    pub(crate) fn limit_failures(&mut self, most: u64) {
+        self.integrity_limit = self.integrity_limit.min(most);
+        self.failure_budget = self.failure_budget.min(most);
+    }
+
+    /// Whether an eighth of the integrity limit is left.
+    pub(crate) fn is_worn(&self) -> bool {
+        self.failure_budget <= self.integrity_limit / 8
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use crate::bits::BitRing;
 
 /// Width of the window in packets: 16 ms of reordering at a million packets per second, in 2 KiB.
-pub(crate) const WIDTH: u64 = BitRing::<WORDS>::BITS;
+pub(crate) const WIDTH: u64 = BitRing::<[u64; WORDS]>::BITS;
 const WORDS: usize = 256;
 
 /// A sliding window over received packet numbers.
@@ -18,7 +18,7 @@ const WORDS: usize = 256;
 /// nobody without the key can move the window.
 #[derive(Debug)]
 pub(crate) struct ReplayWindow {
-    seen: BitRing<WORDS>,
+    seen: BitRing<[u64; WORDS]>,
     /// One above the highest number opened.
     next: u64,
 }

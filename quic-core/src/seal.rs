@@ -7,6 +7,9 @@ use crate::packet::{ConnectionId, PacketNumber, Plain};
 /// The longest packet: a UDP datagram in IPv6 without extension headers, which fits the sent window's 16-bit length.
 pub(crate) const MAX_PACKET_LEN: usize = 65_527;
 
+/// Packet numbers that are left when a lane should be replaced: an hour at a million packets per second.
+const SPARE_NUMBERS: u64 = 1 << 32;
+
 /// What one direction seals with.
 #[derive(Debug)]
 pub(crate) struct Sealer {
@@ -57,6 +60,11 @@ impl Sealer {
     /// Whether new keys can wait no longer.
     pub(crate) fn key_update_overdue(&self) -> bool {
         self.keys.update_overdue(self.next_number)
+    }
+
+    /// Whether keys or packet numbers are nearly used up.
+    pub(crate) fn is_worn(&self) -> bool {
+        self.keys.worn(self.next_number) || self.next_number > PacketNumber::MAX.0 - SPARE_NUMBERS
     }
 
     /// Seals the next packet with new keys.
@@ -119,5 +127,16 @@ mod tests {
         sealer.keys.update(sealer.next_number);
         assert_eq!(sealer.seal(&mut [0; 64]), Ok(PacketNumber::MAX));
         assert_eq!(sealer.seal(&mut [0; 64]), Err(SealError::NumbersExhausted));
+    }
+
+    #[test]
+    fn a_sealer_is_worn_before_its_packet_numbers_end() {
+        let mut sealer = sealer(Suite::ChaCha20Poly1305);
+        let good = PacketNumber::MAX.0 - SPARE_NUMBERS;
+        for (number, worn) in [(good, false), (good + 1, true), (PacketNumber::MAX.0, true)] {
+            sealer.next_number = number;
+            sealer.keys.update(number);
+            assert_eq!(sealer.is_worn(), worn, "{number}");
+        }
     }
 }

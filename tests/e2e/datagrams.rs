@@ -7,7 +7,7 @@ use std::{
 
 use culvert_tests::{
     client::Client,
-    clock::PATIENCE,
+    clock::{self, PATIENCE},
     needs::{self, Need},
     pair::{Pair, Plan},
     ports,
@@ -115,6 +115,43 @@ fn empty_and_largest_datagrams_arrive_and_larger_ones_are_counted() {
     Client::new(1, ingress).echo(&vec![5; most]);
     // Five were echoed, two were not.
     pair.wait_for_accounts([(7, 5), (5, 5), (5, 5), (5, 5)]);
+}
+
+#[test]
+fn datagrams_that_fit_into_no_packet_travel_in_pieces_where_the_service_wants_it() {
+    if !needs::met("datagrams in pieces", needs::AGENTS) {
+        return;
+    }
+    let (echo, ingress) = (Echo::new(), loopback());
+    let pair = echo_pair(Plan::default(), &echo, "oversize = \"fragment\"", ingress);
+    let clients = [Client::new(0, ingress), Client::new(1, ingress)];
+    // The first of the one opens its session with pieces to follow, that of the other as it is.
+    for (size, client) in [8192, 60_000, 1, 65_507, 3000, 0, 10_000].into_iter().zip(clients.iter().cycle()) {
+        let payload: Vec<u8> = (0..size).map(|at: usize| (at / 13) as u8).collect();
+        // One of its many packets may be lost on a busy machine, and with it the datagram.
+        clock::until(&format!("{size} bytes come back"), PATIENCE, || {
+            client.socket().send(&payload).unwrap();
+            match client.receive_any(Duration::from_secs(2)) {
+                Ok(answer) if answer == payload => Ok(()),
+                other => Err(format!("{:?}", other.map(|answer| answer.len()))),
+            }
+        });
+    }
+    for (peer, agent) in pair.ends() {
+        agent.wait_for("pieces both ways, all of them explained", |samples| {
+            let count = |direction, name| samples.count(name, &[("direction", direction), ("peer", peer)]);
+            let ways = ["uplink", "downlink"].map(|way| {
+                let (account, large) =
+                    (samples.account(peer, way), count(way, "culvert_peer_fragmented_datagrams_total"));
+                (account, large, count(way, "culvert_peer_pieces_total"))
+            });
+            let held = samples.count("culvert_reassembly_bytes", &[("peer", peer)]);
+            let fits = ways.iter().all(|(account, large, pieces)| {
+                account.balances() && account.queued == 0 && *large >= 5 && *pieces > 90
+            });
+            if fits && held == 0 { Ok(()) } else { Err(format!("{ways:?}, {held} bytes held")) }
+        });
+    }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::{
     io::{ErrorKind, Read},
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    process::Command,
     time::Duration,
 };
 
 use culvert_tests::{
-    agent::keygen,
+    agent::{culvert, keygen},
     client::Client,
     clock::{self, PATIENCE},
     needs,
@@ -183,4 +184,49 @@ fn an_exit_with_another_key_than_expected_is_refused() {
     let pair = misconfigured(|pair| replace(&pair.entry, pair.exit.key(), &foreign_key()));
     pair.entry.wait_for_log(&["WARN", "key"]);
     assert_eq!(pair.sum("culvert_peer_connected", &[]), 0);
+}
+
+/// From now on a process may have so many files open; it may raise that itself.
+fn limit_files(pid: u32, most: u64) {
+    let arguments = ["--pid".to_owned(), pid.to_string(), format!("--nofile={most}:")];
+    let status = Command::new("prlimit").args(arguments).status();
+    assert!(status.is_ok_and(|status| status.success()), "cannot limit the files of {pid}");
+}
+
+#[test]
+fn an_exit_without_descriptors_refuses_flows_and_goes_on_with_all_else() {
+    if !needs::met("descriptors", needs::AGENTS) {
+        return;
+    }
+    let Case { mut pair, good: mut known, _echo: echo, .. } = case(|plan| plan);
+    let ingress = known.socket().peer_addr().unwrap();
+    known.converse(3);
+    let open = pair.exit.samples().count("culvert_process_open_fds", &[]);
+    let pid = pair.exit.process().pid();
+    let enough = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let enough = enough.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let enough: u64 = enough.split_whitespace().next().unwrap().parse().unwrap();
+    limit_files(pid, open + 60);
+    let mut clients: Vec<Client> = (1..100).map(|number| Client::new(number, ingress)).collect();
+    clock::until("flows are refused for want of a socket", PATIENCE, || {
+        clients.iter_mut().for_each(Client::send);
+        let refused = pair.exit.samples().count("culvert_limit_reached_total", &[("limit", "sockets")]);
+        if refused > 0 { Ok(()) } else { Err("none was refused") }
+    });
+    pair.exit.wait_for_log(&["WARN", "no socket to a service could be opened", "LimitNOFILE="]);
+    assert!(pair.dropped("socket_open") > 0);
+    // Flows that there were, the operator's requests, scrapes and new sessions have what they need.
+    known.converse(20);
+    let socket = pair.exit.folder().join("control");
+    let status = culvert(&["status", "--json", "--socket", socket.to_str().unwrap()]);
+    assert!(status.status.success(), "{status:?}");
+    pair.entry.kill();
+    pair.entry.start();
+    pair.exit.wait_for_count("culvert_peer_connected", &[("peer", "entry")], 1);
+    // With descriptors again, whoever asks is served.
+    limit_files(pid, enough);
+    let mut late = Client::new(1000, ingress);
+    late.reach();
+    late.converse(3);
+    drop(echo);
 }

@@ -39,7 +39,7 @@ fn a_client_in_python_has_its_datagrams_echoed() {
     let case = Case::dialled(text(&key.stdout).trim());
 
     let port = case.underlay.port().to_string();
-    let echo = |agent: &str| client(python, &["echo", file, &port, agent, "echo", &COUNT.to_string()]);
+    let echo = |agent: &str| client(python, &["echo", file, &port, agent, "large", &COUNT.to_string()]);
     let output = echo(case.agent.key());
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "ok\n");

@@ -2,7 +2,8 @@
 
     aioquic_client.py keygen FILE                            writes a private key, prints the public key
     aioquic_client.py echo FILE PORT AGENT SERVICE COUNT     dials 127.0.0.1:PORT, whose public key is AGENT, opens a
-                                                             flow to SERVICE and has COUNT datagrams come back
+                                                             flow to SERVICE and has COUNT datagrams come back, then
+                                                             one that fits into no packet, in pieces
 
 It ends with status 0 and says `ok`, or with a traceback.
 """
@@ -25,7 +26,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 CONTROL_STREAM = 0
 # Contexts of payloads.
-KNOWN, OPENING, CONFIRMED, CLOSED = 2, 3, 5, 8
+KNOWN, OPENING, CONFIRMED, CLOSED, PIECE = 2, 3, 5, 8, 10
+# The feature of a hello: it takes datagrams in pieces.
+PIECES = 4
 # SubjectPublicKeyInfo of an Ed25519 key, up to its 32 bytes.
 SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")
 # Seconds after which an opening is sent again, and after which the test has failed.
@@ -93,7 +96,7 @@ def fields(data):
 def hello(instance):
     """Envelope.hello: protocol version 1, no lanes, no services."""
     message = field(1, 1) + field(2, instance) + field(3, b"aioquic") + field(4, 1) + field(5, 0) + field(6, 1200)
-    return field(1, message)
+    return field(1, message + field(8, PIECES))
 
 
 def services_of(envelope):
@@ -171,6 +174,24 @@ async def open_flow(client, flow, service, payload):
     return confirmed, echo
 
 
+async def echo_in_pieces(client, flow, whole):
+    """Sends a datagram in pieces, and takes it back in pieces of whatever length."""
+    total = len(whole)
+    for offset in range(0, total, 1100):
+        client.send(PIECE, flow, 0, total, offset, payload=whole[offset : offset + 1100])
+    parts = {}
+    while sum(map(len, parts.values())) < total:
+        data = await client.payloads.get()
+        numbers = []
+        for _ in range(5):
+            number, data = take_varint(data)
+            numbers.append(number)
+        assert numbers[:2] == [PIECE, flow] and numbers[3] == total, numbers
+        assert numbers[4] not in parts
+        parts[numbers[4]] = data
+    assert b"".join(parts[offset] for offset in sorted(parts)) == whole
+
+
 async def echo(key, port, agent, name, count):
     configuration = QuicConfiguration(
         alpn_protocols=["culvert/1"],
@@ -203,6 +224,7 @@ async def echo(key, port, agent, name, count):
         while answer in stale:
             answer = await client.payloads.get()
         assert answer == varint(KNOWN) + varint(flow) + payload, answer.hex()
+    await echo_in_pieces(client, flow, bytes(range(250)) * 20)
     client.send(CLOSED, flow)
     # Every packet before the answer to this one has arrived, or is lost.
     await client.ping()

@@ -10,7 +10,7 @@ use culvert_tests::{
 
 use crate::{
     case::{ANSWERS, Case, answers},
-    payload::Payload,
+    payload::{Payload, pieces},
     protobuf::{Service, services_changed},
     quinn_client::{Session, Site},
 };
@@ -53,6 +53,30 @@ fn opened(client: &mut Client, session: &Session<'_>) -> u64 {
     let flow = send_until(client, session, opening);
     assert_eq!(flow % 2, 1 - session.parity, "the low bit of the agent's flows");
     flow
+}
+
+#[test]
+fn an_application_has_its_large_datagrams_in_pieces_where_the_peers_service_wants_it() {
+    if !needs::met("standard mode: the agent cuts", needs::AGENTS) {
+        return;
+    }
+    let site = Site::new();
+    let case = Case::dialled(&site.key());
+    let mut session = site.dial(case.underlay, case.agent.key());
+    session.greet(&[Service { fragment: true, ..answers() }]);
+    let client = case.client();
+    let whole: Vec<u8> = (0..8000).map(|at| (at / 11) as u8).collect();
+    client.socket().send(&whole).unwrap();
+    // Pieces open no flow: the datagram waits.
+    let flow = loop {
+        if let Payload::Open { flow, service: ANSWERS } = session.receive() {
+            break flow;
+        }
+    };
+    session.send(&Payload::Confirmed { flow });
+    assert!(session.receive_pieces(flow) == whole);
+    pieces(flow, 5, &whole, 1050).iter().for_each(|piece| session.send(piece));
+    assert!(client.receive_any(PATIENCE).unwrap() == whole);
 }
 
 #[test]

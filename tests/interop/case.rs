@@ -16,7 +16,7 @@ pub(crate) const ANSWERS: u64 = 41;
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) agent: Agent,
-    /// What is behind the agent's services "echo" (UDP and TCP), "streams" (TCP) and "brief" (idle after 300 ms).
+    /// What is behind the agent's services "echo" (UDP and TCP), "large" (the same, with datagrams in pieces), "streams" (TCP) and "brief" (idle after 300 ms).
     /// There is a service "forbidden" too, which the peer may not use.
     _echo: Echo,
     /// Where the agent listens for the peer, or the peer for the agent.
@@ -64,11 +64,12 @@ impl Case {
             &[
                 format!("[transport]\n{listen}{transport}[access]\nknock = \"off\"\n"),
                 service("echo", ""),
+                service("large", "oversize = \"fragment\""),
                 service("streams", "protocol = \"tcp\""),
                 service("brief", "idle = \"300ms\""),
                 service("forbidden", ""),
                 format!("[[peer]]\nname = \"foreign\"\npublic_key = \"{key}\"\n{endpoints}"),
-                "services = [\"echo\", \"streams\", \"brief\"]\nqueue.time = \"5s\"\n".to_owned(),
+                "services = [\"echo\", \"large\", \"streams\", \"brief\"]\nqueue.time = \"5s\"\n".to_owned(),
                 forward("udp"),
                 forward("tcp"),
             ]
@@ -105,5 +106,6 @@ impl Case {
 
 /// The service that the peer offers.
 pub(crate) fn answers() -> Service {
-    Service { number: ANSWERS, name: "answers".to_owned(), udp: true, tcp: true, idle_ms: 60_000 }
+    let (number, name) = (ANSWERS, "answers".to_owned());
+    Service { number, name, udp: true, tcp: true, idle_ms: 60_000, fragment: false }
 }

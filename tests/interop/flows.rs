@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use culvert_tests::needs;
 
-use crate::{case::Case, payload::Payload, quinn_client::Site};
+use crate::{
+    case::Case,
+    payload::{Payload, pieces},
+    quinn_client::Site,
+};
 
 /// Datagrams of a conversation.
 const COUNT: u32 = 100;
@@ -41,6 +45,33 @@ fn a_flow_is_opened_confirmed_and_echoed() {
             account.balances()
                 && account.delivered > u64::from(COUNT)
                 && account.dropped + account.queued == 0
+        });
+        if fits { Ok(()) } else { Err(format!("{accounts:?}")) }
+    });
+}
+
+#[test]
+fn datagrams_travel_in_pieces_both_ways_where_the_service_wants_it() {
+    if !needs::met("standard mode: datagrams in pieces", needs::AGENTS) {
+        return;
+    }
+    let site = Site::new();
+    let case = Case::dialled(&site.key());
+    let mut session = case.connect(&site);
+    assert_eq!((session.fragments("echo"), session.fragments("large")), (false, true));
+    let large = session.service("large");
+    let flow = session.open(large, b"first");
+    for (datagram, length) in [(0, 8000), (9, 2500), (1, 30_000)] {
+        let whole: Vec<u8> = (0..length).map(|at| (at / 7) as u8).collect();
+        let mut cut = pieces(flow, datagram, &whole, 1100);
+        cut.reverse();
+        cut.iter().for_each(|piece| session.send(piece));
+        assert!(session.receive_pieces(flow) == whole, "{length} bytes");
+    }
+    case.agent.wait_for("nothing was dropped, nothing waits", |samples| {
+        let accounts = ["uplink", "downlink"].map(|direction| samples.account("foreign", direction));
+        let fits = accounts.iter().all(|account| {
+            account.balances() && account.delivered >= 4 && account.dropped + account.queued == 0
         });
         if fits { Ok(()) } else { Err(format!("{accounts:?}")) }
     });

@@ -10,6 +10,7 @@ pub(crate) enum Payload {
     Refused { flow: u64, reason: u64 },
     Unknown { flow: u64 },
     Closed { flow: u64 },
+    Piece { flow: u64, datagram: u64, total: u64, offset: u64, bytes: Vec<u8> },
 }
 
 impl Payload {
@@ -21,7 +22,8 @@ impl Payload {
             | Self::Confirmed { flow }
             | Self::Refused { flow, .. }
             | Self::Unknown { flow }
-            | Self::Closed { flow } => *flow,
+            | Self::Closed { flow }
+            | Self::Piece { flow, .. } => *flow,
         }
     }
 
@@ -34,6 +36,9 @@ impl Payload {
             Self::Refused { flow, reason } => (&[6, *flow, *reason], &[]),
             Self::Unknown { flow } => (&[7, *flow], &[]),
             Self::Closed { flow } => (&[8, *flow], &[]),
+            Self::Piece { flow, datagram, total, offset, bytes } => {
+                (&[10, *flow, *datagram, *total, *offset], bytes)
+            }
         };
         let mut out = Vec::new();
         for number in numbers {
@@ -48,6 +53,10 @@ impl Payload {
         let rest = &mut rest;
         let (context, flow) = (take_varint(rest)?, take_varint(rest)?);
         let second = if matches!(context, 3 | 4 | 6) { take_varint(rest)? } else { 0 };
+        if context == 10 {
+            let (datagram, total, offset) = (take_varint(rest)?, take_varint(rest)?, take_varint(rest)?);
+            return Some(Self::Piece { flow, datagram, total, offset, bytes: rest.to_vec() });
+        }
         let bytes = rest.to_vec();
         if !matches!(context, 2 | 3) && !bytes.is_empty() {
             return None;
@@ -63,6 +72,15 @@ impl Payload {
             _ => return None,
         })
     }
+}
+
+/// The pieces of a datagram, of so many bytes each, the last at most.
+pub(crate) fn pieces(flow: u64, datagram: u64, whole: &[u8], length: usize) -> Vec<Payload> {
+    let total = whole.len() as u64;
+    let places = (0u64..).step_by(length).zip(whole.chunks(length));
+    places
+        .map(|(offset, bytes)| Payload::Piece { flow, datagram, total, offset, bytes: bytes.to_vec() })
+        .collect()
 }
 
 /// Appends `value` in its shortest form.
@@ -102,11 +120,26 @@ fn the_examples_of_the_document() {
         (Payload::Refused { flow: 2, reason: 1 }, &[6, 2, 1]),
         (Payload::Unknown { flow: 2 }, &[7, 2]),
         (Payload::Closed { flow: 2 }, &[8, 2]),
+        (
+            Payload::Piece { flow: 2, datagram: 7, total: 3000, offset: 1234, bytes: Vec::new() },
+            &[0x0a, 0x02, 0x07, 0x4b, 0xb8, 0x44, 0xd2],
+        ),
     ];
     for (payload, wire) in examples {
         assert_eq!(payload.encode(), wire);
         assert_eq!(Payload::decode(wire), Some(payload));
     }
+}
+
+#[test]
+fn the_pieces_of_the_document() {
+    let wire: Vec<Vec<u8>> = pieces(2, 7, &[0x61; 2500], 1200).iter().map(Payload::encode).collect();
+    let expected = [
+        [&[0x0a, 0x02, 0x07, 0x49, 0xc4, 0x00][..], &[0x61; 1200]].concat(),
+        [&[0x0a, 0x02, 0x07, 0x49, 0xc4, 0x44, 0xb0][..], &[0x61; 1200]].concat(),
+        [&[0x0a, 0x02, 0x07, 0x49, 0xc4, 0x49, 0x60][..], &[0x61; 100]].concat(),
+    ];
+    assert_eq!(wire, expected);
 }
 
 #[test]

@@ -80,6 +80,7 @@ pub(crate) struct Service {
     pub(crate) udp: bool,
     pub(crate) tcp: bool,
     pub(crate) idle_ms: u64,
+    pub(crate) fragment: bool,
 }
 
 /// `Hello`, without what means nothing to a client of standard mode.
@@ -103,7 +104,8 @@ pub(crate) enum Envelope {
 impl Service {
     fn encode(&self) -> Vec<u8> {
         let message = Message::default().number(1, self.number).bytes(2, self.name.as_bytes());
-        message.number(3, self.udp.into()).number(4, self.tcp.into()).number(5, self.idle_ms).encode()
+        let message = message.number(3, self.udp.into()).number(4, self.tcp.into()).number(5, self.idle_ms);
+        message.number(6, self.fragment.into()).encode()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -115,7 +117,8 @@ impl Service {
                 (3, Field::Number(udp)) => service.udp = udp != 0,
                 (4, Field::Number(tcp)) => service.tcp = tcp != 0,
                 (5, Field::Number(idle)) => service.idle_ms = idle,
-                (1..=5, _) => return None,
+                (6, Field::Number(fragment)) => service.fragment = fragment != 0,
+                (1..=6, _) => return None,
                 _ => (),
             }
         }
@@ -136,6 +139,8 @@ impl Hello {
         for service in &self.services {
             hello = hello.bytes(7, &service.encode());
         }
+        // It takes datagrams in pieces.
+        hello = hello.number(8, 4);
         Message::default().bytes(1, &hello.encode()).encode()
     }
 
@@ -185,7 +190,8 @@ impl Envelope {
 
 #[test]
 fn what_is_written_is_read() {
-    let service = Service { number: 300, name: "dns".to_owned(), udp: true, tcp: false, idle_ms: 500 };
+    let (number, name) = (300, "dns".to_owned());
+    let service = Service { number, name, udp: true, tcp: false, idle_ms: 500, fragment: true };
     let services = vec![service, Service { number: 1, name: "x".to_owned(), ..Service::default() }];
     let hello = Hello { protocol_version: 1, instance: vec![7; 16], max_lanes: 0, services };
     assert_eq!(Envelope::decode(&hello.encode()), Some(Envelope::Hello(hello.clone())));

@@ -212,6 +212,12 @@ impl Session<'_> {
         service.unwrap_or_else(|| panic!("no {name} in {:?}", self.services)).number
     }
 
+    /// Whether datagrams to the agent's service `name` may travel in pieces.
+    #[track_caller]
+    pub(crate) fn fragments(&self, name: &str) -> bool {
+        self.services.iter().find(|service| service.name == name).unwrap().fragment
+    }
+
     /// Waits for the end of the connection, which the agent brings about.
     #[track_caller]
     pub(crate) fn closed(&self) -> ConnectionError {
@@ -257,6 +263,32 @@ impl Session<'_> {
     #[track_caller]
     pub(crate) fn receive(&self) -> Payload {
         self.receive_within(PATIENCE).unwrap_or_else(|| panic!("waited {PATIENCE:?} for a payload"))
+    }
+
+    /// The next datagram of a flow that comes in pieces, put together; what else comes is passed over.
+    #[track_caller]
+    pub(crate) fn receive_pieces(&self, wanted: u64) -> Vec<u8> {
+        let mut whole: Vec<Option<u8>> = Vec::new();
+        let mut name = None;
+        loop {
+            let Payload::Piece { flow, datagram, total, offset, bytes } = self.receive() else { continue };
+            if flow != wanted {
+                continue;
+            }
+            assert_eq!(
+                *name.get_or_insert((datagram, total)),
+                (datagram, total),
+                "one datagram after the other"
+            );
+            whole.resize(total as usize, None);
+            let place = &mut whole[offset as usize..][..bytes.len()];
+            assert!(place.iter().all(Option::is_none), "no byte comes twice");
+            assert!(bytes.len() >= 1024 || offset + bytes.len() as u64 == total);
+            place.iter_mut().zip(bytes).for_each(|(place, byte)| *place = Some(byte));
+            if let Some(whole) = whole.iter().copied().collect() {
+                return whole;
+            }
+        }
     }
 
     /// `None` when nothing comes within `limit`.

@@ -47,7 +47,7 @@ fn systemd_finds_no_fault_in_the_unit_and_little_exposure() {
 fn the_kernels_limits_are_raised_to_the_default_buffer() {
     let text = fs::read_to_string(repository("deploy/systemd/05-culvert.conf")).unwrap();
     let set: Vec<&str> = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
-    let bytes = defaults::LIMITS.receive_buffer;
+    let bytes = defaults::SOCKET_BUFFER_BYTES;
     assert_eq!(set, [format!("net.core.rmem_max = {bytes}"), format!("net.core.wmem_max = {bytes}")]);
 }
 

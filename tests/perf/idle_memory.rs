@@ -19,6 +19,7 @@ use std::{
 };
 
 use culvert::{
+    identity::Identity,
     lanes::{LaneSlot, Lanes, UnderlayId},
     peer::{PeerId, SessionId},
 };
@@ -137,7 +138,7 @@ fn peers() {
     let mut exit = Agent::new("exit", &Place::Host);
     let mut strangers = String::new();
     for place in 0..CONFIGURED_PEERS {
-        strangers += &peer(&format!("stranger{place}"), &stranger_key(place));
+        strangers += &peer(&format!("stranger{place}"), &stranger_key());
     }
     let configured = [listen.clone(), listen.clone() + &strangers].map(|configuration| {
         exit.configure(&configuration);
@@ -170,10 +171,9 @@ fn peers() {
     drop(entries);
 }
 
-/// A well-formed key that nobody has: any 32 bytes are.
-fn stranger_key(place: u64) -> String {
-    // Digits are characters of base64url; the last character may only carry four of its six bits, as A does.
-    format!("{place:06}{}", "A".repeat(37))
+/// A key that nobody has.
+fn stranger_key() -> String {
+    Identity::generate().expect("the kernel has randomness").public_key().to_string()
 }
 
 /// An agent that dials `underlay` and does nothing else.

@@ -366,13 +366,22 @@ pub fn culvert(args: &[&str]) -> Output {
     run(Command::new(binary()).args(args), Duration::from_secs(60))
 }
 
+/// All agents of this process are of this program.
+///
+/// # Panics
+/// When there has been one of another.
+pub fn use_binary(path: PathBuf) {
+    assert!(BINARY.set(path).is_ok(), "there has been an agent of another program");
+}
+
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
 /// The program: `CULVERT_BIN`, else the one that cargo built beside the tests.
 ///
 /// # Panics
 /// When it is missing or older than its sources.
 #[must_use]
 pub fn binary() -> &'static Path {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = env::var_os("CULVERT_BIN") {
             return path.into();

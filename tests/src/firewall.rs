@@ -14,7 +14,8 @@ use crate::{
     process::{run, text},
 };
 
-/// A rule of nftables that discards what arrives at a place, without a word to the sender; dropping it removes the rule.
+/// A rule of nftables that discards what arrives at a place or passes it, without a word to the sender; dropping it removes the
+/// rule.
 #[derive(Debug)]
 pub struct Blockade {
     place: Place,
@@ -29,6 +30,21 @@ impl Blockade {
     #[must_use]
     #[track_caller]
     pub fn new(place: &Place, pattern: &str) -> Self {
+        Self::at(place, "input", pattern)
+    }
+
+    /// The same for what a router forwards.
+    ///
+    /// # Panics
+    /// When nftables refuses, or outside of a namespace that the test made.
+    #[must_use]
+    #[track_caller]
+    pub fn on_the_way(place: &Place, pattern: &str) -> Self {
+        Self::at(place, "forward", pattern)
+    }
+
+    #[track_caller]
+    fn at(place: &Place, hook: &str, pattern: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         assert_ne!(*place, Place::Host, "the host's packets are not the test's business");
         let table = format!("culvert{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -36,7 +52,7 @@ impl Blockade {
         let table = &blockade.table;
         blockade.nft(&format!(
             "add table inet {table}; \
-             add chain inet {table} arriving {{ type filter hook input priority 0; }}; \
+             add chain inet {table} arriving {{ type filter hook {hook} priority 0; }}; \
              add rule inet {table} arriving {pattern} counter drop"
         ));
         blockade

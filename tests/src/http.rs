@@ -49,7 +49,7 @@ struct Sample {
 }
 
 /// What an agent says became of the datagrams of one peer in one direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Entered the agent.
     pub received: u64,

@@ -2,8 +2,9 @@
 
 use std::{
     fs::{self, File},
+    io::{Read, Seek},
     net::SocketAddr,
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -22,6 +23,16 @@ use crate::{
 #[derive(Debug)]
 pub struct Server {
     _process: Running,
+}
+
+/// Where its servers listen, unless a test says otherwise.
+pub const PORT: u16 = 5201;
+
+/// A client that runs beside something else; dropping it kills it.
+#[derive(Debug)]
+pub struct Client {
+    process: Running,
+    output: File,
 }
 
 /// What a UDP test transferred.
@@ -75,6 +86,57 @@ impl Server {
     }
 }
 
+impl Client {
+    /// Starts one at `place` with more options.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    #[track_caller]
+    pub fn start(place: &Place, server: SocketAddr, args: &[&str]) -> Self {
+        let output = tempfile::tempfile().expect("the folder for temporary files is writable");
+        let mut command = command(place, server, args);
+        let stdout = output.try_clone().expect("a descriptor is free");
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null());
+        Self { process: Running::start("iperf3 -c", &mut command), output }
+    }
+
+    /// Waits for its end, and returns its report: `intervals` of a second, and what is summed up at the `end`.
+    ///
+    /// # Panics
+    /// When it does not end soon, or failed.
+    #[must_use]
+    #[track_caller]
+    pub fn finish(mut self) -> Value {
+        let status = self.process.wait(2 * PATIENCE);
+        let report = self.report();
+        let error = report["error"].as_str();
+        assert!(status.success() && error.is_none(), "iperf3 -c: {error:?}");
+        report
+    }
+
+    /// Ends it before its time, and returns the same; what is summed up is what its own end knows.
+    ///
+    /// # Panics
+    /// When it has ended by itself, or does not end soon.
+    #[must_use]
+    #[track_caller]
+    pub fn interrupt(mut self) -> Value {
+        let ended = self.process.ended();
+        assert_eq!(ended, None, "iperf3 -c has ended: {}", self.report()["error"]);
+        self.process.signal("INT");
+        self.process.wait(PATIENCE);
+        self.report()
+    }
+
+    #[track_caller]
+    fn report(&mut self) -> Value {
+        let mut text = String::new();
+        self.output.rewind().and_then(|()| self.output.read_to_string(&mut text)).expect("our own file");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+}
+
 /// Runs a UDP test of 3 s with 200 Mbit/s in datagrams of 1150 bytes, shared out among parallel streams.
 ///
 /// # Panics
@@ -84,17 +146,29 @@ impl Server {
 pub fn udp(place: &Place, server: SocketAddr, streams: u32, reverse: bool) -> Udp {
     let (rate, count) = (format!("{}K", 200_000 / streams), streams.to_string());
     let args = ["-u", "-P", &count, "-b", &rate, "-l", "1150", "-w", "4M", "-t", "3"];
-    let end = client(place, server, &args, reverse);
-    let each = end["streams"].as_array().map(Vec::as_slice).unwrap_or_default();
-    assert_eq!(each.len(), streams as usize, "{end:#}");
-    let sum = |key: &str| each.iter().map(|stream| number(&stream["udp"][key])).sum::<u64>();
-    let (packets, lost) = (sum("packets"), sum("lost_packets"));
-    let highest = number(&end["sum_received"]["packets"]);
-    Udp {
-        streams: streams.into(),
-        sent: number(&end["sum_sent"]["packets"]).max(packets),
-        lost,
-        received: highest.saturating_sub(lost),
+    let udp = Udp::of(&client(place, server, &args, reverse));
+    assert_eq!(udp.streams, u64::from(streams));
+    udp
+}
+
+impl Udp {
+    /// What the part of a report says that sums up.
+    ///
+    /// # Panics
+    /// When it is no UDP test's.
+    #[must_use]
+    #[track_caller]
+    pub fn of(end: &Value) -> Self {
+        let each = end["streams"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let sum = |key: &str| each.iter().map(|stream| number(&stream["udp"][key])).sum::<u64>();
+        let (packets, lost) = (sum("packets"), sum("lost_packets"));
+        let highest = number(&end["sum_received"]["packets"]);
+        Self {
+            streams: each.len() as u64,
+            sent: number(&end["sum_sent"]["packets"]).max(packets),
+            lost,
+            received: highest.saturating_sub(lost),
+        }
     }
 }
 
@@ -111,8 +185,7 @@ pub fn tcp(place: &Place, server: SocketAddr, reverse: bool) -> Tcp {
 
 #[track_caller]
 fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Value {
-    let mut command = place.command("iperf3");
-    command.args(["-c", &server.ip().to_string(), "-p", &server.port().to_string(), "-J"]).args(args);
+    let mut command = command(place, server, args);
     if reverse {
         command.arg("-R");
     }
@@ -123,6 +196,12 @@ fn client(place: &Place, server: SocketAddr, args: &[&str], reverse: bool) -> Va
     let error = result["error"].as_str();
     assert!(output.status.success() && error.is_none(), "{command:?}: {error:?}: {stderr}");
     result["end"].take()
+}
+
+fn command(place: &Place, server: SocketAddr, args: &[&str]) -> Command {
+    let mut command = place.command("iperf3");
+    command.args(["-c", &server.ip().to_string(), "-p", &server.port().to_string(), "-J"]).args(args);
+    command
 }
 
 #[track_caller]

@@ -11,7 +11,11 @@
 //! | gateways, hosts behind them, a tunnel between them | [`sites`], `links.rs` |
 //! | whether a packet arrives, and which size fits | [`probe`] |
 //! | a stream of bytes, compared at its end | [`transfer`] |
-//! | a path that delays, loses and reorders | [`impairment`] |
+//! | a path that delays, loses, damages and reorders, and a NAT that forgets | [`impairment`] |
+//! | where each of those datagrams went | [`ledger`] |
+//! | numbered datagrams there and back while things happen | [`stream`] |
+//! | two sites with an impairment between them, and what can happen to them | [`stage`] |
+//! | names whose addresses change | [`names`] |
 //! | what crosses the cable | [`tap`], [`capture`] |
 //! | what an agent sent, and sending it again | [`relay`] |
 //! | a decoy that remembers, and answers so that it can be checked | [`decoy`] |
@@ -31,7 +35,9 @@ pub mod firewall;
 pub mod http;
 pub mod impairment;
 pub mod iperf;
+pub mod ledger;
 mod links;
+pub mod names;
 pub mod needs;
 pub mod pair;
 pub mod place;
@@ -41,6 +47,8 @@ pub mod process;
 pub mod random;
 pub mod relay;
 pub mod sites;
+pub mod stage;
+pub mod stream;
 pub mod tap;
 pub mod transfer;
 pub mod upstream;

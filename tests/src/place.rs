@@ -101,7 +101,58 @@ impl Place {
         let number = |text: &str| text.trim().parse::<u64>().expect("a number");
         v4.map_or(0, |(_, value)| number(value)) + v6.map_or(0, number)
     }
+
+    /// Buffers that the kernel has dropped here: sockets that were full or not there, no route, too large, links that were
+    /// down. Each held one datagram or more.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    #[must_use]
+    pub fn kernel_drops(&self) -> u64 {
+        // Those of the thread that is here, not those of the process.
+        let read =
+            |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("the kernel has it");
+        let [snmp, extended, snmp6, devices] = self.enter(|| ["snmp", "netstat", "snmp6", "dev"].map(read));
+        let number = |text: &str| text.parse::<u64>().expect("a number");
+        let mut sum = 0;
+        let lines: Vec<&str> = snmp.lines().chain(extended.lines()).collect();
+        for pair in lines.chunks(2) {
+            let [names, values] = [pair[0], pair[1]].map(|line| line.split(' '));
+            let protocol = pair[0].split(':').next().unwrap_or_default();
+            let counts = names.zip(values).skip(1).filter(|(name, _)| COUNTERS.contains(&(protocol, *name)));
+            sum += counts.map(|(_, value)| number(value)).sum::<u64>();
+        }
+        for line in snmp6.lines() {
+            let mut words = line.split_whitespace();
+            if let (Some(name), Some(value)) = (words.next(), words.next()) {
+                let known = |(protocol, counter): &(&str, &str)| {
+                    name.strip_prefix(protocol) == Some(&format!("6{counter}"))
+                };
+                sum += if COUNTERS.iter().any(known) { number(value) } else { 0 };
+            }
+        }
+        for line in devices.lines() {
+            let Some((_, counts)) = line.split_once(':') else { continue };
+            let counts: Vec<&str> = counts.split_whitespace().collect();
+            // Received and dropped, sent and dropped, no carrier; those of the headings have no colon.
+            sum += [3, 11, 14].iter().map(|column| number(counts[*column])).sum::<u64>();
+        }
+        sum
+    }
 }
+
+/// The kernel's counters of what it has dropped, of IPv4; those of IPv6 have the same names after a 6.
+const COUNTERS: [(&str, &str); 9] = [
+    ("Ip", "InAddrErrors"),
+    ("Ip", "InDiscards"),
+    ("Ip", "InNoRoutes"),
+    ("Ip", "InTooBigErrors"),
+    ("Ip", "OutDiscards"),
+    ("Ip", "OutNoRoutes"),
+    ("Ip", "FragFails"),
+    ("IpExt", "InNoRoutes"),
+    ("Udp", "RcvbufErrors"),
+];
 
 /// Two network namespaces with a cable between them; dropping it removes both.
 #[derive(Debug)]

@@ -374,6 +374,17 @@ impl Site {
         fs::write(file, config.replace(old, new)).expect("the folder is ours");
     }
 
+    /// Appends sections to the agent's configuration, which it reads when it starts.
+    ///
+    /// # Panics
+    /// When the disk is full.
+    #[track_caller]
+    pub fn append(&self, sections: &str) {
+        let file = self.agent.config();
+        let config = fs::read_to_string(&file).expect("the harness has written it");
+        fs::write(file, config + sections).expect("the folder is ours");
+    }
+
     /// The host's address behind the gateway.
     #[must_use]
     pub fn host_address(&self, family: Family) -> IpAddr {

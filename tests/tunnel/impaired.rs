@@ -126,6 +126,13 @@ const MILLISECONDS: u32 = 11_000;
 /// How often the receiver sends: more rarely than the kernel remembers on which queue a flow was, which is 3 s.
 const REPORT: u32 = 5_000;
 
+/// How often the kernel gives the flow another queue of the device meanwhile: with each report, and when it forgets after each
+/// of the first two.
+///
+/// What lies unread in the queue of before is overtaken by what is read from the next one, if the worker of the first is kept from
+/// the processor meanwhile: nobody but the kernel knows what was sent first. Beside a busy machine that happens now and then.
+const MOVES: usize = 5;
+
 /// The numbers of the datagrams in the order in which they came; sends a report every 5 s worth of them.
 fn receive(socket: &UdpSocket) -> Vec<u32> {
     let (mut numbers, mut next) = (Vec::new(), 0);
@@ -143,11 +150,14 @@ fn receive(socket: &UdpSocket) -> Vec<u32> {
 }
 
 #[test]
-fn no_datagram_of_a_one_way_stream_overtakes_another_when_the_other_way_is_rarely_used() {
+fn a_one_way_stream_keeps_its_lane_and_its_order_when_the_other_way_is_rarely_used() {
     if !possible("a one-way stream") {
         return;
     }
     let (sites, relay) = sites(4, long());
+    for site in sites.all() {
+        site.agent.wait_for_count("culvert_lanes", &[("state", "up")], 4);
+    }
     let address = SocketAddr::new(sites.b().host_address(Family::V4), ports::free());
     let receiver = sites.b().host.enter(|| UdpSocket::bind(address)).unwrap();
     receiver.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -167,7 +177,11 @@ fn no_datagram_of_a_one_way_stream_overtakes_another_when_the_other_way_is_rarel
         numbers.join().expect("all arrive")
     });
     check_complete(&sites, &relay);
-    let overtaken = numbers.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-    assert_eq!(overtaken, 0);
+    let overtaken: Vec<&[u32]> = numbers.windows(2).filter(|pair| pair[0] >= pair[1]).collect();
+    assert!(overtaken.len() <= MOVES, "came one after the other: {overtaken:?}");
+    // Whichever worker has read them: all were on the lane of their flow.
+    let lanes = sites.a().agent.samples().by_label("culvert_lane_tun_packets_total", "lane");
+    let counts: Vec<f64> = lanes.values().copied().collect();
+    assert_eq!(counts, [f64::from(BURST * MILLISECONDS)], "{lanes:?}");
     sites.accounts();
 }

@@ -50,6 +50,8 @@ mod wire;
 pub use alone::{SinkOptions, run_sink};
 pub use gate::{GateOptions, run_gate};
 pub use strangers::{StrangersOptions, run_strangers};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use wire::bench_datagram;
 pub use wire::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 
 use results::Results;

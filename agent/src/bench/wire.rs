@@ -315,6 +315,34 @@ fn put(body: &mut [u8], fields: &[&[u8]]) {
     }
 }
 
+/// Takes `input` as a datagram of a run.
+///
+/// What is read of it, written over the same number of bytes, is read alike; load is refused if it was changed at either end.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn bench_datagram(input: &[u8]) {
+    let Ok(header) = Header::read(input) else { return };
+    let mut again = input.to_vec();
+    header.write(&mut again);
+    assert_eq!(Header::read(&again), Ok(header));
+    if header.kind.is_load() {
+        if let Some(last) = again.get_mut(HEADER_LEN..).and_then(<[u8]>::last_mut) {
+            *last ^= 1;
+            assert_eq!(Header::read(&again), Err(Corrupt));
+        }
+        return;
+    }
+    assert_eq!(again, input);
+    let body = &input[HEADER_LEN..];
+    let mut written = [0; CONTROL_LEN];
+    if let Some(plan) = Plan::read(body) {
+        plan.write(&mut written);
+        assert_eq!(Plan::read(&written), Some(plan));
+    }
+    let report = Report::read(body);
+    report.write(&mut written);
+    assert_eq!(Report::read(&written), report);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Access, AccessMode, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket,
-    Profile, Queue, Transport,
+    Oversize, Profile, Queue, Transport, socket_buffer_bytes,
 };
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
@@ -75,17 +75,28 @@ pub const IDLE: Duration = Duration::from_secs(60);
 /// sends of 128 as in sends of 64 (`docs/decisions/0005-batches.md`); larger ones are bounded by 64 KiB before that.
 pub const BURST: u16 = 128;
 
+/// `service.oversize`: a datagram that is lost when one of many packets is had better be made smaller by who sends it.
+pub const OVERSIZE: Oversize = Oversize::Drop;
+
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 
+/// What `limits.receive_buffer = "auto"` comes to with the other defaults: 4 MiB, below which iperf3 at 1 Gbit/s meets losses
+/// (docs/performance.md).
+pub const SOCKET_BUFFER_BYTES: usize = socket_buffer_bytes(LIMITS.receive_rate, QUEUE.time);
+
 /// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
-/// descriptors.
+/// descriptors; 1 MiB holds 15 of the largest datagrams with pieces missing, and 200 of 4 KiB; 256 MiB are the queues of 64
+/// peers that all stall at once, or a third of a second at 6 Gbit/s.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
     tcp_streams_per_peer: 1024,
     pending_open_packets: 64,
-    receive_buffer: 4 << 20,
+    receive_buffer: None,
+    receive_rate: 40 << 20,
+    reassembly_bytes: 1 << 20,
+    queue_bytes: 256 << 20,
     peers: 1000,
     open_peers: 256,
     decoy_flows: 4096,

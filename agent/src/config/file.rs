@@ -107,6 +107,7 @@ pub(super) struct Service {
     pub(super) upstream: Option<Field<String>>,
     pub(super) idle: Option<Field<String>>,
     pub(super) burst: Option<Field<i64>>,
+    pub(super) oversize: Option<Field<String>>,
     pub(super) protocol: Option<Field<String>>,
 }
 
@@ -147,6 +148,9 @@ pub(super) struct Limits {
     pub(super) tcp_streams_per_peer: Option<Field<i64>>,
     pub(super) pending_open_packets: Option<Field<i64>>,
     pub(super) receive_buffer: Option<Field<Amount>>,
+    pub(super) receive_rate: Option<Field<Amount>>,
+    pub(super) reassembly_bytes: Option<Field<Amount>>,
+    pub(super) queue_bytes: Option<Field<Amount>>,
     pub(super) peers: Option<Field<i64>>,
     pub(super) open_peers: Option<Field<i64>>,
     pub(super) decoy_flows: Option<Field<i64>>,

@@ -15,6 +15,7 @@
 use std::{
     fs, io,
     net::SocketAddr,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -43,6 +44,8 @@ pub mod reload;
 mod reload_keys_tests;
 #[cfg(test)]
 mod reload_properties;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod reload_rules;
 #[cfg(test)]
 mod reload_tests;
 mod reload_values;
@@ -332,10 +335,21 @@ pub struct Service {
     pub idle: Duration,
     /// Datagrams per send to the upstream, 1 to 64.
     pub burst: u16,
+    /// What becomes of a datagram that fits into no packet.
+    pub oversize: Oversize,
     /// Whether it takes UDP flows.
     pub udp: bool,
     /// Whether it takes TCP forwards.
     pub tcp: bool,
+}
+
+/// `service.oversize`: what becomes of a datagram of the service, in either direction, that fits into no packet to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Oversize {
+    /// It is dropped.
+    Drop,
+    /// It travels in pieces, if both ends can.
+    Fragment,
 }
 
 /// `[log]`.
@@ -371,6 +385,22 @@ pub enum LogFormat {
     Json,
 }
 
+/// The least and the most that sockets may be told to ask for, in bytes.
+const SOCKET_BUFFER_RANGE: RangeInclusive<u64> = 64 << 10..=1 << 30;
+
+/// What comes within `time` at `rate` bytes a second, in bytes.
+const fn socket_buffer_bytes(rate: usize, time: Duration) -> usize {
+    let bytes = rate as u128 * time.as_millis() / 1_000;
+    let (least, most) = (*SOCKET_BUFFER_RANGE.start(), *SOCKET_BUFFER_RANGE.end());
+    if bytes > most as u128 {
+        most as usize
+    } else if bytes < least as u128 {
+        least as usize
+    } else {
+        bytes as usize
+    }
+}
+
 /// `[limits]`: hard ceilings, so that memory is bounded whatever arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -382,8 +412,14 @@ pub struct Limits {
     pub tcp_streams_per_peer: u32,
     /// Datagrams that one flow may hold back until its far end has confirmed it.
     pub pending_open_packets: usize,
-    /// Socket buffer to ask the kernel for, in bytes per UDP socket.
-    pub receive_buffer: usize,
+    /// Socket buffer to ask the kernel for, in bytes per UDP socket; `None`: what [`Config::socket_buffer_bytes`] comes to.
+    pub receive_buffer: Option<usize>,
+    /// Bytes a second that a socket is to take without loss while its worker does something else.
+    pub receive_rate: usize,
+    /// What datagrams of one peer may take at one worker while pieces of them are missing, in bytes.
+    pub reassembly_bytes: usize,
+    /// Bytes that may wait in the queues of all peers together.
+    pub queue_bytes: usize,
     /// Peers of both files together.
     pub peers: usize,
     /// Peers that open mode has let in.
@@ -395,6 +431,17 @@ pub struct Limits {
 }
 
 impl Config {
+    /// The buffer that every UDP socket asks the kernel for, in bytes: a queue like the relay's, so it is as long as the longest
+    /// `peer.queue.time` at `limits.receive_rate`. What waited there too long for its own peer is dropped when it is read.
+    ///
+    /// The kernel doubles it, and charges twice what a datagram of 1150 bytes holds: these cancel out.
+    #[must_use]
+    pub fn socket_buffer_bytes(&self) -> usize {
+        let times = self.peers.iter().map(|peer| peer.queue.time);
+        let time = times.max().unwrap_or(defaults::QUEUE.time);
+        self.limits.receive_buffer.unwrap_or_else(|| socket_buffer_bytes(self.limits.receive_rate, time))
+    }
+
     /// Reads and checks the file at `path`, the state file and the identity that it names; no peer may have our own key.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 57] = [
+const KEYS: [(&str, &str, Effect); 61] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),
@@ -32,6 +32,7 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("service.upstream", "\"127.0.0.1:54\"", Now),
     ("service.idle", "\"61s\"", Now),
     ("service.burst", "64", Now),
+    ("service.oversize", "\"fragment\"", Now),
     ("service.protocol", "\"tcp\"", Now),
     ("peer.name", "\"gate\"", Now),
     ("peer.public_key", "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"", Now),
@@ -67,6 +68,9 @@ const KEYS: [(&str, &str, Effect); 57] = [
     ("limits.tcp_streams_per_peer", "1", Now),
     ("limits.pending_open_packets", "1", Now),
     ("limits.receive_buffer", "\"1MiB\"", Restart),
+    ("limits.receive_rate", "\"1MiB\"", Restart),
+    ("limits.reassembly_bytes", "\"2MiB\"", Now),
+    ("limits.queue_bytes", "\"1MiB\"", Now),
     ("limits.peers", "999", Now),
     ("limits.open_peers", "1", Now),
     ("limits.decoy_flows", "1", Now),

@@ -5,7 +5,8 @@ use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
     reload::{self, Effect, Kind},
-    reload_tests::{holds, parse},
+    reload_rules::holds,
+    reload_tests::parse,
     *,
 };
 
@@ -121,7 +122,7 @@ proptest! {
             let fresh = parse(&text);
             let plan = reload::plan(&running, fresh.clone());
             let after = plan.config.clone().unwrap_or_else(|| running.clone());
-            holds(&running, &plan, &after, &text);
+            holds(&running, &plan, &after, fresh.clone());
 
             prop_assert_eq!(offered(&after), offered(&fresh));
             let waiting = |section: &str| {

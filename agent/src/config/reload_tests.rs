@@ -2,6 +2,7 @@ use std::path::Path;
 
 use super::{
     reload::{Change, Effect, Kind, Plan},
+    reload_rules::holds,
     *,
 };
 
@@ -59,47 +60,8 @@ pub(super) fn replaced(text: &str, from: &str, to: &str) -> String {
 pub(super) fn planned(running: &Config, text: &str) -> (Plan, Config) {
     let plan = reload::plan(running, parse(text));
     let after = plan.config.clone().unwrap_or_else(|| running.clone());
-    holds(running, &plan, &after, text);
+    holds(running, &plan, &after, parse(text));
     (plan, after)
-}
-
-/// Places stay, indices are valid, and to do the same again changes nothing.
-#[track_caller]
-pub(super) fn holds(running: &Config, plan: &Plan, after: &Config, text: &str) {
-    let again = reload::plan(after, after.clone());
-    assert_eq!(again, Plan::default(), "a configuration held against itself");
-    let again = reload::plan(after, parse(text));
-    assert_eq!(again.config, None);
-    assert!(again.changes.iter().all(|change| change.effect == Effect::Restart), "{again:?}");
-    let restarts = |plan: &Plan| plan.changes.iter().filter(|c| c.effect == Effect::Restart).count();
-    assert_eq!(restarts(&again), restarts(plan));
-    assert_eq!(
-        (again.udp_opened, again.tcp_opened, again.removed, again.changed, again.added),
-        Default::default()
-    );
-
-    assert!(after.services.len() >= running.services.len());
-    for (old, new) in running.services.iter().zip(&after.services) {
-        assert_eq!(old.name, new.name);
-    }
-    let granted = after.peers.iter().flat_map(|peer| &peer.services).chain(&after.access.services);
-    for place in granted {
-        assert!(after.services[*place].is_served());
-    }
-    for (old, new, opened) in
-        [(&running.udp, &after.udp, &plan.udp_opened), (&running.tcp, &after.tcp, &plan.tcp_opened)]
-    {
-        assert!(new.len() >= old.len());
-        for (old, new) in old.iter().zip(new) {
-            assert_eq!(old.listen, new.listen);
-        }
-        for (place, forward) in new.iter().enumerate() {
-            assert_eq!(forward.open, forward.peer < after.peers.len());
-            assert!(forward.open || forward.peer == Forward::NOBODY);
-            let was_open = old.get(place).is_some_and(|old| old.open);
-            assert_eq!(opened.contains(&place), forward.open && !was_open);
-        }
-    }
 }
 
 /// The lines of the difference, as an operator reads them.

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Access, AccessMode, Config, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel,
-    MaxPacket, Peer, Profile, Queue, Service, Transport, Tun,
+    MaxPacket, Oversize, Peer, Profile, Queue, Service, Transport, Tun,
     reload::{Change, Effect, Kind, Places, Waits},
 };
 
@@ -257,11 +257,12 @@ impl Differences {
 
     /// A service that kept its name.
     pub(super) fn service(&mut self, what: &str, old: &Service, new: &Service) {
-        let Service { name: _, upstream, idle, burst, udp, tcp } = new;
+        let Service { name: _, upstream, idle, burst, oversize: wanted, udp, tcp } = new;
         let at = |key: &str| format!("{what}: {key}");
         self.key(&at("upstream"), Effect::Now, old.upstream.to_string(), upstream.to_string());
         self.key(&at("idle"), Effect::Now, duration(&old.idle), duration(idle));
         self.key(&at("burst"), Effect::Now, old.burst.to_string(), burst.to_string());
+        self.key(&at("oversize"), Effect::Now, oversize(old.oversize), oversize(*wanted));
         self.key(&at("protocol"), Effect::Now, protocol(old.udp, old.tcp), protocol(*udp, *tcp));
     }
 
@@ -331,6 +332,9 @@ impl Differences {
             tcp_streams_per_peer,
             pending_open_packets,
             receive_buffer,
+            receive_rate,
+            reassembly_bytes,
+            queue_bytes,
             peers,
             open_peers,
             decoy_flows,
@@ -357,8 +361,23 @@ impl Differences {
                 Effect::Restart,
                 &old.receive_buffer,
                 receive_buffer,
+                |buffer| buffer.as_ref().map_or_else(|| "auto".to_owned(), size),
+            ),
+            receive_rate: self.take(
+                "limits.receive_rate",
+                Effect::Restart,
+                &old.receive_rate,
+                receive_rate,
                 size,
             ),
+            reassembly_bytes: self.take(
+                "limits.reassembly_bytes",
+                now,
+                &old.reassembly_bytes,
+                reassembly_bytes,
+                size,
+            ),
+            queue_bytes: self.take("limits.queue_bytes", now, &old.queue_bytes, queue_bytes, size),
             peers: self.plain("limits.peers", now, &old.peers, peers),
             open_peers: self.plain("limits.open_peers", now, &old.open_peers, open_peers),
             decoy_flows: self.plain("limits.decoy_flows", now, &old.decoy_flows, decoy_flows),
@@ -408,6 +427,13 @@ fn protocol(udp: bool, tcp: bool) -> String {
         (false, false) => "(neither)",
     }
     .to_owned()
+}
+
+fn oversize(oversize: Oversize) -> &'static str {
+    match oversize {
+        Oversize::Drop => "drop",
+        Oversize::Fragment => "fragment",
+    }
 }
 
 /// A `[tun]` in a line.

@@ -15,8 +15,8 @@ use std::{
 use toml::Spanned;
 
 use super::{
-    AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Peer, PeerOrigin,
-    Service, Transport,
+    AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Oversize, Peer,
+    PeerOrigin, SOCKET_BUFFER_RANGE, Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},
     credential, defaults,
     field::{Amount, Field},
@@ -274,10 +274,13 @@ impl Checks {
             let idle = self.duration(&at("idle"), table.idle, TENTH..=DAY, defaults::IDLE);
             // `UDP_SEGMENT` takes at most 64 segments.
             let burst = self.number(&at("burst"), table.burst, 1..=128, defaults::BURST);
+            let oversizes = [("drop", Oversize::Drop), ("fragment", Oversize::Fragment)];
+            let oversize =
+                self.choice(&at("oversize"), table.oversize, &oversizes).unwrap_or(defaults::OVERSIZE);
             let protocols = [("udp", (true, false)), ("tcp", (false, true))];
             let (udp, tcp) = self.choice(&at("protocol"), table.protocol, &protocols).unwrap_or((true, true));
             let upstream = upstream.unwrap_or(PLACEHOLDER);
-            services.push(Service { name, upstream, idle, burst, udp, tcp });
+            services.push(Service { name, upstream, idle, burst, oversize, udp, tcp });
         }
         services
     }
@@ -357,6 +360,8 @@ impl Checks {
         const PEERS: RangeInclusive<i64> = 1..=1_000_000;
         // Each is a socket.
         const DECOY_FLOWS: RangeInclusive<i64> = 1..=65_535;
+        // 0.8 Mbit/s to 86 Gbit/s.
+        const RATE: RangeInclusive<u64> = 100 << 10..=10 << 30;
         let default = defaults::LIMITS;
         let peers_span = file.peers.as_ref().map(|field| field.span.clone());
         let limits = Limits {
@@ -379,11 +384,19 @@ impl Checks {
                 1..=4096,
                 default.pending_open_packets,
             ),
-            receive_buffer: self.size(
-                "limits.receive_buffer",
-                file.receive_buffer,
-                64 << 10..=1 << 30,
-                default.receive_buffer,
+            receive_buffer: self.receive_buffer(file.receive_buffer),
+            receive_rate: self.size("limits.receive_rate", file.receive_rate, RATE, default.receive_rate),
+            reassembly_bytes: self.size(
+                "limits.reassembly_bytes",
+                file.reassembly_bytes,
+                128 << 10..=1 << 30,
+                default.reassembly_bytes,
+            ),
+            queue_bytes: self.size(
+                "limits.queue_bytes",
+                file.queue_bytes,
+                64 << 10..=1 << 40,
+                default.queue_bytes,
             ),
             peers: self.number("limits.peers", file.peers, PEERS, default.peers),
             open_peers: self.number("limits.open_peers", file.open_peers, PEERS, default.open_peers),
@@ -400,6 +413,19 @@ impl Checks {
             self.report.add("limits.peers", peers_span, problem, "raise it, or remove peers");
         }
         limits
+    }
+
+    fn receive_buffer(&mut self, field: Option<Field<Amount>>) -> Option<usize> {
+        let at = "limits.receive_buffer";
+        if let Some(Field { value: Ok(Amount::Text(text)), .. }) = &field
+            && text == "auto"
+        {
+            self.take(at, field);
+            return None;
+        }
+        let given = field.is_some();
+        let bytes = self.size(at, field, SOCKET_BUFFER_RANGE, defaults::SOCKET_BUFFER_BYTES);
+        given.then_some(bytes)
     }
 
     /// Listeners of one protocol that the kernel would refuse together.

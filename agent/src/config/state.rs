@@ -477,3 +477,7 @@ impl Checks {
         (mem::replace(&mut self.report, config_report), removed)
     }
 }
+
+#[cfg(any(test, feature = "fuzzing"))]
+#[path = "state_properties.rs"]
+pub(crate) mod properties;

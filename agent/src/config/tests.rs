@@ -79,6 +79,7 @@ fn defaults_stand_for_what_is_left_out() {
         upstream: "127.0.0.1:53".parse().unwrap(),
         idle: Duration::from_secs(60),
         burst: 128,
+        oversize: Oversize::Drop,
         udp: true,
         tcp: true,
     };
@@ -108,6 +109,7 @@ name = "b"
 upstream = "10.0.0.1:80"
 idle = "5m"
 burst = 16
+oversize = "fragment"
 protocol = "tcp"
 [[peer]]
 name = "p"
@@ -139,6 +141,9 @@ flows = 2
 tcp_streams_per_peer = 3
 pending_open_packets = 4
 receive_buffer = 65536
+receive_rate = "1MiB"
+reassembly_bytes = "128KiB"
+queue_bytes = 65537
 peers = 5
 open_peers = 6
 decoy_flows = 7
@@ -154,8 +159,11 @@ handshakes = 8
     assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
     assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
     let protocols: Vec<_> =
-        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs())).collect();
-    assert_eq!(protocols, [(true, false, 128, 60), (false, true, 16, 300)]);
+        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs(), s.oversize)).collect();
+    assert_eq!(
+        protocols,
+        [(true, false, 128, 60, Oversize::Drop), (false, true, 16, 300, Oversize::Fragment)]
+    );
     let peer = &config.peers[0];
     assert_eq!(peer.public_keys, [KEY, KEY_2].map(|key| key.parse().unwrap()));
     assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
@@ -174,7 +182,10 @@ handshakes = 8
         flows: 2,
         tcp_streams_per_peer: 3,
         pending_open_packets: 4,
-        receive_buffer: 65_536,
+        receive_buffer: Some(65_536),
+        receive_rate: 1 << 20,
+        reassembly_bytes: 131_072,
+        queue_bytes: 65_537,
         peers: 5,
         open_peers: 6,
         decoy_flows: 7,
@@ -210,6 +221,9 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("[log]\nformat = \"xml\"\n", 10, "log.format", "\"text\" or \"json\"");
     expect("[limits]\nflows = 0\n", 10, "limits.flows", "out of range");
     expect("[limits]\nreceive_buffer = -1\n", 10, "limits.receive_buffer", "out of range");
+    expect("[limits]\nreceive_buffer = \"large\"\n", 10, "limits.receive_buffer", "is not a size");
+    expect("[limits]\nreceive_rate = \"1KiB\"\n", 10, "limits.receive_rate", "out of range");
+    expect("[limits]\nreassembly_bytes = \"64KiB\"\n", 10, "limits.reassembly_bytes", "out of range");
     expect("[limits]\nflows = 99999999999999999999\n", 10, "limits.flows", "huge");
     expect("[metrics]\nlisten = \"localhost:9464\"\n", 10, "metrics.listen", "is a host name");
     expect("[metrics]\nlisten = \":9464\"\n", 10, "metrics.listen", "has no address");
@@ -250,9 +264,14 @@ fn transport_and_services_are_checked() {
         service(upstream, "upstream = \"0.0.0.0:53\"").starts_with("service[0].upstream: cannot be sent to")
     );
     assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
-    for (key, bad) in
-        [("idle", "\"0s\""), ("idle", "\"25h\""), ("burst", "0"), ("burst", "129"), ("protocol", "\"sctp\"")]
-    {
+    for (key, bad) in [
+        ("idle", "\"0s\""),
+        ("idle", "\"25h\""),
+        ("burst", "0"),
+        ("burst", "129"),
+        ("oversize", "\"split\""),
+        ("protocol", "\"sctp\""),
+    ] {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
         assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");
     }
@@ -410,6 +429,7 @@ fn the_agent_example_shows_the_defaults() {
     );
     let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
     assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));
+    assert_eq!(shown_service.oversize, bare_service.oversize);
 }
 
 #[test]
@@ -459,7 +479,13 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.flows", limits.flows.to_string()),
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
-        ("limits.receive_buffer", format!("\"{}MiB\"", limits.receive_buffer >> 20)),
+        (
+            "limits.receive_buffer",
+            limits.receive_buffer.map_or_else(|| "\"auto\"".to_owned(), |bytes| bytes.to_string()),
+        ),
+        ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
+        ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
+        ("limits.queue_bytes", format!("\"{}MiB\"", limits.queue_bytes >> 20)),
         ("limits.peers", limits.peers.to_string()),
         ("limits.open_peers", limits.open_peers.to_string()),
         ("limits.decoy_flows", limits.decoy_flows.to_string()),
@@ -493,4 +519,22 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_socket_is_a_queue_as_long_as_the_longest_of_its_peers() {
+    let bytes = |more: &str, limits: &str| {
+        let peer = |name, key, more| format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n{more}\n");
+        let peers = format!("{}{}", peer("a", KEY, "queue.time = \"20ms\""), peer("b", KEY_2, more));
+        let text = format!(
+            "identity.key_file = \"id\"\ntransport.listen = [\"127.0.0.1:1\"]\nlimits = {{ {limits} }}\n{peers}"
+        );
+        Config::parse(&text, Path::new(".")).unwrap().socket_buffer_bytes()
+    };
+    assert_eq!(bytes("", ""), 4 << 20);
+    assert_eq!(bytes("", ""), defaults::SOCKET_BUFFER_BYTES);
+    assert_eq!(bytes("queue.time = \"10ms\"", "receive_buffer = \"auto\""), (40 << 20) / 50);
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_rate = \"100MiB\""), 100 << 20);
+    assert_eq!(bytes("queue.time = \"1ms\"", "receive_rate = \"1MiB\""), 64 << 10, "the least");
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_buffer = \"1MiB\""), 1 << 20, "as it was set");
 }

@@ -611,10 +611,11 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
-        // What the socket has no room for stays in quinn-proto until it has.
-        while !underlays.is_blocked(connection.underlay) {
+        // What neither the socket nor the reserve of its outbox has room for stays in quinn-proto until they have.
+        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
-            let Some(transmit) = connection.quinn.poll_transmit(now, 16, &mut self.scratch) else { return };
+            let most = if underlays.is_blocked(connection.underlay) { 1 } else { 16 };
+            let Some(transmit) = connection.quinn.poll_transmit(now, most, &mut self.scratch) else { return };
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
@@ -631,6 +632,9 @@ impl Control {
         }
     }
 }
+
+/// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
+const MOST_PACKET_BYTES: usize = 1_500;
 
 impl ControlConnection {
     /// Writes as much of the queued control messages as the stream takes.

@@ -193,6 +193,8 @@ impl Features {
     pub const PARTIAL_CHECKSUM: Self = Self(1);
     /// Takes IP packets: it has a TUN device.
     pub const PACKETS: Self = Self(2);
+    /// Puts datagrams together that come in pieces.
+    pub const PIECES: Self = Self(4);
 
     /// Both sets together.
     #[must_use]
@@ -219,6 +221,8 @@ pub struct Service {
     pub tcp: bool,
     /// How long a UDP flow to it may be silent; whole milliseconds.
     pub idle: Duration,
+    /// Whether a datagram to it that fits into no packet travels in pieces; else it is dropped.
+    pub fragment: bool,
 }
 
 /// The opening of a lane, or its acceptance.
@@ -271,6 +275,8 @@ pub enum LaneCloseCause {
     Replaced = 3,
     /// It is not needed, or its end is going away.
     Done = 4,
+    /// It still works, but its keys are nearly used up: it is to be replaced.
+    WornOut = 5,
 }
 
 impl Message {
@@ -348,9 +354,9 @@ fn services(services: Vec<wire::Service>) -> Result<Vec<Service>, MessageError> 
         return Err(MessageError::TooManyServices { count: services.len() });
     }
     let mut checked: Vec<Service> = Vec::with_capacity(services.len());
-    for wire::Service { number, name: text, udp, tcp, idle_ms } in services {
+    for wire::Service { number, name: text, udp, tcp, idle_ms, fragment } in services {
         let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
-        let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle };
+        let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle, fragment };
         if checked.iter().any(|known| known.number == number || known.name == service.name) {
             return Err(MessageError::DuplicateService { number });
         }
@@ -412,6 +418,7 @@ impl From<&Service> for wire::Service {
             udp: service.udp,
             tcp: service.tcp,
             idle_ms,
+            fragment: service.fragment,
         }
     }
 }

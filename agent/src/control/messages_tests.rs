@@ -66,6 +66,7 @@ impl ByHand {
             self.number("Service.udp", 1),
             self.number("Service.tcp", 1),
             self.number("Service.idle_ms", 5000),
+            self.number("Service.fragment", 1),
         ];
         self.bytes(field, &service.concat())
     }
@@ -88,7 +89,8 @@ fn leb128(mut value: u64) -> Vec<u8> {
 }
 
 fn service(number: u32, name: &str) -> Service {
-    Service { number, name: name.to_owned(), udp: true, tcp: true, idle: Duration::from_secs(5) }
+    let idle = Duration::from_secs(5);
+    Service { number, name: name.to_owned(), udp: true, tcp: true, idle, fragment: true }
 }
 
 fn hello() -> Hello {
@@ -162,6 +164,7 @@ fn every_field_number_is_the_documented_one() {
         ("PROTOCOL_VIOLATION", LaneCloseCause::ProtocolViolation),
         ("REPLACED", LaneCloseCause::Replaced),
         ("DONE", LaneCloseCause::Done),
+        ("WORN_OUT", LaneCloseCause::WornOut),
     ] {
         let value = hand.choice(&format!("LaneCloseCause.LANE_CLOSE_CAUSE_{name}"));
         let fields = [hand.lane("LaneClose"), hand.number("LaneClose.reason", value)].concat();
@@ -339,7 +342,7 @@ fn any_services() -> impl Strategy<Value = Vec<Service>> {
         let unique: BTreeMap<_, _> = services.into_iter().map(|service| (service.0, service)).collect();
         let named = |(number, name, udp, tcp)| {
             let idle = Duration::from_millis(1 + u64::from(number % 1000));
-            Service { number, name: format!("{number}{name}"), udp, tcp, idle }
+            Service { number, name: format!("{number}{name}"), udp, tcp, idle, fragment: number % 3 == 0 }
         };
         unique.into_values().map(named).collect()
     })

@@ -152,6 +152,19 @@ impl Session for SuiteSession {
     }
 }
 
+/// The suite of the ServerHello in a stream that arrives in `pieces`, for the fuzz target.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn suite_in<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Suite> {
+    let mut watch = HelloWatch::default();
+    for piece in pieces {
+        watch.observe(piece);
+        if let HelloWatch::Reading(held) = &watch {
+            assert!(held.len() <= HelloWatch::MAX_BYTES && held.capacity() <= 2 * HelloWatch::MAX_BYTES);
+        }
+    }
+    watch.suite()
+}
+
 /// Reads a stream of TLS handshake messages up to the suite of the ServerHello.
 ///
 /// The stream may arrive in pieces. A HelloRetryRequest is a ServerHello with a special random (RFC 8446 §4.1.4) and is

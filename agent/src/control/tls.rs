@@ -19,7 +19,7 @@ use rustls::{
         Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring as provider},
+    crypto::{CryptoProvider, SecureRandom, SupportedKxGroup, WebPkiSupportedAlgorithms, ring as provider},
     server::{
         ParsedCertificate,
         danger::{ClientCertVerified, ClientCertVerifier},
@@ -62,6 +62,16 @@ pub enum TlsError {
 pub struct TlsIdentity {
     key: Arc<CertifiedKey>,
     public_key: [u8; 32],
+    randomness: Option<Randomness>,
+}
+
+/// Where TLS draws from in place of the system's generator.
+#[derive(Clone, Copy, Debug)]
+pub struct Randomness {
+    /// Everything but the keys of key exchanges.
+    pub random: &'static dyn SecureRandom,
+    /// Those.
+    pub group: &'static dyn SupportedKxGroup,
 }
 
 impl TlsIdentity {
@@ -77,7 +87,14 @@ impl TlsIdentity {
         let public_key = spki_key(&certificate).ok_or(CertificateError::BadEncoding);
         let public_key = public_key.map_err(rustls::Error::from)?;
         let signing_key = provider::sign::any_eddsa_type(&der)?;
-        Ok(Self { key: Arc::new(CertifiedKey::new(vec![certificate], signing_key)), public_key })
+        let key = Arc::new(CertifiedKey::new(vec![certificate], signing_key));
+        Ok(Self { key, public_key, randomness: None })
+    }
+
+    /// The same identity in a simulation, whose handshakes repeat themselves: they are as secret as `randomness` is.
+    #[must_use]
+    pub fn with_randomness(self, randomness: Randomness) -> Self {
+        Self { randomness: Some(randomness), ..self }
     }
 
     /// The raw Ed25519 public key.
@@ -174,7 +191,7 @@ impl FirstSuite {
         if cpu_has_aes() { Self::Aes128 } else { Self::ChaCha20 }
     }
 
-    fn provider(self) -> Arc<CryptoProvider> {
+    fn provider(self, randomness: Option<Randomness>) -> Arc<CryptoProvider> {
         use provider::cipher_suite::{
             TLS13_AES_128_GCM_SHA256 as AES_128, TLS13_AES_256_GCM_SHA384 as AES_256,
             TLS13_CHACHA20_POLY1305_SHA256 as CHACHA20,
@@ -185,8 +202,12 @@ impl FirstSuite {
             #[cfg(test)]
             Self::Aes256 => vec![AES_256, AES_128, CHACHA20],
         };
-        let kx_groups = vec![provider::kx_group::X25519];
-        Arc::new(CryptoProvider { cipher_suites, kx_groups, ..provider::default_provider() })
+        let standard = provider::default_provider();
+        let (secure_random, group) = randomness
+            .map_or((standard.secure_random, provider::kx_group::X25519), |randomness| {
+                (randomness.random, randomness.group)
+            });
+        Arc::new(CryptoProvider { cipher_suites, kx_groups: vec![group], secure_random, ..standard })
     }
 }
 
@@ -225,7 +246,7 @@ pub(super) fn server_crypto_with(
     identity: &TlsIdentity,
     allowed: Arc<dyn ClientKeys>,
 ) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
-    let provider = first.provider();
+    let provider = first.provider(identity.randomness);
     let verifier = ClientVerifier { allowed, algorithms: provider.signature_verification_algorithms };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -246,7 +267,7 @@ pub(super) fn client_crypto_with(
     identity: &TlsIdentity,
     expected: &[[u8; 32]],
 ) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
-    let provider = first.provider();
+    let provider = first.provider(identity.randomness);
     let verifier = ServerVerifier {
         expected: expected.to_vec(),
         algorithms: provider.signature_verification_algorithms,
@@ -271,7 +292,7 @@ pub fn peer_key(session: &dyn crypto::Session) -> Option<[u8; 32]> {
 }
 
 /// The Ed25519 key of a certificate, from its parsed SubjectPublicKeyInfo (RFC 8410 §4).
-fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
+pub(crate) fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
     // SEQUENCE { SEQUENCE { OID 1.3.101.112 }, BIT STRING with no unused bits }
     const ED25519_SPKI: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     let spki = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
@@ -406,6 +427,10 @@ pub const MIN_PACKET: u16 = 1200;
 /// an IPv6 and a UDP header.
 pub const DEFAULT_MAX_PACKET: u16 = 1452;
 
+/// What quinn-proto may hold of DATAGRAM frames in each direction, in bytes. Standard mode only: lanes have queues of their own.
+/// 8 ms at 1 Gbit/s.
+pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
+
 /// The transport parameters of a control connection.
 ///
 /// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream;
@@ -419,8 +444,6 @@ pub fn transport_config(
     const STREAM_WINDOW_BYTES: u32 = 6_250_000;
     // Four such streams at once; more share. It bounds what one peer can make us hold.
     const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
-    // Standard mode only: lanes have queues of their own. 8 ms at 1 Gbit/s.
-    const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
     // RFC 9308 §3.2 suggests it, because NAT mappings of UDP rarely live longer.
     const IDLE_TIMEOUT_MS: u32 = 30_000;
 

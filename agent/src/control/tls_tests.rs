@@ -113,7 +113,8 @@ fn the_second_connect_asks_the_allowlist_again() {
 fn a_copied_certificate_without_its_key_fails() {
     let (dialler, listener, thief) = (identity(1), identity(2), identity(3));
     let stolen = CertifiedKey::new(listener.key.cert.clone(), Arc::clone(&thief.key.key));
-    let impostor = TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key() };
+    let impostor =
+        TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key(), randomness: None };
     let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
     let server = server_crypto(&impostor, Guests::with(dialler.public_key())).unwrap();
     let pair = Pair::connect(client, server);
@@ -128,7 +129,7 @@ fn a_certificate_of_another_kind_of_key_has_no_pin() {
     let guests = Arc::new(Guests { allowed: Mutex::default(), ..Guests::default() });
     let verifier = ClientVerifier {
         allowed: Arc::clone(&guests) as Arc<dyn ClientKeys>,
-        algorithms: FirstSuite::Aes128.provider().signature_verification_algorithms,
+        algorithms: FirstSuite::Aes128.provider(None).signature_verification_algorithms,
     };
     let certificate = self_signed(&pair).unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(1));
@@ -152,7 +153,7 @@ fn the_certificate_of_a_key_holds_that_key() {
 
 #[test]
 fn only_x25519_and_tls13_are_offered() {
-    let provider = FirstSuite::Aes128.provider();
+    let provider = FirstSuite::Aes128.provider(None);
     let groups: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
     assert_eq!(groups, [rustls::NamedGroup::X25519]);
     assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));

@@ -56,6 +56,8 @@ pub(super) struct Service {
     pub(super) tcp: bool,
     #[prost(uint32, tag = "5")]
     pub(super) idle_ms: u32,
+    #[prost(bool, tag = "6")]
+    pub(super) fragment: bool,
 }
 
 /// `LaneOpen` and `LaneAccept`, which have the same fields.

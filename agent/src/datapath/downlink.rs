@@ -9,7 +9,7 @@ use std::{
 
 use quic_core::{ConnectionId, OpenError};
 
-use super::{flows::keeper, uplink::Uplink};
+use super::{flows::keeper, pieces::Cutting, uplink::Uplink};
 use crate::{
     config::Config,
     control::driver::Control,
@@ -69,6 +69,8 @@ pub struct Notes {
     pub violations: Vec<(LaneId, OpenError)>,
     /// The first IP packet of a peer from a source that is not its own: the peer, and the source.
     pub spoofed: Option<(PeerId, IpAddr)>,
+    /// Peers of whose datagrams pieces are missing.
+    pub incomplete: Vec<PeerId>,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
@@ -92,10 +94,10 @@ struct Recent {
 
 /// The local end of a flow, for payloads.
 #[derive(Clone, Copy, Debug)]
-struct Way {
-    socket: LocalId,
-    destination: Option<SocketAddr>,
-    source: Option<IpAddr>,
+pub(super) struct Way {
+    pub(super) socket: LocalId,
+    pub(super) destination: Option<SocketAddr>,
+    pub(super) source: Option<IpAddr>,
     burst: u16,
 }
 
@@ -139,8 +141,13 @@ impl Downlink<'_> {
     /// 0), or another worker received them on lane `lane`.
     pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
         self.notes.recent = None;
+        let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
+            let late = time.is_some_and(|time| batch.meta(slot).age > time);
+            if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
             self.frame(batch, slot, range, (peer, lane));
         }
         self.confirm();
@@ -283,17 +290,27 @@ impl Downlink<'_> {
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
     fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let (
+        let payload_at = match Context::decode(data) {
             Some(
                 Context::Packet { payload_at, .. }
                 | Context::Flow { payload_at, .. }
                 | Context::Open { payload_at, .. },
-            ),
-            Some(state),
-        ) = (Context::decode(data), self.peers.get_mut(peer.0 as usize))
-        else {
-            return false;
+            ) => payload_at,
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let cutting = Cutting { number, datagram, total, offset };
+                return self.late_piece(peer, cutting, data.len() - payload_at);
+            }
+            Some(
+                Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)
+                | Context::Unsupported(_),
+            )
+            | None => return false,
         };
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
         state.relay.downlink.drop(DropReason::Expired, 1);
         true
@@ -392,6 +409,11 @@ impl Downlink<'_> {
                     }
                 }
             }
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let bytes = range.start + payload_at..range.end;
+                let cutting = Cutting { number, datagram, total, offset };
+                self.piece(batch, (slot, bytes), (peer, lane), cutting, known);
+            }
             Some(Context::Open { number, service, payload_at }) => {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
@@ -435,10 +457,18 @@ impl Downlink<'_> {
         slot: usize,
         payload: Range<usize>,
     ) -> Option<Way> {
+        let way = self.way_to((peer, lane), id)?;
+        self.peers.get_mut(peer.0 as usize)?.relay.stats.downlink_bytes += payload.len() as u64;
+        self.list(peer, &way, slot, payload);
+        Some(way)
+    }
+
+    /// Where the payloads of a flow go, one of which has come on `lane`: it is confirmed, if it was not yet.
+    #[inline]
+    pub(super) fn way_to(&mut self, (peer, lane): (PeerId, u8), id: FlowId) -> Option<Way> {
         let state = self.peers.get_mut(peer.0 as usize)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
-        state.relay.stats.downlink_bytes += payload.len() as u64;
         let way = match flow.origin {
             Origin::Upstream { socket, service } => {
                 // Answers take the lane that the flow came by.
@@ -456,9 +486,7 @@ impl Downlink<'_> {
                 Way { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
             }
         };
-        let way = Way { burst: self.locals.burst(way.burst), ..way };
-        self.list(peer, &way, slot, payload);
-        Some(way)
+        Some(Way { burst: self.locals.burst(way.burst), ..way })
     }
 
     /// Lists a payload for delivery.

@@ -67,10 +67,11 @@ impl Downlink<'_> {
         if state.relay.is_full(self.config.limits.flows) {
             return Err((Refusal::Limit, DropReason::FlowLimit));
         }
-        let socket = self
-            .doors
-            .open_upstream(self.locals, peer, offered.upstream)
-            .map_err(|_| (Refusal::Upstream, DropReason::SocketOpen))?;
+        let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
+            state.relay.stats.sockets_refused += 1;
+            state.relay.socket_error = Some(error);
+            (Refusal::Upstream, DropReason::SocketOpen)
+        })?;
         let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
         self.locals.set_flow(socket, id);
         state.relay.stats.flows_accepted += 1;
@@ -121,6 +122,7 @@ impl Downlink<'_> {
                 }
             }
             Context::Flow { .. }
+            | Context::Piece { .. }
             | Context::Open { .. }
             | Context::OpenEmpty { .. }
             | Context::Packet { .. }

@@ -27,7 +27,8 @@
 //! ```
 //!
 //! What belongs to no lane goes from `downlink.rs` through the gate (`gate/`) to the control connections, and strangers' datagrams
-//! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`.
+//! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
+//! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole.
 //!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
@@ -40,4 +41,5 @@ pub mod downlink;
 mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
+mod pieces;
 pub mod uplink;

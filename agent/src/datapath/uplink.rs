@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::pieces::Cutting;
 use crate::{
     config::Limits,
     forward::{IngressId, LocalId},
@@ -10,8 +11,9 @@ use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerId},
     relay::{
-        Belongs, Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE, Origin,
-        ServiceNumber, Standing,
+        Begun, Belongs, Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE,
+        Origin, ServiceNumber, Standing,
+        fragments::{LEAST_PIECE, MOST_DATAGRAM},
     },
     worker::Outgoing,
 };
@@ -34,8 +36,21 @@ pub struct Uplink<'a> {
     pub tos: u8,
     /// Time of this turn.
     pub now: Instant,
+    /// When what is being sent came to this host.
+    pub arrived: Instant,
     /// Notes the largest payload that fits when one did not.
     pub too_large: &'a mut Option<TooLarge>,
+}
+
+/// What a call of [`Uplink::drain`] left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Nothing waits.
+    Empty,
+    /// More waits, and there may be room for it.
+    More,
+    /// After so many datagrams there was no lane, or no room.
+    Blocked(usize),
 }
 
 /// A payload that fits into no packet to this peer.
@@ -45,6 +60,8 @@ pub struct TooLarge {
     pub size: usize,
     /// The largest size that fits, in bytes.
     pub most: usize,
+    /// Its service wants such datagrams to travel in pieces, and the peer cannot put them together.
+    pub wanted: bool,
 }
 
 /// What carries a frame to the peer.
@@ -126,34 +143,55 @@ impl Uplink<'_> {
             return;
         }
         let arrived = now.checked_sub(meta.age).unwrap_or(now);
-        let sent = if self.relay.queue.is_empty() { self.seal(id, data, segment, datagrams) } else { 0 };
+        self.arrived = arrived;
+        let empty = self.relay.queue.is_empty();
+        let (sent, begun) = if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
-            self.relay.queue.push(Belongs::Flow(id), rest, segment, (arrived, now), &mut self.relay.uplink);
+            let queue = &mut self.relay.queue;
+            let taken = queue.push(Belongs::Flow(id), rest, segment, (arrived, now), &mut self.relay.uplink);
+            if begun.is_some()
+                && taken > 0
+                && let Some(run) = queue.newest_mut()
+            {
+                run.begun = begun;
+            }
         }
     }
 
-    /// Sends what waits, as far as there are lanes and room.
-    pub fn drain(&mut self) {
+    /// Sends what waits, as far as there are lanes and room, and no more once `most` datagrams were sent.
+    pub fn drain(&mut self, most: usize) -> Drained {
         self.relay.expire(self.now);
-        while let Some(run) = self.relay.queue.pop() {
-            let sent = match run.belongs {
-                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count()),
-                Belongs::Packets(class) => self.waiting_packets(class, run.data(), run.segment),
+        let mut done = 0;
+        while done < most {
+            let Some(mut run) = self.relay.queue.pop_in_time(self.now, &mut self.relay.uplink) else {
+                return Drained::Empty;
             };
+            self.arrived = run.arrived;
+            let (sent, begun) = match run.belongs {
+                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.begun),
+                Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
+            };
+            run.begun = begun;
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
-                return;
+                return Drained::Blocked(done + sent);
             }
+            done += sent;
         }
+        if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
     }
 
     /// A flow was confirmed: what waited for that follows now.
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
-        for run in self.relay.awaiting.take_flow(id) {
+        for mut run in self.relay.awaiting.take_flow(id) {
+            self.arrived = run.arrived;
             let empty = self.relay.queue.is_empty();
-            let sent = if empty { self.seal(id, run.data(), run.segment, run.count()) } else { 0 };
+            let sealed =
+                if empty { self.seal(id, run.data(), run.segment, run.count(), None) } else { (0, None) };
+            let sent;
+            (sent, run.begun) = sealed;
             self.relay.queue.put_back_last(run, sent);
         }
     }
@@ -176,41 +214,74 @@ impl Uplink<'_> {
     }
 
     /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
-    /// among those that await a confirmation. The rest finds no lane or no room.
-    fn seal(&mut self, id: FlowId, data: &[u8], segment: usize, datagrams: usize) -> usize {
+    /// among those that await a confirmation. The rest finds no lane or no room; the first of it may be `begun`, as the first of
+    /// all may have been.
+    fn seal(
+        &mut self,
+        id: FlowId,
+        data: &[u8],
+        segment: usize,
+        datagrams: usize,
+        begun: Option<Begun>,
+    ) -> (usize, Option<Begun>) {
+        let mut begun = begun.filter(|begun| begun.left == datagrams);
+        let all = (datagrams, None);
         let Some(flow) = self.relay.flows.get(id) else {
             self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
-            return datagrams;
+            return all;
         };
         let (standing, origin) = (flow.standing, flow.origin);
         let index =
             flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
         if standing == Standing::Refused {
             self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
-            return datagrams;
+            return all;
         }
         // What waits goes first: nothing overtakes within a flow.
         if self.relay.awaiting.holds(id) {
             self.await_confirmation(id, data, segment);
-            return datagrams;
+            return all;
         }
-        let Some(way) = self.way(index) else { return 0 };
+        let Some(way) = self.way(index) else { return (0, begun) };
         let Some(service) = self.service_of(&origin) else {
             self.relay.uplink.drop(DropReason::UnknownService, datagrams as u64);
-            return datagrams;
+            return all;
         };
         self.note_move(id, way);
-        let Some(flow) = self.relay.flows.get(id) else { return datagrams };
-        let (header, short) = (flow.header(service), flow.confirmed_header());
+        let Some(flow) = self.relay.flows.get(id) else { return all };
+        let (header, short, number) = (flow.header(service), flow.confirmed_header(), flow.number);
+        if standing == Standing::Opening {
+            // The far end has forgotten the flow, and what came of the datagram with it.
+            begun = None;
+        }
         if let Way::Worker(worker, lane) = way {
+            // Smaller ones fit into any packet.
+            if segment >= LEAST_PIECE && self.may_fragment(&origin) {
+                match standing {
+                    Standing::Opening => self.await_confirmation(id, data, segment),
+                    Standing::Confirmed | Standing::Refused => {
+                        self.hand_over_large((worker, lane), number, (data, segment), begun);
+                    }
+                }
+                return all;
+            }
             let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
             self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), self.tos);
             self.relay.uplink.handed_over += u64::from(counted);
-            return datagrams;
+            return all;
         }
         let mut place = 0;
         while place < datagrams {
             let rest = data.get(place * segment..).unwrap_or_default();
+            if begun.is_some() {
+                let first = &rest[..rest.len().min(segment)];
+                begun = self.go_on((way, number), first, begun, datagrams - place);
+                if begun.is_some() {
+                    return (place, begun);
+                }
+                place += 1;
+                continue;
+            }
             let payloads = Payloads::new(header.as_slice(), rest, segment, self.tos);
             let (sent, result) = self.send(way, &payloads);
             self.note_sent(sent, (sent * segment).min(rest.len()));
@@ -222,31 +293,44 @@ impl Uplink<'_> {
                     let size = rest.len().min(segment);
                     let most_confirmed =
                         (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
-                    if standing == Standing::Opening && size <= most_confirmed {
-                        // It fits only without the opening form: it and what follows wait for the confirmation.
+                    let pieces = size <= MOST_DATAGRAM && self.may_fragment(&origin);
+                    if standing == Standing::Opening && (size <= most_confirmed || pieces) {
+                        // It fits only without the opening form, or in pieces, which do not open a flow: it and what follows
+                        // wait for the confirmation.
                         self.await_confirmation(id, rest, segment);
-                        return datagrams;
+                        return all;
                     }
-                    self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size, most: most_confirmed });
+                    if pieces {
+                        begun = self.go_on((way, number), &rest[..size], None, datagrams - place);
+                        if begun.is_some() {
+                            return (place, begun);
+                        }
+                    } else {
+                        let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
+                        self.drop_too_large(size, most_confirmed, wanted);
+                    }
                     place += 1;
                 }
-                Err(PushError::Blocked | PushError::NotUp) => return place,
+                Err(PushError::Blocked | PushError::NotUp) => return (place, None),
             }
         }
-        datagrams
+        all
     }
 
-    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps. `counted` of the datagrams are
-    /// in an account.
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` for that.
+    /// `counted` of the datagrams are in an account.
     pub fn take_over(
         &mut self,
-        index: u8,
+        (index, waited): (u8, Duration),
         (header, counted): (Header, u32),
         (data, segment): (&[u8], usize),
         tos: u8,
     ) {
         self.relay.uplink.taken_over += u64::from(counted);
+        if counted > 0 && waited > self.relay.queue.time_limit() {
+            self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
+            return;
+        }
         let way = self.way(index).filter(|way| match way {
             Way::Lane(_) | Way::Plain => true,
             // It has gone round once: the lane went down meanwhile.
@@ -256,8 +340,12 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
             return;
         };
-        if is_packet(&header) {
+        let context = Context::decode(header.as_slice());
+        if let Some(Context::Packet { .. }) = context {
             return self.take_over_packets(index, header, (data, segment), tos);
+        }
+        if let Some(Context::Piece { number, datagram, total, offset, .. }) = context {
+            return self.take_over_large(way, Cutting { number, datagram, total, offset }, data, tos);
         }
         if counted == 0 {
             // What finds no room is said again when the peer repeats itself.
@@ -277,7 +365,7 @@ impl Uplink<'_> {
                 Err(PushError::TooLarge { most }) => {
                     let rest = data.get(place * segment..).unwrap_or_default();
                     let size = rest.len().min(segment);
-                    if let Some(Context::Open { number, .. }) = Context::decode(header.as_slice())
+                    if let Some(Context::Open { number, .. }) = context
                         && let Some(keeper) = self.relay.flows.elsewhere(number)
                         && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
                     {
@@ -287,8 +375,7 @@ impl Uplink<'_> {
                         self.outgoing.returned(keeper, self.peer, (header, counted), rest, segment);
                         return;
                     }
-                    self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    *self.too_large = Some(TooLarge { size, most });
+                    self.drop_too_large(size, most, false);
                     place += 1;
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
@@ -324,7 +411,7 @@ impl Uplink<'_> {
     pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
-            (Way::Plain, Some(plain)) => plain.push_all(payloads),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived),
             (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
         }
     }
@@ -337,10 +424,14 @@ impl Uplink<'_> {
 
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
-        let frame = Frame { header, payload: &[], counted: false, tos: self.tos };
+        self.push(way, Frame { header, payload: &[], counted: false, tos: self.tos })
+    }
+
+    /// Puts one frame into a packet.
+    pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
-            (Way::Plain, Some(plain)) => plain.push(frame),
+            (Way::Plain, Some(plain)) => plain.push(frame, self.now),
             (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
         }
     }
@@ -376,7 +467,8 @@ impl Uplink<'_> {
     /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
     fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        self.relay.awaiting.push(Belongs::Flow(id), data, segment, (now, now), &mut self.relay.uplink);
+        let times = (self.arrived, now);
+        self.relay.awaiting.push(Belongs::Flow(id), data, segment, times, &mut self.relay.uplink);
         let Some(flow) = self.relay.flows.get(id) else { return };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
@@ -409,11 +501,6 @@ impl Uplink<'_> {
 
 /// How long a flow opened before the first connection may be silent.
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
-
-/// Whether IP packets follow, whose senders find out by themselves what fits.
-fn is_packet(header: &Header) -> bool {
-    matches!(Context::decode(header.as_slice()), Some(Context::Packet { .. }))
-}
 
 /// The header of a datagram of a confirmed flow.
 fn short_header(number: FlowNumber) -> Header {

@@ -38,7 +38,7 @@ pub(super) fn wanted_buffer(config: Option<&Config>, rate: Option<u64>) -> u64 {
 const MOST_BUFFER: u64 = (i32::MAX / 2) as u64;
 
 fn configured_buffer(config: Option<&Config>) -> u64 {
-    config.map_or(defaults::LIMITS.receive_buffer, |config| config.limits.receive_buffer) as u64
+    config.map_or(defaults::SOCKET_BUFFER_BYTES, Config::socket_buffer_bytes) as u64
 }
 
 /// One of the two buffers of a socket.

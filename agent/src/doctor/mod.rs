@@ -35,6 +35,8 @@ mod unit;
 use facts::Facts;
 pub use gather::{Options, gather};
 pub use report::Report;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use unit::host_text;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -206,6 +206,16 @@ pub(super) fn parse(text: &str) -> Unit {
     unit
 }
 
+/// Takes any text for a unit, and for `/etc/passwd`.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn host_text(text: &str) {
+    let unit = parse(text);
+    // An assignment adds each of its words once.
+    assert!(unit.folders.len() + unit.ambient.len() + unit.command.len() <= text.len());
+    let account = account(text, USER);
+    assert!(account.is_none_or(|account| text.contains(&account.name)));
+}
+
 /// An empty assignment takes back what stood before.
 fn extend(list: &mut Vec<String>, words: impl Iterator<Item = String>) {
     let before = list.len();

@@ -6,10 +6,15 @@
 //! | TCP forwards on QUIC streams | `tcp.rs` |
 //! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
 use slab::Slab;
 
 use crate::{
-    io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket},
+    io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage},
     peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
     worker::Booked,
@@ -74,6 +79,8 @@ pub struct Locals {
     touched: Vec<LocalId>,
     /// Sockets to services to which there is no way from their address, of the last batches.
     unreachable: Vec<LocalId>,
+    /// When a fresh socket in place of one of those was last of no use.
+    pub renewed: Option<Instant>,
     settlements: Settlements,
     /// Payloads of one message, at most: what the kernel takes.
     most_segments: u16,
@@ -192,6 +199,35 @@ impl Locals {
             }
         }
         socket.delivery.as_mut()
+    }
+
+    /// Delivers a payload that lies in no received buffer, after what was listed for socket `id` from `received`: the socket's
+    /// order is kept. False if there is no such socket.
+    pub fn deliver_alone(
+        &mut self,
+        id: LocalId,
+        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
+        owner: u32,
+        payload: Vec<u8>,
+        received: &ReceiveBatch,
+    ) -> bool {
+        if self.delivery(id).is_none() {
+            return false;
+        }
+        let Some(socket) = self.sockets.get_mut(id.0 as usize) else { return false };
+        let Some(delivery) = socket.delivery.as_mut() else { return false };
+        let settlements = &mut self.settlements;
+        let mut settle = |message: &DeliveryMessage, outcome| {
+            let payloads = u64::from(message.payloads);
+            settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+        };
+        if !delivery.is_empty() {
+            socket.socket.deliver(received, delivery, &mut settle);
+        }
+        let alone = ReceiveBatch::of(payload);
+        delivery.push(destination, source, owner, 0, 0..alone.buffer(0).len(), 1);
+        socket.socket.deliver(&alone, delivery, &mut settle);
+        true
     }
 
     /// Delivers everything that was listed, straight from the buffers of `received`.

@@ -83,6 +83,8 @@ pub struct DecoyStats {
     pub from_decoy: Traffic,
     /// Flows that began.
     pub opened: u64,
+    /// Flows that gave way to others, because the ceiling was reached.
+    pub gave_way: u64,
     /// Datagrams dropped, by reason.
     pub dropped: [u64; DecoyDrop::COUNT],
 }

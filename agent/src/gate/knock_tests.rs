@@ -40,6 +40,19 @@ fn a_knock_says_who_and_when_and_which_hello() {
     assert!(is_proof_to(2, &DCID, &knock()));
 }
 
+#[test]
+fn a_knock_names_its_client_whatever_the_sign_of_its_key() {
+    let mut signs = [0; 2];
+    for seed in 1..=16 {
+        let client = identity(seed);
+        let token = seal(&client.agreement_key(), &server_key(20), &DCID, HELLO, SECONDS, &[3; 32]).unwrap();
+        let opened = open_as(20, &DCID, &token).unwrap();
+        assert_eq!((opened.sign, opened.key()), (client.agreement_key().sign(), Some(client.public_key())));
+        signs[usize::from(opened.sign)] += 1;
+    }
+    assert!(signs[0] > 0 && signs[1] > 0, "{signs:?}");
+}
+
 /// The example of `docs/wire-format.md`, step by step.
 #[test]
 fn the_example_of_the_wire_format() {
@@ -70,6 +83,11 @@ fn the_example_of_the_wire_format() {
         println!("{name:16} {hex}");
         assert!(digits.contains(&hex), "{name}");
     }
+}
+
+#[test]
+fn a_server_key_is_shown_as_its_public_half_alone() {
+    assert_eq!(format!("{:?}", server_key(2)), format!("ServerKey({})", identity(2).public_key()));
 }
 
 #[test]

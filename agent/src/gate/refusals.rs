@@ -185,12 +185,14 @@ struct Inside {
     latest: VecDeque<(Refusal, u64)>,
     /// A brake for each kind of reason, so that none hides another.
     logs: Vec<(Discriminant<Why>, RateLimit)>,
+    /// Packets refused at a ceiling: on handshakes, on peers of open mode, on used knocks.
+    at_ceilings: [u64; 3],
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let latest = VecDeque::with_capacity(REMEMBERED);
-        Self { inside: Mutex::new(Inside { latest, logs: Vec::new() }) }
+        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: [0; 3] }) }
     }
 }
 
@@ -207,6 +209,10 @@ impl Refusals {
             inside.latest.pop_front();
         }
         inside.latest.push_back((refusal, before + 1));
+        if let Some(ceiling) = [Why::Busy, Why::Guests, Why::Full].iter().position(|why| *why == refusal.why)
+        {
+            inside.at_ceilings[ceiling] += 1;
+        }
         let kind = discriminant(&refusal.why);
         let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             inside.logs.push((kind, RateLimit::new(LOG_INTERVAL)));
@@ -224,6 +230,12 @@ impl Refusals {
     #[must_use]
     pub fn latest(&self) -> Vec<(Refusal, u64)> {
         self.lock().latest.iter().copied().collect()
+    }
+
+    /// Packets refused at the ceilings on handshakes, on peers of open mode and on used knocks.
+    #[must_use]
+    pub fn at_ceilings(&self) -> [u64; 3] {
+        self.lock().at_ceilings
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {

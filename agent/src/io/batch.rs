@@ -65,6 +65,13 @@ impl Meta {
     }
 }
 
+/// What so many datagrams of so many bytes together cost a worker: each is one unit, or 1,500 bytes are, if that is more.
+#[must_use]
+pub fn units(datagrams: usize, bytes: usize) -> u32 {
+    const UNIT_BYTES: usize = 1_500;
+    u32::try_from(datagrams.max(bytes / UNIT_BYTES)).unwrap_or(u32::MAX)
+}
+
 /// Received buffers, in one allocation that is reused.
 #[derive(Debug)]
 pub struct ReceiveBatch {
@@ -93,6 +100,14 @@ impl ReceiveBatch {
         }
     }
 
+    /// One buffer, which no socket received: it holds `bytes`, one datagram.
+    #[must_use]
+    pub fn of(bytes: Vec<u8>) -> Self {
+        let (len, bytes) = (bytes.len(), bytes.into_boxed_slice());
+        let meta = Meta { len, segment: len.max(1), ..Meta::EMPTY };
+        Self { bytes, slot_bytes: len, slots: 1, accepted: vec![(0, meta)] }
+    }
+
     /// How many buffers it holds.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -114,6 +129,12 @@ impl ReceiveBatch {
     /// Forgets all buffers.
     pub fn clear(&mut self) {
         self.accepted.clear();
+    }
+
+    /// What it is to a worker, in [`units`]: the sum over its buffers.
+    #[must_use]
+    pub fn units(&self) -> u32 {
+        self.accepted.iter().map(|(_, meta)| units(meta.datagrams(), meta.len)).sum()
     }
 
     /// What came with buffer `index`.
@@ -254,6 +275,12 @@ pub struct Message {
 }
 
 impl Message {
+    /// How many of its datagrams the kernel took, where it did not take the whole message at once.
+    #[must_use]
+    pub fn taken(&self) -> u16 {
+        self.progress.done.saturating_sub(self.progress.failed)
+    }
+
     /// Where datagram `index` lies in the batch.
     pub(super) fn segment_range(&self, index: u16) -> Range<usize> {
         let start = self.range.start + usize::from(index) * self.segment;
@@ -313,6 +340,13 @@ impl SendBatch {
             return None;
         }
         self.buffer.get_mut(self.tail..self.tail + max_len)
+    }
+
+    /// Whether datagrams of so many bytes together fit, each in a message of its own.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&self, datagrams: usize, bytes: usize) -> bool {
+        self.messages.len() + datagrams <= Self::MAX_MESSAGES && self.tail + bytes <= self.buffer.len()
     }
 
     /// Makes the first `len` bytes of the tail a datagram that carries `payloads` payloads.
@@ -379,6 +413,12 @@ impl SendBatch {
     pub fn clear(&mut self) {
         self.messages.clear();
         self.tail = 0;
+    }
+
+    /// Forgets the messages for which `keep` is false. Their room is free again once all are gone, or what is before them was sent.
+    pub fn retain(&mut self, keep: impl FnMut(&Message) -> bool) {
+        self.messages.retain(keep);
+        self.release(0);
     }
 
     /// The messages, to note their progress, beside the bytes that they point into.

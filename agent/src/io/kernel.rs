@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     io,
     net::{IpAddr, Shutdown, SocketAddr},
+    os::fd::AsFd,
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Context, Poll, Waker},
@@ -18,6 +19,7 @@ use super::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
     ports::Ports,
+    process::leaves_descriptors,
     ready::SourceWaker,
     sys::Scratch,
     tun::{KernelTun, TunPort},
@@ -94,6 +96,7 @@ impl Net for KernelNet {
 
     fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>> {
         let socket = tcp_socket(address)?;
+        leaves_descriptors(socket.as_fd())?;
         socket.set_tcp_nodelay(true)?;
         match socket.connect(&address.into()) {
             Ok(()) => {}
@@ -224,6 +227,7 @@ impl TcpListener for KernelListener {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         let (stream, remote) = accepted?;
+        leaves_descriptors(stream.as_fd())?;
         stream.set_nodelay(true)?;
         let waker = SourceWaker::waker(token, &self.ready);
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {

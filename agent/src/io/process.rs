@@ -5,7 +5,7 @@ use std::{
     io,
     num::NonZeroUsize,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd},
         unix::fs::MetadataExt,
     },
     thread,
@@ -37,6 +37,27 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     }
     Ok(hard)
+}
+
+/// Descriptors that are left to lanes, lookups, files and the operator's requests when all others are in use.
+const KEPT_DESCRIPTORS: u64 = 64;
+
+/// Whether so new a descriptor may be a flow's, a TCP forward's or a stranger's: the kernel gives the lowest free number, so a
+/// high one says that nearly all are in use.
+///
+/// # Errors
+/// `EMFILE` if it may not; the kernel's.
+pub(super) fn leaves_descriptors(new: BorrowedFd<'_>) -> io::Result<()> {
+    let (most, _hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let kept = KEPT_DESCRIPTORS.min(most / 8);
+    let number = u64::try_from(new.as_raw_fd()).unwrap_or(0);
+    if number < most - kept { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+}
+
+/// Whether the process, or the whole host, had no descriptor left.
+#[must_use]
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Keeps this process's memory, keys included, from everybody but root: no core file, and no debugger of the same user.

@@ -21,6 +21,7 @@ use super::{
     Delivery, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
     UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
+    process::leaves_descriptors,
     ready::SourceWaker,
     sys::{self, Received, Scratch},
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
@@ -94,6 +95,10 @@ impl KernelUdp {
     /// It sets neither `SO_REUSEPORT` nor `SO_REUSEADDR`, so the bind is also the probe that finds a second daemon.
     pub(super) fn open(options: &UdpOptions, token: Token, shared: &Shared) -> io::Result<Self> {
         let socket = configured(options)?;
+        match options.role {
+            UdpRole::Upstream | UdpRole::Decoy => leaves_descriptors(socket.as_fd())?,
+            UdpRole::QuicListen | UdpRole::QuicDial | UdpRole::Ingress => {}
+        }
         socket.bind(&options.bind.into())?;
         if let Some(remote) = options.connect {
             socket.connect(&remote.into())?;

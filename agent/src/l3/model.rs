@@ -118,6 +118,7 @@ pub(crate) struct Recipe {
 
 impl Recipe {
     /// TCP segments with nothing special.
+    #[cfg(test)]
     pub(crate) const TCP: Self = Self {
         ipv6: false,
         protocol: TCP,
@@ -135,6 +136,7 @@ impl Recipe {
     };
 
     /// UDP datagrams with nothing special.
+    #[cfg(test)]
     pub(crate) const UDP: Self = Self { protocol: UDP, ..Self::TCP };
 
     /// Where its L4 header begins.
@@ -193,6 +195,7 @@ impl Recipe {
     }
 
     /// A super-packet: what the kernel says of it, and its bytes.
+    #[cfg(test)]
     pub(crate) fn super_packet(&self, gso_size: u16) -> (VnetHeader, Vec<u8>) {
         let tcp = self.protocol == TCP;
         let start = self.transport_at();

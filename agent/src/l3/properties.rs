@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::{
     checksum,
     cut::{Cut, MOST_HEADER},
-    ecn, icmp,
+    ecn,
+    fragment::Fragments,
+    icmp,
     merge::Merger,
     model::{self, Recipe},
     mss,
@@ -56,6 +58,39 @@ pub fn ip_view(input: &[u8]) {
         let traffic_class = view.traffic_class & !3 | mark;
         assert_eq!(IpView::parse(&changed), Ok(IpView { traffic_class, ..view }));
     }
+}
+
+/// Takes `input` as an MTU and an IP packet that may be larger.
+///
+/// No fragment is larger; each is an IP packet of the same two addresses with a right header checksum; and their data, put
+/// together by their offsets, is the packet's.
+pub fn ip_fragments(input: &[u8]) {
+    let Some((mtu, packet)) = input.split_first_chunk() else { return };
+    let mtu = u16::from_be_bytes(*mtu);
+    let Ok(view) = IpView::parse(packet) else { return };
+    let Some(fragments) = Fragments::new(packet, &view, mtu) else { return };
+    let place = |bytes: &[u8]| u16::from_be_bytes([bytes[6], bytes[7]]);
+    let header = usize::from(packet[0] & 0x0f) * 4;
+    let (mut data, mut fragment) = (Vec::new(), Vec::new());
+    let count = fragments.count();
+    assert!(view.len > usize::from(mtu) && count > 1);
+    for index in 0..count {
+        fragments.write(index, &mut fragment);
+        assert!(fragment.len() <= usize::from(mtu));
+        assert_eq!(model::sum(&fragment[..header], 0) % 0xffff, 0, "the header's checksum");
+        // An offset beyond 65,535 bytes is one that the packet itself had.
+        let read = IpView::parse(&fragment).expect("an IP packet");
+        assert_eq!(
+            (read.len, read.source, read.destination),
+            (fragment.len(), view.source, view.destination)
+        );
+        let offset = usize::from(place(&fragment).wrapping_sub(place(packet)) & 0x1fff) * 8;
+        assert_eq!(offset, data.len());
+        assert_eq!(place(&fragment) & 0x2000 != 0, place(packet) & 0x2000 != 0 || index + 1 < count);
+        assert_eq!(place(&fragment) & 0xc000, place(packet) & 0xc000);
+        data.extend_from_slice(&fragment[header..]);
+    }
+    assert_eq!(data, &packet[header..view.len]);
 }
 
 /// Takes `input` as what is read from a TUN device, the virtio header before the packet.

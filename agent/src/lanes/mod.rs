@@ -44,7 +44,7 @@ pub mod pool;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{PushError, STRANGERS, UnderlayId, Underlays};
+pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 
@@ -118,6 +118,8 @@ pub struct LaneSlot {
     pub opened: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
+    /// When its owner was last told that it is to be replaced, because its limits are near.
+    worn_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
     pub meter: Meter<5>,
     touched: bool,
@@ -150,6 +152,7 @@ impl LaneSlot {
             largest_packet: packet_budget,
             opened,
             exhausted: false,
+            worn_since: None,
             meter: Meter::new(opened),
             touched: false,
             path_packet: None,
@@ -218,6 +221,24 @@ impl LaneSlot {
             (Turn::Failed, LaneState::Validating) => Due::Reopen,
             (Turn::Failed, LaneState::Up | LaneState::Draining { .. }) | (Turn::Stays, _) => Due::Transmit,
         }
+    }
+
+    /// Whether its owner is to be told that its limits are near: once, and again if nothing came of it.
+    #[inline]
+    pub fn note_worn(&mut self, now: Instant) -> bool {
+        let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
+        if !self.is_up() || !self.core.is_worn() || self.worn_since.is_some_and(told) {
+            return false;
+        }
+        self.worn_since = Some(now);
+        true
+    }
+
+    /// Whether it carries payloads, and both directions of it were found to work within `time`.
+    #[must_use]
+    pub fn works(&self, time: Duration, now: Instant) -> bool {
+        let heard = self.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < time);
+        self.is_up() && !self.exhausted && heard && self.core.probe_count() == 0
     }
 
     /// Searches for the MTU of a path that has been validated: from the budget on, or from what the path before it carried.

@@ -93,8 +93,13 @@ impl Openings {
     /// The indices that have neither a lane nor an opening, of those that are wanted.
     #[must_use]
     pub fn missing(&self) -> Vec<u8> {
-        let asked = |index: u8| self.asked.iter().any(|opening| opening.index == index);
-        (0..self.wanted).filter(|index| self.place(*index).is_none() && !asked(*index)).collect()
+        (0..self.wanted).filter(|index| self.place(*index).is_none() && !self.is_asked(*index)).collect()
+    }
+
+    /// Whether the dialler waits for an answer about this index.
+    #[must_use]
+    pub fn is_asked(&self, index: u8) -> bool {
+        self.asked.iter().any(|opening| opening.index == index)
     }
 
     /// When an opening is next given up.

@@ -9,6 +9,9 @@
 //! for another lane finishes it first. A packet in which no further payload of this size would fit is finished at
 //! once, with a DATAGRAM frame without length (RFC 9221 §4), so a run of equal payloads makes equal packets: one
 //! GSO message.
+//!
+//! While the kernel has no room, an outbox takes no payloads, and keeps those that it has for as long as they may wait
+//! (`outbox_expiry.rs`). A reserve at its end is for what the agent itself says.
 
 use std::time::Instant;
 
@@ -31,6 +34,13 @@ const NO_OWNER: u32 = u32::MAX;
 
 /// Whose the decoy's answers to strangers are; no peer has this number.
 pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
+
+/// What of an outbox is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
+/// rest, some 20 of full size.
+const RESERVE_BYTES: usize = 32 * 1024;
+
+/// And how many messages.
+const RESERVE_MESSAGES: usize = 64;
 
 /// A socket's place among the worker's underlay sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,8 +94,8 @@ pub struct Underlay {
     pub booked: Booked,
     outbox: Option<SendBatch>,
     open: Option<OpenPacket>,
-    /// The kernel had no room; nothing is added until it has.
-    blocked: bool,
+    /// Since when the kernel has had no room; no payloads are added until it has.
+    blocked: Option<Instant>,
     dirty: bool,
     /// The kernel knew no way for what was sent last.
     unreachable: bool,
@@ -100,6 +110,8 @@ pub struct Underlays {
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
     unreachable: Vec<UnderlayId>,
+    /// Those that found no room since this was last asked.
+    newly_blocked: Vec<UnderlayId>,
     settlements: Settlements,
 }
 
@@ -120,7 +132,7 @@ impl Underlays {
             booked: Booked::default(),
             outbox: None,
             open: None,
-            blocked: false,
+            blocked: None,
             dirty: false,
             unreachable: false,
         });
@@ -135,7 +147,7 @@ impl Underlays {
         token: Token,
     ) -> Option<(Box<dyn UdpSocket>, Token, Booked)> {
         let underlay = self.sockets.get_mut(id.0 as usize)?;
-        underlay.blocked = false;
+        underlay.blocked = None;
         if underlay.outbox.is_some() && !underlay.dirty {
             underlay.dirty = true;
             self.dirty.push(id);
@@ -217,7 +229,7 @@ impl Underlays {
             let overhead = HEADER_LEN + datagram::encoded_len_to_end(frame.header.len()) + TAG_LEN;
             return Err(PushError::TooLarge { most: budget.saturating_sub(overhead) });
         }
-        self.make_room(id, budget)?;
+        self.make_room(id, Share::Payloads, budget, now)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
         let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0, tos: frame.tos };
         if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
@@ -319,7 +331,8 @@ impl Underlays {
     ) -> bool {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return false };
         underlay.finish(lanes, now, &mut self.settlements);
-        if self.make_room(id, most).is_err() {
+        let share = if owner == NO_OWNER { Share::Whole } else { Share::Payloads };
+        if self.make_room(id, share, most, now).is_err() {
             return false;
         }
         let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut())
@@ -333,10 +346,16 @@ impl Underlays {
         true
     }
 
-    /// Makes sure that a packet of `most` bytes has room on socket `id`, sending what is there if it must.
-    fn make_room(&mut self, id: UnderlayId, most: usize) -> Result<(), PushError> {
+    /// Makes sure that a packet of `most` bytes has room in its share of the outbox of socket `id`, sending what is there if it must.
+    fn make_room(
+        &mut self,
+        id: UnderlayId,
+        share: Share,
+        most: usize,
+        now: Instant,
+    ) -> Result<(), PushError> {
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
-        if underlay.blocked {
+        if underlay.blocked.is_some() && share == Share::Payloads {
             return Err(PushError::Blocked);
         }
         if !underlay.dirty {
@@ -344,14 +363,16 @@ impl Underlays {
             self.dirty.push(id);
         }
         let spare = &mut self.spare;
-        let batch = underlay.outbox.get_or_insert_with(|| spare.pop().unwrap_or_default());
-        if batch.tail(most).is_some() {
+        let batch = underlay.outbox.get_or_insert_with(|| spare.pop().unwrap_or_else(new_outbox));
+        if share.fits(batch, most) {
             return Ok(());
         }
-        underlay.send(&mut self.settlements);
-        match underlay.outbox.as_mut().and_then(|batch| batch.tail(most)) {
-            Some(_) => Ok(()),
-            None => Err(PushError::Blocked),
+        if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
+            self.newly_blocked.push(id);
+        }
+        match underlay.outbox.as_ref().is_some_and(|batch| share.fits(batch, most)) {
+            true => Ok(()),
+            false => Err(PushError::Blocked),
         }
     }
 
@@ -361,13 +382,13 @@ impl Underlays {
             let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
             underlay.dirty = false;
             underlay.finish(lanes, now, &mut self.settlements);
-            if !underlay.blocked {
-                underlay.send(&mut self.settlements);
+            if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
+                self.newly_blocked.push(id);
             }
             if std::mem::take(&mut underlay.unreachable) {
                 self.unreachable.push(id);
             }
-            if !underlay.blocked
+            if underlay.blocked.is_none()
                 && let Some(batch) = underlay.outbox.take()
             {
                 self.spare.push(batch);
@@ -385,17 +406,28 @@ impl Underlays {
     /// Whether the kernel has no room for what the socket is to send.
     #[must_use]
     pub fn is_blocked(&self, id: UnderlayId) -> bool {
-        self.get(id).is_some_and(|underlay| underlay.blocked)
+        self.get(id).is_some_and(|underlay| underlay.blocked.is_some())
+    }
+
+    /// Whether the socket, or the reserve of its outbox, has room for a packet of the agent itself.
+    #[must_use]
+    pub fn takes_own(&self, id: UnderlayId, bytes: usize) -> bool {
+        self.get(id).is_some_and(|underlay| {
+            let fits = |batch: &SendBatch| Share::Whole.fits(batch, bytes);
+            underlay.blocked.is_none() || underlay.outbox.as_ref().is_none_or(fits)
+        })
     }
 
     /// The socket reported that it is ready: if it had no room, try again. Returns whether it was blocked and now is not.
     pub fn unblock(&mut self, id: UnderlayId, lanes: &mut Lanes, now: Instant) -> bool {
-        let Some(underlay) = self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked) else {
+        let Some(underlay) =
+            self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked.is_some())
+        else {
             return false;
         };
         underlay.finish(lanes, now, &mut self.settlements);
-        underlay.send(&mut self.settlements);
-        if underlay.blocked {
+        underlay.send(&mut self.settlements, now);
+        if underlay.blocked.is_some() {
             return false;
         }
         if let Some(batch) = underlay.outbox.take() {
@@ -482,6 +514,9 @@ impl Underlay {
         let len = HEADER_LEN + datagram::encoded_len_to_end(prefix.len() + payloads.segment) + TAG_LEN;
         let mut count = 0;
         for payload in payloads.full() {
+            if !Share::Payloads.fits(batch, len) {
+                break;
+            }
             let Some(packet) = batch.tail(len) else { break };
             let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(prefix.len());
             start.copy_from_slice(prefix);
@@ -521,15 +556,18 @@ impl Underlay {
         lanes.touch(open.lane);
     }
 
-    /// Hands the batch to the kernel.
-    fn send(&mut self, settlements: &mut Settlements) {
-        let Some(batch) = self.outbox.as_mut() else { return };
+    /// Hands the batch to the kernel; true if that has no room any more, and had before.
+    fn send(&mut self, settlements: &mut Settlements, now: Instant) -> bool {
+        let Some(batch) = self.outbox.as_mut() else { return false };
         let unreachable = &mut self.unreachable;
         self.socket.send(batch, &mut |message, outcome| {
             *unreachable |= is_unreachable(outcome);
             settle(settlements, message, outcome);
         });
-        self.blocked = !batch.is_empty();
+        let before = self.blocked;
+        // What waits has done so since the first time: nothing was added but what the agent itself says.
+        self.blocked = (!batch.is_empty()).then(|| before.unwrap_or(now));
+        before.is_none() && self.blocked.is_some()
     }
 }
 
@@ -540,6 +578,29 @@ fn is_unreachable(outcome: SendOutcome) -> bool {
     }
 }
 
+/// Which part of an outbox a packet may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    /// Without the reserve.
+    Payloads,
+    /// With it.
+    Whole,
+}
+
+impl Share {
+    #[inline]
+    fn fits(self, batch: &SendBatch, bytes: usize) -> bool {
+        match self {
+            Self::Payloads => batch.has_room(1 + RESERVE_MESSAGES, bytes + RESERVE_BYTES),
+            Self::Whole => batch.has_room(1, bytes),
+        }
+    }
+}
+
+fn new_outbox() -> SendBatch {
+    SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
+}
+
 /// Notes what became of a message's payloads; other messages are nobody's.
 fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome) {
     if message.owner != NO_OWNER {
@@ -548,6 +609,9 @@ fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome
     }
 }
 
+#[path = "outbox_expiry.rs"]
+mod expiry;
+pub use expiry::Expiry;
 #[cfg(test)]
 #[path = "outbox_tests.rs"]
 mod tests;

@@ -1,6 +1,12 @@
 //! Datagrams that are pushed together make the same packets as datagrams that are pushed one by one.
 
-use std::{cell::RefCell, io, net::SocketAddr, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
 
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
@@ -15,8 +21,8 @@ use crate::{
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;
 
-/// Takes everything and remembers it.
-struct Sink(Sent);
+/// Remembers what it takes, which is everything but while it is told that it has no room.
+struct Sink(Sent, Rc<Cell<bool>>);
 
 impl UdpSocket for Sink {
     fn local_addr(&self) -> SocketAddr {
@@ -28,6 +34,9 @@ impl UdpSocket for Sink {
     }
 
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
+        if self.1.get() {
+            return;
+        }
         for message in batch.messages() {
             let packets = batch.segments(message).map(<[u8]>::to_vec).collect();
             self.0.borrow_mut().push((message.segment, message.segments, message.payloads, packets));
@@ -55,9 +64,15 @@ impl UdpSocket for Sink {
 
 /// A lane that is up, on a socket that takes everything.
 fn fixture(now: Instant) -> (Underlays, Lanes, LaneId, Sent) {
+    fixture_with(now, &Rc::default())
+}
+
+/// The same on a socket that has no room while `full` is true.
+fn fixture_with(now: Instant, full: &Rc<Cell<bool>>) -> (Underlays, Lanes, LaneId, Sent) {
     let sent = Sent::default();
     let mut underlays = Underlays::default();
-    let underlay = underlays.insert(Box::new(Sink(Rc::clone(&sent))), UdpRole::QuicDial, Token(0));
+    let underlay =
+        underlays.insert(Box::new(Sink(Rc::clone(&sent), Rc::clone(full))), UdpRole::QuicDial, Token(0));
     let core = Lane::new(&LaneConfig {
         suite: Suite::Aes128Gcm,
         send_secret: &[7; 32],
@@ -128,4 +143,87 @@ fn equal_payloads_make_full_messages() {
     underlays.flush(&mut lanes, now);
     let shapes: Vec<_> = sent.borrow().iter().map(|(segment, count, ..)| (*segment, *count)).collect();
     assert_eq!(shapes, [(1_432, 44)]);
+}
+
+/// Adds a packet of the agent itself.
+fn say(underlays: &mut Underlays, lanes: &mut Lanes, now: Instant) -> bool {
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    underlays.packet(lanes, UnderlayId(0), &path, 1_200, now, |_, tail| {
+        tail.fill(9);
+        Some(1_200)
+    })
+}
+
+#[test]
+fn a_full_outbox_has_room_for_what_the_agent_says_itself() {
+    let (now, full) = (ManualClock::default().now(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, sent) = fixture_with(now, &full);
+    let data = vec![5; 1_000 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    let (count, result) = underlays.push_all(&mut lanes, lane, &payloads, now);
+    assert_eq!(result, Err(PushError::Blocked));
+    assert!(count >= SendBatch::DEFAULT_BYTES / 1_500, "{count} payloads");
+    let said = (0..100).filter(|_| say(&mut underlays, &mut lanes, now)).count();
+    assert!((20..=RESERVE_BYTES / 1_200 + 1).contains(&said), "{said} packets");
+
+    full.set(false);
+    assert!(underlays.unblock(UnderlayId(0), &mut lanes, now));
+    let sizes: Vec<usize> =
+        sent.borrow().iter().flat_map(|(.., packets)| packets.iter().map(Vec::len)).collect();
+    assert_eq!(sizes.len(), count + said);
+    assert!(sizes[count..].iter().all(|size| *size == 1_200), "nothing overtakes");
+}
+
+#[test]
+fn what_the_kernel_does_not_take_in_time_is_dropped_and_the_room_is_for_younger_payloads() {
+    let (clock, full) = (ManualClock::default(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, sent) = fixture_with(clock.now(), &full);
+    let data = vec![5; 10 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    let limit = |_| Duration::from_millis(100);
+    let push = |underlays: &mut Underlays, lanes: &mut Lanes| {
+        let pushed = underlays.push_all(lanes, lane, &payloads, clock.now());
+        underlays.flush(lanes, clock.now());
+        pushed
+    };
+    assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
+    assert_eq!(underlays.next_blocked(), Some(UnderlayId(0)));
+    let since = clock.now();
+    clock.advance(Duration::from_millis(60));
+    assert!(say(&mut underlays, &mut lanes, clock.now()));
+    assert_eq!(push(&mut underlays, &mut lanes).1, Err(PushError::Blocked));
+    let expiry = underlays.expire(UnderlayId(0), clock.now(), limit);
+    let at = since + Duration::from_millis(101);
+    assert_eq!(expiry, Expiry { next: Some(at), emptied: false });
+
+    clock.advance(Duration::from_millis(41));
+    assert_eq!(underlays.expire(UnderlayId(0), clock.now(), limit), Expiry { next: None, emptied: true });
+    let settled: Vec<_> =
+        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect();
+    assert_eq!(settled, [(10, Some(DropReason::Expired))]);
+    assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
+    assert!(underlays.is_blocked(UnderlayId(0)) && underlays.next_blocked().is_some());
+    full.set(false);
+    assert!(underlays.unblock(UnderlayId(0), &mut lanes, clock.now()));
+    assert_eq!(
+        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect::<Vec<_>>(),
+        [(10, None)]
+    );
+    assert_eq!(sent.borrow().iter().map(|(_, segments, ..)| *segments).sum::<u16>(), 10);
+}
+
+#[test]
+fn only_the_payloads_expire_whose_peer_cannot_wait() {
+    let (clock, full) = (ManualClock::default(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, _) = fixture_with(clock.now(), &full);
+    let data = vec![5; 3 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    assert_eq!(underlays.push_all(&mut lanes, lane, &payloads, clock.now()).0, 3);
+    underlays.flush(&mut lanes, clock.now());
+    assert!(say(&mut underlays, &mut lanes, clock.now()));
+    clock.advance(Duration::from_millis(30));
+    let limit = |peer| Duration::from_millis(if peer == PeerId(3) { 20 } else { 100 });
+    let expiry = underlays.expire(UnderlayId(0), clock.now(), limit);
+    assert!(!expiry.emptied && expiry.next.is_some());
+    assert_eq!(underlays.waiting(UnderlayId(0)), (1, 1_200));
 }

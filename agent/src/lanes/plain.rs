@@ -1,6 +1,6 @@
 //! Standard mode: a peer without lanes gets its frames as plain DATAGRAM frames (RFC 9221) of the control connection.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 
@@ -25,6 +25,8 @@ pub struct PlainFrame {
     pub data: Bytes,
     /// Whether it carries a datagram, which the peer's account settles.
     pub counted: bool,
+    /// When what it carries came to this host.
+    pub arrived: Instant,
 }
 
 impl Plain {
@@ -45,11 +47,11 @@ impl Plain {
         self.waiting.is_empty()
     }
 
-    /// Adds a frame.
+    /// Adds a frame with what came to this host at `arrived`.
     ///
     /// # Errors
     /// See [`PushError`]; the frame is then not added.
-    pub fn push(&mut self, frame: Frame<'_>) -> Result<(), PushError> {
+    pub fn push(&mut self, frame: Frame<'_>, arrived: Instant) -> Result<(), PushError> {
         let len = frame.header.len() + frame.payload.len();
         if len > self.most {
             return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
@@ -61,15 +63,15 @@ impl Plain {
         data.extend_from_slice(frame.header);
         data.extend_from_slice(frame.payload);
         self.bytes += len;
-        self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted });
+        self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted, arrived });
         Ok(())
     }
 
     /// Adds a frame for each of some datagrams, in order; returns how many, and why the next of them was not.
-    pub fn push_all(&mut self, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+    pub fn push_all(&mut self, payloads: &Payloads<'_>, arrived: Instant) -> (usize, Result<(), PushError>) {
         let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
         for done in 0..all {
-            if let Err(error) = self.push(payloads.skip(done).first(&mut prefix)) {
+            if let Err(error) = self.push(payloads.skip(done).first(&mut prefix), arrived) {
                 return (done, Err(error));
             }
         }
@@ -98,6 +100,7 @@ impl Plain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::{Clock, ManualClock};
 
     fn frame(payload: &[u8]) -> Frame<'_> {
         Frame { header: &[2, 0], payload, counted: true, tos: 0 }
@@ -105,21 +108,24 @@ mod tests {
 
     #[test]
     fn frames_come_out_whole_in_order_and_within_bounds() {
-        let mut plain = Plain::new(Some(1000));
-        assert_eq!(plain.push(frame(&[0; 999])), Err(PushError::TooLarge { most: 998 }));
+        let (mut plain, now) = (Plain::new(Some(1000)), ManualClock::default().now());
+        assert_eq!(plain.push(frame(&[0; 999]), now), Err(PushError::TooLarge { most: 998 }));
         let mut taken = 0;
-        while plain.push(frame(&[7; 998])).is_ok() {
+        while plain.push(frame(&[7; 998]), now).is_ok() {
             taken += 1;
         }
         assert_eq!(taken, MAX_BYTES / 1000);
         let first = plain.pop().unwrap();
         assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
         plain.put_back(first);
-        assert_eq!(plain.push(frame(&[7; 998])), Err(PushError::Blocked));
+        assert_eq!(plain.push(frame(&[7; 998]), now), Err(PushError::Blocked));
     }
 
     #[test]
     fn a_peer_that_takes_no_datagrams_gets_none() {
-        assert_eq!(Plain::new(None).push(frame(&[])), Err(PushError::TooLarge { most: 0 }));
+        assert_eq!(
+            Plain::new(None).push(frame(&[]), ManualClock::default().now()),
+            Err(PushError::TooLarge { most: 0 })
+        );
     }
 }

@@ -66,6 +66,8 @@ pub struct Pool {
     workers: u8,
     /// The lanes that this worker keeps, by index.
     kept: Vec<Option<LaneId>>,
+    /// Lanes that still carry payloads while the ones that replace them are validated.
+    former: Vec<(u8, LaneId)>,
 }
 
 impl Pool {
@@ -73,7 +75,8 @@ impl Pool {
     #[must_use]
     pub fn new(owner: u8, place: (u8, u8), wanted: u8) -> Self {
         let (own, workers) = (place.0, place.1.max(1));
-        Self { wanted, up: 0, owner, own, workers, kept: vec![None; usize::from(MAX_LANES)] }
+        let kept = vec![None; usize::from(MAX_LANES)];
+        Self { wanted, up: 0, owner, own, workers, kept, former: Vec::new() }
     }
 
     /// The worker of the control connection.
@@ -93,6 +96,27 @@ impl Pool {
     pub fn set(&mut self, index: u8, lane: Option<LaneId>) -> Option<LaneId> {
         let place = self.kept.get_mut(usize::from(index))?;
         std::mem::replace(place, lane)
+    }
+
+    /// Lets `lane`, which was replaced under this index, carry payloads until [`Pool::take_former`].
+    pub fn keep_former(&mut self, index: u8, lane: LaneId) {
+        self.former.push((index, lane));
+    }
+
+    /// The lane of this index that carried payloads until now, if one did.
+    pub fn take_former(&mut self, index: u8) -> Option<LaneId> {
+        let place = self.former.iter().position(|former| former.0 == index)?;
+        Some(self.former.swap_remove(place).1)
+    }
+
+    /// Forgets a lane that is gone.
+    pub fn forget_former(&mut self, lane: LaneId) {
+        self.former.retain(|former| former.1 != lane);
+    }
+
+    /// The lanes that carry payloads until those that replace them do.
+    pub fn former(&self) -> impl Iterator<Item = LaneId> {
+        self.former.iter().map(|former| former.1)
     }
 
     /// The lane with this index, if this worker keeps it.
@@ -156,7 +180,11 @@ impl Pool {
     #[inline]
     fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
         if let Some(id) = self.get(index) {
-            return is_up(lanes, id).then_some(Place::Here(id));
+            if is_up(lanes, id) {
+                return Some(Place::Here(id));
+            }
+            let former = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1));
+            return former.map(|former| Place::Here(former.1));
         }
         let there = self.keeper(index);
         let up = index < MAX_LANES && self.up & 1 << index != 0;

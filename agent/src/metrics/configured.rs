@@ -59,14 +59,18 @@ impl Metrics {
 
 const NO_LABELS: &[&str] = &[];
 
-/// The limits that are numbers of things, by their keys. `receive_buffer` is a size of its own kind: it is shown with the sockets.
-fn counted(limits: &Limits) -> [(&'static str, u64); 8] {
+/// The limits on what grows, by their keys. `receive_buffer` and `receive_rate` are sizes of their own kind: they are shown
+/// with the sockets.
+fn counted(limits: &Limits) -> [(&'static str, u64); 10] {
     let Limits {
         flows_per_peer,
         flows,
         tcp_streams_per_peer,
         pending_open_packets,
         receive_buffer: _,
+        receive_rate: _,
+        reassembly_bytes,
+        queue_bytes,
         peers,
         open_peers,
         decoy_flows,
@@ -77,6 +81,8 @@ fn counted(limits: &Limits) -> [(&'static str, u64); 8] {
         ("flows", flows as u64),
         ("tcp_streams_per_peer", u64::from(tcp_streams_per_peer)),
         ("pending_open_packets", pending_open_packets as u64),
+        ("reassembly_bytes", reassembly_bytes as u64),
+        ("queue_bytes", queue_bytes as u64),
         ("peers", peers as u64),
         ("open_peers", open_peers as u64),
         ("decoy_flows", decoy_flows as u64),

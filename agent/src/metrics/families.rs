@@ -134,6 +134,7 @@ metrics! {
         queue_limit_bytes: level "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.";
         queue_limit_age: gauge "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.";
         peer_tcp_streams: level "culvert_peer_tcp_streams", "TCP forwards now open with the peer.";
+        reassembly_bytes: level "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.";
     }
 
     /// One direction of one peer on one worker: received = delivered + queued + dropped.
@@ -146,6 +147,8 @@ metrics! {
         peer_bytes_delivered: counter "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.";
         peer_tun_packets: counter "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.";
         peer_tun_bytes: counter "culvert_peer_tun_bytes_total", "Bytes of those IP packets.";
+        peer_fragmented: counter "culvert_peer_fragmented_datagrams_total", "Payloads that fitted into no packet and were put into packets in pieces (uplink), or were put together from pieces (downlink).";
+        peer_pieces: counter "culvert_peer_pieces_total", "Pieces of such payloads that were put into packets (uplink) or came (downlink).";
     }
 
     /// All sockets of one use on one worker.
@@ -230,6 +233,7 @@ metrics! {
         lane_probes: counter "culvert_lane_probes_total", "Packets sent on lanes because the last ones stayed unacknowledged.";
         lane_window_overflows: counter "culvert_lane_window_overflows_total", "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.";
         gate_journal_errors: counter "culvert_gate_journal_errors_total", "Times that used knocks could not be written down; after a restart none of before would be trusted.";
+        turns_full: counter "culvert_turns_full_total", "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
         decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
@@ -241,7 +245,8 @@ metrics! {
         reloads: counter "culvert_reloads_total" [outcome], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.";
         reload_successful: level "culvert_config_last_reload_successful" [], "1 if the last reload put its configuration into effect, 0 if the old one still runs.";
         reload_time: gauge "culvert_config_last_reload_success_timestamp_seconds" [], "When the configuration that runs was read, since the Unix epoch.";
-        limit: level "culvert_limit" [limit], "Ceilings of the section limits, by key; those that count.";
+        limit: level "culvert_limit" [limit], "Ceilings of the section limits, by key; those on what grows.";
+        limit_reached: counter "culvert_limit_reached_total" [limit], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets and used_tokens have none there.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.";
         workers: level "culvert_workers" [], "Threads that move packets.";
         worker_beats: counter "culvert_worker_beats_total" [worker], "Times that a worker showed that it is alive: at least once a second.";

@@ -33,6 +33,8 @@ pub use families::{
 };
 use histogram::{AGES, SIZES};
 pub use histogram::{Buckets, Histogram, HistogramVec, PublishedHistogram};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use process::host_text;
 
 /// Why the registry could not be made: two families of one name, or a name that Prometheus does not allow.
 #[derive(Debug, thiserror::Error)]

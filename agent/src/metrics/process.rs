@@ -187,6 +187,14 @@ impl Process {
     }
 }
 
+/// Takes any four texts for the files of [`Process::parse`].
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn host_text(files: [&str; 4]) {
+    if let Some(process) = Process::parse(files, 7) {
+        assert!(name_and_rest(files[0]).is_some() && process.open_fds == 7.0);
+    }
+}
+
 /// USER_HZ: part of the kernel's user-space ABI on every architecture we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
 

@@ -121,6 +121,7 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         status.flows = seen.flows;
         status.tcp_streams = seen.tcp_streams;
         status.inner_mtu = seen.inner_mtu;
+        status.largest_datagram = seen.largest_datagram;
         status.rates = seen.rates.map(|rates| PeerRates {
             uplink_bytes_per_second: rates.bytes[0],
             uplink_datagrams_per_second: rates.datagrams[0],
@@ -404,6 +405,7 @@ fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot, views: &[Work
         open_peers: used(guests, limits.open_peers),
         flows: used(flows, limits.flows),
         flows_per_peer: used(most(|peer| peer.flows), limits.flows_per_peer),
+        queue_bytes: used(snapshot.peers.iter().map(|peer| peer.waiting.1).sum(), limits.queue_bytes),
         tcp_streams_per_peer: used(
             most(|peer| peer.tcp_streams as usize),
             limits.tcp_streams_per_peer as usize,

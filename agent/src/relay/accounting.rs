@@ -38,6 +38,8 @@ pub enum DropReason {
     QueueFull,
     /// The relay's queue was full and the policy keeps what came last.
     QueueEvicted,
+    /// The queues of all peers together held as many bytes as they may.
+    QueueMemory,
     /// The flow held its whole share of the queue.
     FlowQuota,
     /// It waited longer than the queue's time limit.
@@ -56,7 +58,7 @@ pub enum DropReason {
     UnknownFlow,
     /// Its payload context is not one that this version knows.
     UnknownContext,
-    /// Its payload header cannot be read.
+    /// Its payload header cannot be read, or its pieces contradict each other.
     Malformed,
     /// No socket to the service could be opened.
     SocketOpen,
@@ -88,6 +90,8 @@ pub enum DropReason {
     NoTun,
     /// A router marked the outer packet as having met congestion, and the packet inside cannot say so (RFC 6040 §4.2).
     NotEcnCapable,
+    /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
+    Incomplete,
 }
 
 impl DropReason {
@@ -95,9 +99,10 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::QueueFull,
         Self::QueueEvicted,
+        Self::QueueMemory,
         Self::FlowQuota,
         Self::Expired,
         Self::TooLarge,
@@ -123,6 +128,7 @@ impl DropReason {
         Self::Spoofed,
         Self::NoTun,
         Self::NotEcnCapable,
+        Self::Incomplete,
     ];
 
     /// The value of the metric label `reason`.
@@ -131,6 +137,7 @@ impl DropReason {
         match self {
             Self::QueueFull => "queue_full",
             Self::QueueEvicted => "queue_evicted",
+            Self::QueueMemory => "queue_memory",
             Self::FlowQuota => "flow_quota",
             Self::Expired => "expired",
             Self::TooLarge => "too_large",
@@ -156,6 +163,7 @@ impl DropReason {
             Self::Spoofed => "spoofed",
             Self::NoTun => "no_tun",
             Self::NotEcnCapable => "not_ecn_capable",
+            Self::Incomplete => "incomplete",
         }
     }
 }
@@ -277,6 +285,13 @@ impl Settlements {
                 self.note(peer, lost, Some(why.into()));
             }
         }
+    }
+
+    /// Notes that a message of `segments` datagrams that carried `payloads` waited too long; the kernel had taken some of it before.
+    pub fn expired(&mut self, peer: PeerId, payloads: u64, (taken, segments): (u64, u64)) {
+        let delivered = payloads * taken / segments.max(1);
+        self.note(peer, delivered, None);
+        self.note(peer, payloads - delivered, Some(DropReason::Expired));
     }
 
     /// Takes all of them, oldest first.

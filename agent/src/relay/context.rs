@@ -7,6 +7,8 @@
 //! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
 //! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
 
+use super::fragments::{DATAGRAM_NUMBERS, MOST_DATAGRAM};
+
 /// The largest value of a QUIC varint (RFC 9000 §16).
 const VARINT_MAX: u64 = (1 << 62) - 1;
 
@@ -22,6 +24,7 @@ mod code {
     pub(super) const UNKNOWN: u64 = 7;
     pub(super) const CLOSED: u64 = 8;
     pub(super) const TARGET: u64 = 9;
+    pub(super) const PIECE: u64 = 10;
 }
 
 /// A flow's number, unique within one instance of its opener.
@@ -123,6 +126,19 @@ pub enum Context {
     Unknown(FlowNumber),
     /// The sender has forgotten the flow.
     Closed(FlowNumber),
+    /// A piece of a datagram that fits into no packet, of a flow that both ends know.
+    Piece {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which datagram of the flow, below [`DATAGRAM_NUMBERS`].
+        datagram: u32,
+        /// Bytes of the whole datagram, 1 to [`MOST_DATAGRAM`].
+        total: u16,
+        /// Where the piece begins in the datagram; below `total`.
+        offset: u16,
+        /// Offset of its bytes, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
     /// A context that is reserved or not known; its number.
     Unsupported(u64),
 }
@@ -137,6 +153,7 @@ impl Context {
     pub const fn flow(&self) -> Option<FlowNumber> {
         match *self {
             Self::Flow { number, .. }
+            | Self::Piece { number, .. }
             | Self::Open { number, .. }
             | Self::OpenEmpty { number, .. }
             | Self::Confirmed(number)
@@ -154,6 +171,7 @@ impl Context {
             Self::Open { .. } | Self::OpenEmpty { .. } => true,
             Self::Packet { .. }
             | Self::Flow { .. }
+            | Self::Piece { .. }
             | Self::Confirmed(_)
             | Self::Refused(..)
             | Self::Unknown(_)
@@ -162,15 +180,18 @@ impl Context {
         }
     }
 
-    /// Where its datagram starts, if it carries one. A context that this version does not know counts as a whole.
+    /// Where its datagram starts, if it starts here: of one in pieces, in that which begins it. A context that this version
+    /// does not know counts as a whole.
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         match *self {
             Self::Packet { payload_at, .. }
             | Self::Flow { payload_at, .. }
-            | Self::Open { payload_at, .. } => Some(payload_at),
+            | Self::Open { payload_at, .. }
+            | Self::Piece { payload_at, offset: 0, .. } => Some(payload_at),
             Self::Unsupported(_) => Some(0),
-            Self::OpenEmpty { .. }
+            Self::Piece { .. }
+            | Self::OpenEmpty { .. }
             | Self::Confirmed(_)
             | Self::Refused(..)
             | Self::Unknown(_)
@@ -187,11 +208,16 @@ impl Context {
             Self::Refused(..) => Some(2),
             Self::Unknown(_) => Some(3),
             Self::Closed(_) => Some(4),
-            Self::Packet { .. } | Self::Flow { .. } | Self::Open { .. } | Self::Unsupported(_) => None,
+            Self::Packet { .. }
+            | Self::Flow { .. }
+            | Self::Piece { .. }
+            | Self::Open { .. }
+            | Self::Unsupported(_) => None,
         }
     }
 
-    /// Reads a frame's data; `None` if a varint is cut off or the fields are followed by bytes that have no place.
+    /// Reads a frame's data; `None` if a varint is cut off, a field is out of its range, or the fields are followed by bytes
+    /// that have no place.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         let mut reader = Reader { data, at: 0 };
@@ -206,6 +232,13 @@ impl Context {
                 let number = FlowNumber(reader.varint()?);
                 let service = reader.service()?;
                 return Some(Self::Open { number, service, payload_at: reader.at });
+            }
+            code::PIECE => {
+                let number = FlowNumber(reader.varint()?);
+                let datagram = reader.below(DATAGRAM_NUMBERS.into())?;
+                let total = reader.below(MOST_DATAGRAM as u64 + 1)?;
+                let offset = reader.below(u64::from(total))?;
+                return Some(Self::Piece { number, datagram, total, offset, payload_at: reader.at });
             }
             code::OPEN_EMPTY => {
                 let number = FlowNumber(reader.varint()?);
@@ -235,6 +268,13 @@ impl Context {
             Self::Flow { number, .. } => {
                 header.varint(code::FLOW);
                 header.varint(number.0);
+            }
+            Self::Piece { number, datagram, total, offset, .. } => {
+                header.varint(code::PIECE);
+                header.varint(number.0);
+                header.varint(datagram.into());
+                header.varint(total.into());
+                header.varint(offset.into());
             }
             Self::Open { number, service, .. } => {
                 header.varint(code::OPEN);
@@ -277,7 +317,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Three varints of eight bytes.
+    /// Three varints of eight bytes. A piece's are of 1, 8, 4, 4 and 4.
     pub const CAPACITY: usize = 24;
 
     /// The bytes to put before the payload.
@@ -324,6 +364,12 @@ impl Reader<'_> {
         Some(bytes[1..].iter().fold(u64::from(first & 0x3f), |value, byte| (value << 8) | u64::from(*byte)))
     }
 
+    /// A varint that is less than `bound`.
+    fn below<T: TryFrom<u64>>(&mut self, bound: u64) -> Option<T> {
+        let value = self.varint().filter(|value| *value < bound)?;
+        T::try_from(value).ok()
+    }
+
     fn service(&mut self) -> Option<ServiceNumber> {
         u32::try_from(self.varint()?).ok().map(ServiceNumber)
     }
@@ -351,7 +397,13 @@ mod tests {
             (number.clone(), 0..=VARINT_MAX)
                 .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
             number.clone().prop_map(Context::Unknown),
-            number.prop_map(Context::Closed),
+            number.clone().prop_map(Context::Closed),
+            (number, 0..DATAGRAM_NUMBERS, 1..=MOST_DATAGRAM, any::<proptest::sample::Index>()).prop_map(
+                |(number, datagram, total, offset)| {
+                    let [total, offset] = [total, offset.index(total)].map(|at| u16::try_from(at).unwrap());
+                    Context::Piece { number, datagram, total, offset, payload_at: 0 }
+                }
+            ),
         ]
     }
 
@@ -359,6 +411,9 @@ mod tests {
         match context {
             Context::Packet { partial, .. } => Context::Packet { partial, payload_at: len },
             Context::Flow { number, .. } => Context::Flow { number, payload_at: len },
+            Context::Piece { number, datagram, total, offset, .. } => {
+                Context::Piece { number, datagram, total, offset, payload_at: len }
+            }
             Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
             other @ (Context::OpenEmpty { .. }
             | Context::Confirmed(_)
@@ -404,5 +459,26 @@ mod tests {
         assert_eq!(Context::decode(&[0, 0x45]), Some(Context::Packet { partial: false, payload_at: 1 }));
         assert_eq!(Context::decode(&[1]), Some(Context::Packet { partial: true, payload_at: 1 }));
         assert_eq!(Context::decode(&[5, 2, 0]), None, "a confirmation has no payload");
+        let piece = |offset, payload_at| Context::Piece {
+            number: FlowNumber(2),
+            datagram: 7,
+            total: 3000,
+            offset,
+            payload_at,
+        };
+        let header = [0x0a, 2, 7, 0x4b, 0xb8, 0x44, 0xd2];
+        assert_eq!(piece(1234, 0).encode().as_slice(), header);
+        assert_eq!(Context::decode(&[&header[..], b"abc"].concat()), Some(piece(1234, 7)));
+        assert_eq!(piece(0, 0).encode().as_slice(), [0x0a, 2, 7, 0x4b, 0xb8, 0]);
+        // A total of 0, an offset at the end, a total above the largest, a datagram number of 2^30.
+        let wrong: [&[u8]; 4] = [
+            &[10, 2, 7, 0, 0],
+            &[10, 2, 7, 9, 9],
+            &[10, 2, 7, 0x80, 0, 0xff, 0xe4, 0],
+            &[10, 2, 0xc0, 0, 0, 0, 0x40, 0, 0, 0, 9, 0],
+        ];
+        for header in wrong {
+            assert_eq!(Context::decode(header), None, "{header:02x?}");
+        }
     }
 }

@@ -217,6 +217,15 @@ impl Flows {
         self.flows.get_mut(id.0 as usize)
     }
 
+    /// Has flows that were refused ask once more: the peer offers something else.
+    pub fn ask_again(&mut self) {
+        for (_, flow) in &mut self.flows {
+            if flow.standing == Standing::Refused {
+                flow.standing = Standing::Opening;
+            }
+        }
+    }
+
     /// Whether a flow with this number would have been opened at this end.
     #[must_use]
     pub fn is_ours(&self, number: FlowNumber) -> bool {
@@ -314,6 +323,21 @@ impl Flows {
                 Origin::Upstream { .. } => {}
             }
         }
+    }
+
+    /// Flows that were opened here may be silent for as long as `idle` says of their ingress; returns those for which that is less
+    /// than they were opened with.
+    pub fn set_idle(&mut self, idle: impl Fn(IngressId) -> Option<Duration>) -> Vec<FlowId> {
+        let mut shorter = Vec::new();
+        for (id, flow) in &mut self.flows {
+            let Origin::Ingress { ingress, .. } = flow.origin else { continue };
+            let Some(idle) = idle(ingress) else { continue };
+            if idle < flow.idle {
+                shorter.extend(u32::try_from(id).map(FlowId));
+            }
+            flow.idle = idle;
+        }
+        shorter
     }
 
     /// All flows, each with how many were opened here before it.

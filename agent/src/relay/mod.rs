@@ -5,12 +5,16 @@
 //! | what is counted, and the reasons for drops | `accounting.rs` |
 //! | what a DATAGRAM frame says | `context.rs` |
 //! | which flow does a datagram belong to | `flow.rs` |
+//! | pieces of datagrams that fit into no packet | `fragments.rs` |
+//! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker keeps a flow, how many there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
+//! | what waits at all peers together | `memory.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
 
 use std::{
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,6 +24,10 @@ use crate::{config, control::messages};
 pub mod accounting;
 pub mod context;
 pub mod flow;
+pub mod fragments;
+pub mod memory;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod properties;
 pub mod queue;
 pub mod registry;
 pub mod stripes;
@@ -27,8 +35,10 @@ pub mod stripes;
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
 pub use context::{Context, FlowNumber, Header, Refusal, ServiceNumber};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
+pub use fragments::{Begun, Piece, Reassembler};
+pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
-pub use registry::FlowRegistry;
+pub use registry::{AgentTotals, FlowRegistry};
 pub use stripes::Stripes;
 
 use crate::forward::IngressId;
@@ -40,6 +50,8 @@ pub struct RemoteService {
     pub number: ServiceNumber,
     /// How long a flow to it may be silent.
     pub idle: Duration,
+    /// Whether datagrams to it that fit into no packet travel in pieces.
+    pub fragment: bool,
 }
 
 /// Counts of one relay besides its accounts; monotonic.
@@ -59,6 +71,10 @@ pub struct RelayStats {
     pub flows_removed: u64,
     /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
     pub flows_reconfigured: u64,
+    /// Flows refused at the ceiling on all flows, and at that on flows of this peer; of clients here, buffers that opened none.
+    pub flows_refused: [u64; 2],
+    /// Flows of the peer refused because no socket to the service could be opened.
+    pub sockets_refused: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
@@ -73,6 +89,10 @@ pub struct RelayStats {
     pub uplink_bytes: u64,
     /// Bytes of payload that went to local sockets.
     pub downlink_bytes: u64,
+    /// Datagrams that were put into packets in pieces, and those pieces.
+    pub fragmented: (u64, u64),
+    /// Datagrams that were put together, and the pieces that came.
+    pub reassembled: (u64, u64),
 }
 
 impl RelayStats {
@@ -106,10 +126,21 @@ pub struct DatagramRelay {
     pub awaiting: Queue,
     /// Datagrams in packets that the kernel has not taken yet.
     pub in_outbox: u64,
+    /// Datagrams from the peer of which some pieces have come.
+    pub reassembly: Reassembler,
+    /// What those may take, in bytes.
+    pub reassembly_bytes: usize,
+    /// The number of the next datagram that travels in pieces. One count for all flows: a number comes again for a flow when
+    /// nothing of the datagram that had it is under way.
+    next_datagram: u32,
+    /// Which of our services, by their places, have what fits into no packet travel in pieces.
+    fragmenting: Box<[bool]>,
     /// Which lanes its IP packets take; made with the first of them.
     pub stripes: Option<Box<Stripes>>,
     /// Other counts.
     pub stats: RelayStats,
+    /// Why the last socket to a service could not be opened, until it has been logged.
+    pub socket_error: Option<io::Error>,
     /// The ceiling on flows at all workers.
     pub max_flows: usize,
     /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
@@ -130,15 +161,22 @@ impl DatagramRelay {
         ingresses: &[Arc<str>],
     ) -> Self {
         let (queue, awaiting) = bounds(peer, limits);
+        let memory = registry.memory();
+        memory.set_most(limits.queue_bytes);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
+            queue: Queue::new(queue).within(memory),
+            awaiting: Queue::new(awaiting).within(memory),
             flows: Flows::new(parity, place, registry),
-            queue: Queue::new(queue),
-            awaiting: Queue::new(awaiting),
             in_outbox: 0,
+            reassembly: Reassembler::default(),
+            reassembly_bytes: limits.reassembly_bytes,
+            next_datagram: 0,
+            fragmenting: Box::default(),
             stripes: None,
             stats: RelayStats::default(),
+            socket_error: None,
             max_flows: limits.flows_per_peer,
             services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
             offered: Vec::new(),
@@ -151,6 +189,29 @@ impl DatagramRelay {
         self.queue.set_limits(queue);
         self.awaiting.set_limits(awaiting);
         self.max_flows = limits.flows_per_peer;
+        self.reassembly_bytes = limits.reassembly_bytes;
+        self.flows.registry().memory().set_most(limits.queue_bytes);
+    }
+
+    /// What our services, by their places, want done with what fits into no packet.
+    pub fn set_oversize(&mut self, services: &[config::Service]) {
+        let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
+        // None, as a rule: then nothing is held for it.
+        let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
+        self.fragmenting = services[..most].iter().map(fragments).collect();
+    }
+
+    /// Whether what fits into no packet travels in pieces from our service at `place`.
+    #[must_use]
+    pub fn fragments_of(&self, place: usize) -> bool {
+        self.fragmenting.get(place).copied().unwrap_or(false)
+    }
+
+    /// A number for a datagram that travels in pieces.
+    pub fn name_datagram(&mut self) -> u32 {
+        let name = self.next_datagram;
+        self.next_datagram = (name + 1) % fragments::DATAGRAM_NUMBERS;
+        name
     }
 
     /// The operator wants other ingresses: `ingresses` are the services' names of all of them.
@@ -164,11 +225,23 @@ impl DatagramRelay {
     pub fn set_services(&mut self, offered: &[messages::Service]) {
         self.offered = offered.to_vec();
         for (name, known) in &mut self.services {
-            *known = offered
-                .iter()
-                .find(|service| service.udp && *service.name == **name)
-                .map(|service| RemoteService { number: ServiceNumber(service.number), idle: service.idle });
+            *known = offered.iter().find(|service| service.udp && *service.name == **name).map(|service| {
+                RemoteService {
+                    number: ServiceNumber(service.number),
+                    idle: service.idle,
+                    fragment: service.fragment,
+                }
+            });
         }
+        // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
+        self.flows.ask_again();
+    }
+
+    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
+    /// were opened before it had said so.
+    pub fn learn_idle(&mut self) -> Vec<FlowId> {
+        let services = &self.services;
+        self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
     }
 
     /// The service that an ingress's datagrams are for, if the peer offers it.
@@ -178,20 +251,25 @@ impl DatagramRelay {
         self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
     }
 
-    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached.
-    #[must_use]
-    pub fn is_full(&self, in_total: usize) -> bool {
+    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached; whoever asks refuses a flow then,
+    /// which is counted.
+    pub fn is_full(&mut self, in_total: usize) -> bool {
         let registry = self.flows.registry();
-        registry.count() >= self.max_flows || registry.total() >= in_total
+        let full = [registry.total() >= in_total, registry.count() >= self.max_flows];
+        let reached = full.iter().position(|full| *full);
+        if let Some(ceiling) = reached {
+            self.stats.flows_refused[ceiling] += 1;
+        }
+        reached.is_some()
     }
 
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is
-    /// delivered or dropped in the same turn.
+    /// delivered or dropped in the same turn, but for datagrams of which pieces are missing.
     #[must_use]
     pub fn queued(&self, direction: Direction) -> u64 {
         match direction {
             Direction::Uplink => (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_outbox,
-            Direction::Downlink => 0,
+            Direction::Downlink => self.reassembly.len() as u64,
         }
     }
 
@@ -214,6 +292,7 @@ impl DatagramRelay {
     pub fn expire(&mut self, now: Instant) {
         self.queue.expire(now, &mut self.uplink);
         self.awaiting.expire(now, &mut self.uplink);
+        self.reassembly.expire(now, &mut self.downlink);
     }
 
     /// Payloads that were in an outbox are with the kernel, or were dropped.
@@ -243,6 +322,7 @@ impl DatagramRelay {
         for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
             self.uplink.drop(reason, run.count() as u64);
         }
+        self.reassembly.end_flow(id, &mut self.downlink);
         self.flows.remove(id)
     }
 }
@@ -255,11 +335,16 @@ fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue
         time: peer.queue.time,
         policy: peer.drop,
         per_flow: share(peer.queue.packets, peer.quota),
+        // One datagram of any size is always within a flow's share.
+        per_flow_bytes: share(peer.queue.bytes, peer.quota).max(MOST_DATAGRAM_BYTES),
     };
     let awaiting =
         queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
     (queue, awaiting)
 }
+
+/// The largest UDP payload.
+const MOST_DATAGRAM_BYTES: usize = 65_535;
 
 /// The part of `whole` that one flow may hold, at least one.
 fn share(whole: usize, quota: f64) -> usize {

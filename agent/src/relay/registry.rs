@@ -11,13 +11,21 @@ use std::{
     },
 };
 
-use super::context::FlowNumber;
+use super::{context::FlowNumber, memory::QueueMemory};
+
+/// What all peers of an agent have together.
+#[derive(Debug, Default)]
+pub struct AgentTotals {
+    /// Flows, opened here or there.
+    flows: AtomicUsize,
+    /// What waits.
+    memory: Arc<QueueMemory>,
+}
 
 /// One peer's share of it.
 #[derive(Debug, Default)]
 pub struct FlowRegistry {
-    /// Flows of all peers, opened here or there.
-    total: Arc<AtomicUsize>,
+    total: Arc<AgentTotals>,
     /// Flows of this peer.
     count: AtomicUsize,
     /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
@@ -26,16 +34,22 @@ pub struct FlowRegistry {
 }
 
 impl FlowRegistry {
-    /// The registry of one more peer of an agent whose flows `total` counts.
+    /// The registry of one more peer of an agent that counts `total`.
     #[must_use]
-    pub fn of_agent(total: &Arc<AtomicUsize>) -> Arc<Self> {
+    pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {
         Arc::new(Self { total: Arc::clone(total), ..Self::default() })
     }
 
     /// Flows of all peers.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.total.load(Ordering::Relaxed)
+        self.total.flows.load(Ordering::Relaxed)
+    }
+
+    /// The memory of the queues of all peers.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<QueueMemory> {
+        &self.total.memory
     }
 
     /// Flows of this peer at all workers.
@@ -46,13 +60,13 @@ impl FlowRegistry {
 
     /// A flow begins.
     pub(super) fn enter(&self) {
-        self.total.fetch_add(1, Ordering::Relaxed);
+        self.total.flows.fetch_add(1, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A flow has ended; `accepted` is its number if the peer opened it.
     pub(super) fn leave(&self, accepted: Option<FlowNumber>) {
-        self.total.fetch_sub(1, Ordering::Relaxed);
+        self.total.flows.fetch_sub(1, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = accepted {
             self.keepers().remove(&number);

@@ -8,7 +8,11 @@ use std::{
 
 use quic_core::LaneStats;
 
-use super::{handover::Kind, streams::TcpRefusal};
+use super::{
+    ceilings::{Refused, refused},
+    handover::Kind,
+    streams::TcpRefusal,
+};
 use crate::{
     control::{Traffic, messages::MessageError},
     forward::Local,
@@ -113,6 +117,8 @@ pub(super) struct RelaySums {
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the label's values.
     pub(super) ended: [u64; 5],
+    /// Refused at the ceilings that concern relays.
+    pub(super) refused: Refused,
     pub(super) moved: u64,
     /// Buckets of IP packets that went to another lane.
     pub(super) buckets_moved: u64,
@@ -140,6 +146,7 @@ impl RelaySums {
             stats.flows_reconfigured,
         ];
         add(&mut self.ended, &ended);
+        add(&mut self.refused, &refused(relay));
         self.moved += stats.flows_moved;
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
     }
@@ -156,6 +163,8 @@ pub(super) struct Totals {
     pub(super) lanes_refused: u64,
     /// Lanes, control connections and dialled sockets whose address changed.
     pub(super) path_moves: [u64; 3],
+    pub(super) lanes_worn: u64,
+    pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
     pub(super) retired: RetiredLanes,
@@ -167,6 +176,8 @@ pub(super) struct Totals {
     pub(super) handed_out: [u64; Kind::LABELS.len()],
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Turns in which a class of sources had its budget before all of them were served.
+    pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
     /// Of control connections, when last looked at.
     pub(super) control: Traffic,
@@ -324,6 +335,8 @@ pub struct PeerSnapshot {
     pub lanes_up: usize,
     /// The largest IP packet that fits into one packet to it, in bytes, once that is known.
     pub inner_mtu: Option<u16>,
+    /// The largest UDP datagram that does, once that is known.
+    pub largest_datagram: Option<u16>,
     /// The smoothed round-trip time of its first lane.
     pub rtt: Option<Duration>,
     /// Age of the oldest datagram that waits.
@@ -435,6 +448,7 @@ impl Snapshot {
                     sum.connected |= peer.connected;
                     sum.lanes_up += peer.lanes_up;
                     sum.inner_mtu = sum.inner_mtu.or(peer.inner_mtu);
+                    sum.largest_datagram = sum.largest_datagram.or(peer.largest_datagram);
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
@@ -544,6 +558,7 @@ mod tests {
                 connected: false,
                 lanes_up: 0,
                 inner_mtu: None,
+                largest_datagram: None,
                 rtt: None,
                 queue_age: Duration::ZERO,
                 flows: 0,

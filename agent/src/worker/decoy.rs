@@ -130,6 +130,7 @@ impl Decoys {
             }
         };
         if let Some(evicted) = admitted.evicted {
+            stats.gave_way += 1;
             self.flush(stats);
             self.close(evicted, doors);
         }

@@ -67,7 +67,7 @@ struct UdpDefaults {
 impl UdpDefaults {
     fn new(config: &Config) -> Self {
         Self {
-            buffer_bytes: config.limits.receive_buffer,
+            buffer_bytes: config.socket_buffer_bytes(),
             mark: config.transport.mark,
             gso: config.transport.gso,
         }
@@ -150,6 +150,12 @@ impl Doors {
     pub fn token(&mut self, source: Source) -> Token {
         // Tokens are bounded by the limits on flows, streams and peers, far below 2^32.
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
+    }
+
+    /// How many tokens are given out.
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Takes a token back.

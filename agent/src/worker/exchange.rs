@@ -31,7 +31,7 @@ use crate::{
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::{PeerId, SessionId},
-    relay::FlowRegistry,
+    relay::{AgentTotals, FlowRegistry},
     roster::Origin,
 };
 
@@ -62,6 +62,8 @@ pub(super) enum Order {
     LaneBudget { lane: LaneName, bytes: usize },
     /// To the owner: a lane could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
+    /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
+    LaneWorn { lane: LaneName },
     /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
     LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// A lane hears nothing: are the others alive?
@@ -111,6 +113,8 @@ pub(super) struct Connected {
     pub(super) hello: Hello,
     /// How many lanes are wanted; none in standard mode.
     pub(super) wanted: u8,
+    /// When it was established.
+    pub(super) since: Instant,
 }
 
 /// The secrets of a lane. They are wiped when dropped, and never shown.
@@ -169,6 +173,7 @@ pub(super) struct Record {
     pub(super) dialled: bool,
     pub(super) key: [u8; 32],
     pub(super) instance: [u8; 16],
+    pub(super) since: Instant,
 }
 
 /// What the workers of an agent share.
@@ -176,8 +181,8 @@ pub struct Exchange {
     boxes: Vec<Mailbox>,
     /// By [`PeerId`]; they come and go while workers read.
     peers: ArcSwap<Vec<Arc<Shared>>>,
-    /// Flows of all peers.
-    flows: Arc<AtomicUsize>,
+    /// Flows of all peers, and what waits for them.
+    flows: Arc<AgentTotals>,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -197,7 +202,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(flows: &Arc<AtomicUsize>) -> Arc<Self> {
+    fn new(flows: &Arc<AgentTotals>) -> Arc<Self> {
         Arc::new(Self {
             session: Mutex::new(None),
             heard: AtomicU64::new(0),
@@ -388,6 +393,7 @@ impl Exchange {
             dialled: connected.dialled,
             key: connected.key,
             instance: connected.hello.instance,
+            since: connected.since,
         });
         // Under the lock, so that all workers hear of sessions in one order.
         if let Some(old) = old.filter(|old| old.owner != connected.owner) {
@@ -509,8 +515,9 @@ mod tests {
             features: Features::default(),
             possession: None,
         };
-        let session = exchange.name_session();
-        Arc::new(Connected { peer: PeerId(0), session, owner, dialled: true, key: [1; 32], hello, wanted: 1 })
+        let (session, since) = (exchange.name_session(), exchange.base);
+        let (peer, key) = (PeerId(0), [1; 32]);
+        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, since })
     }
 
     #[test]

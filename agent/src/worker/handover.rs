@@ -14,6 +14,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use rustc_hash::FxHashMap;
@@ -97,11 +98,13 @@ pub(super) struct Parcel {
     pub(super) process: u64,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
+    /// When it went into a ring.
+    pub(super) handed: Option<Instant>,
 }
 
 impl Parcel {
     fn new(kind: Kind) -> Self {
-        Self { kind, process: 0, bytes: Vec::new(), pieces: Vec::new() }
+        Self { kind, process: 0, bytes: Vec::new(), pieces: Vec::new(), handed: None }
     }
 
     fn has_room(&self, len: usize) -> bool {

@@ -24,6 +24,15 @@ const IN_USE: Duration = Duration::from_secs(10);
 /// The least silence, with something outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
 
+/// Limits of a lane, where they are lower than those of its suite (RFC 9001 §6.6): for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneLimits {
+    /// Packets that one key seals; keys are updated after half of it.
+    pub sealed: Option<u64>,
+    /// Packets that may fail authentication.
+    pub failed: Option<u64>,
+}
+
 impl Worker {
     /// The owner of a session wants a lane to be kept here.
     pub(super) fn open_lane(&mut self, order: &LaneOrder, now: Instant) {
@@ -52,7 +61,26 @@ impl Worker {
         self.lanes.touch(id);
         let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
-            self.drain_lane(old, now);
+            self.replace_lane((peer, session, index), old, now);
+        }
+    }
+
+    /// A lane has been replaced: if it works it carries payloads until the one in its place does.
+    fn replace_lane(&mut self, (peer, session, index): (PeerId, SessionId, u8), old: LaneId, now: Instant) {
+        let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
+        match self.link_named(peer, session) {
+            Some(link) if works => link.pool.keep_former(index, old),
+            Some(_) | None => self.drain_lane(old, now),
+        }
+    }
+
+    /// The lane of an index carries payloads: the one before it need no longer.
+    fn drain_former(&mut self, lane: LaneName, id: LaneId, now: Instant) {
+        if let Some(link) = self.link_named(lane.peer, lane.session)
+            && link.pool.get(lane.index) == Some(id)
+            && let Some(former) = link.pool.take_former(lane.index)
+        {
+            self.drain_lane(former, now);
         }
     }
 
@@ -99,9 +127,13 @@ impl Worker {
                 Profile::Latency => AckProfile::Latency,
             },
             initial_rtt: Some(order.initial_rtt),
-            key_limit: None,
+            key_limit: self.lane_limits.sealed,
         };
-        Lane::new(&config).ok()
+        let mut core = Lane::new(&config).ok()?;
+        if let Some(failures) = self.lane_limits.failed {
+            core.limit_failures(failures);
+        }
+        Some(core)
     }
 
     /// A lane carries payloads from now on, or its path has moved.
@@ -123,6 +155,7 @@ impl Worker {
         }
         self.tell_owner(lane, Order::LaneUp { lane }, now);
         self.note_path_packet(id, now);
+        self.drain_former(lane, id, now);
         self.settle_flows(lane.peer);
         self.drain_queue(lane.peer, now);
     }
@@ -225,6 +258,9 @@ impl Worker {
         self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
             self.exchange.lane_gone(slot.peer);
+            if let Some(link) = self.link_named(slot.peer, slot.session) {
+                link.pool.forget_former(id);
+            }
             self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
             self.release_underlay(slot.underlay);
         }
@@ -266,6 +302,7 @@ impl Worker {
                 self.ask_for_life(id);
                 self.follow_route(id, now);
             }
+            self.check_laneless(id, now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);
@@ -299,6 +336,26 @@ impl Worker {
                 slot.core.request_ping();
                 self.lanes.touch(lane);
             }
+        }
+    }
+
+    /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
+    /// and if nothing has come since the last time the peer is suspect. It may have gone just when the handshake was complete.
+    fn check_laneless(&mut self, id: PeerId, now: Instant) {
+        let Some(session) = self.session_of(id) else { return };
+        let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
+        if !is_laneless || now.saturating_duration_since(session.since) < LEAST_SILENCE {
+            return;
+        }
+        let (name, handle, heard) = (session.id, session.handle, session.heard);
+        let Some(quinn) = self.control.quinn(handle) else { return };
+        quinn.ping();
+        let now_heard = quinn.stats().udp_rx.datagrams;
+        if let Some(session) = self.session_mut(id) {
+            session.heard = now_heard;
+        }
+        if now_heard == heard {
+            self.suspect(id, name, true, now);
         }
     }
 

@@ -193,6 +193,10 @@ impl Worker {
     pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
         let Some(session) = self.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
+        if dialled && end.reason == LaneCloseCause::WornOut {
+            let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
+            return self.lane_is_worn(lane, now);
+        }
         let since = session.openings.since(end.lane);
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
@@ -269,6 +273,7 @@ impl Worker {
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
                 self.control.send(handle, &Message::LaneClose(end));
+                self.totals.lanes_ended += 1;
             }
             LaneLoss::NoSocket => {
                 again = false;
@@ -280,6 +285,31 @@ impl Worker {
         self.tell_lanes(peer, now);
         if again {
             self.ask_again(peer, index, since, now);
+        }
+    }
+
+    /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
+    pub(super) fn lane_is_worn(&mut self, lane: LaneName, now: Instant) {
+        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let (handle, dialled) = (session.handle, session.dialled);
+        if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
+            return;
+        }
+        self.totals.lanes_worn += u64::from(dialled);
+        if let Some(suppressed) = self.lane_logs.ended.allow(now) {
+            tracing::info!(
+                peer = self.peer_name(lane.peer),
+                lane = lane.index,
+                suppressed,
+                "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
+                 forged"
+            );
+        }
+        if dialled {
+            self.ask_for_lane(lane.peer, lane.index, now);
+        } else {
+            let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::WornOut };
+            self.control.send(handle, &Message::LaneClose(end));
         }
     }
 
@@ -455,7 +485,7 @@ impl Worker {
         }
     }
 
-    fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
+    pub(super) fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
         self.peers.get_mut(id.0 as usize)?.session.as_mut()
     }
 

@@ -3,6 +3,8 @@
 //! | question | file |
 //! |---|---|
 //! | what happens in a turn, in which order | this one: [`Worker::turn`] |
+//! | which source has its turn, and how much of it | `sources.rs` |
+//! | what waits for room in a socket | `waiting.rs` |
 //! | what it is made of, and how it begins | `start.rs` |
 //! | dialling, and what an operator is told when it fails | `dial.rs` |
 //! | what control messages and lost connections lead to | `session.rs` |
@@ -22,6 +24,7 @@
 //! | the knocks that were used, over a restart | `knocks.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
+//! | what an operator is told when a ceiling is reached | `ceilings.rs` |
 //! | how its counts reach the metrics | `publish.rs` |
 //! | what an operator may look at inside it | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
@@ -30,7 +33,7 @@
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
 //!
 //! ```text
-//!   turn:  commands, orders → hand-over → timers → ready sources, one batch each → some of the decoy's answers → control connections → lanes' own packets → send → count
+//!   turn:  commands, orders → hand-over → timers → ready sources, a batch each, within budgets → some of the decoy's answers → control connections → lanes' own packets → send → count
 //! ```
 
 use std::{
@@ -62,7 +65,7 @@ use crate::{
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
-    io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
+    io::{self as sockets, Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
@@ -74,6 +77,7 @@ use crate::{
 
 mod books;
 mod capture;
+mod ceilings;
 mod decoy;
 mod dial;
 mod doors;
@@ -93,24 +97,30 @@ mod session;
 pub mod shell;
 #[doc(hidden)]
 pub mod simulation;
+mod sources;
 mod start;
 mod strangers;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod tun;
+mod waiting;
 
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use ceilings::Ceiling;
+pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-use exchange::LaneLoss;
 pub(crate) use exchange::lock;
+use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
     Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
 };
+pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
 pub use publish::Publisher;
+use sources::{Class, Party, Served};
 pub(crate) use start::remedy;
 pub use start::{Addresses, Setup, StartError, TunSetup};
 pub use strangers::Strangers;
@@ -119,6 +129,10 @@ pub(crate) use tun::most_mtu;
 
 /// How often counts are published while there is something new.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How much longer that takes for each peer: publishing costs half a microsecond per peer, and so 0.2 % of a CPU at most
+/// (docs/reliability.md).
+const PUBLISH_PER_PEER: Duration = Duration::from_micros(200);
 
 /// How often idle peers are looked after: keepalives, kernel drop counters.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
@@ -157,6 +171,7 @@ enum Timer {
     Pool(PeerId),
     Flow(PeerId, FlowId),
     Queue(PeerId),
+    Outbox(UnderlayId),
     Dial(PeerId),
     Tcp(TcpId),
     Listener(usize),
@@ -207,8 +222,6 @@ pub struct Worker {
     strangers: Strangers,
     /// Where it goes, at worker 0 of an agent with a decoy.
     decoys: Option<decoy::Decoys>,
-    /// When sockets to services were last looked after that have no way there.
-    renewed: Option<Instant>,
     /// By place in [`Config::tcp`]; none where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
@@ -217,7 +230,7 @@ pub struct Worker {
     /// What is due in this turn.
     due: Vec<Timer>,
     /// Sources that have, or may have, something.
-    run_queue: VecDeque<Token>,
+    sources: sources::Sources,
     fresh: Vec<Token>,
     batch: Box<ReceiveBatch>,
     notes: Notes,
@@ -229,10 +242,12 @@ pub struct Worker {
     unpublished: bool,
     metrics: Publisher,
     totals: books::Totals,
+    ceilings: ceilings::Ceilings,
     too_large_log: RateLimit,
     refusal_log: RateLimit,
     accept_log: RateLimit,
     lane_logs: lanes::LaneLogs,
+    lane_limits: LaneLimits,
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,
@@ -242,12 +257,20 @@ pub struct Worker {
     loop_log: RateLimit,
     /// Peers that packets of the device were for, in this batch.
     served: Vec<PeerId>,
+    /// Whose queue is sent from first, once a socket has room again: who found none left the last time.
+    first_to_drain: usize,
     violation_log: RateLimit,
     /// Where TCP is read into.
     piece: Vec<u8>,
 }
 
 impl Worker {
+    /// Lowers the limits of lanes that are opened from now on, so that a test can reach them.
+    #[doc(hidden)]
+    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
+        self.lane_limits = limits;
+    }
+
     /// Where commands are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
@@ -264,7 +287,11 @@ impl Worker {
     pub fn turn(&mut self, now: Instant) -> Turn {
         // First: who is marked from now on comes in the next turn.
         self.ready.drain(&mut self.fresh);
-        self.run_queue.extend(self.fresh.drain(..));
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for token in fresh.drain(..) {
+            self.add_source(token);
+        }
+        self.fresh = fresh;
         let all_stopped = self.exchange.all_stopped();
         self.commands(now);
         self.read_orders(now);
@@ -277,44 +304,87 @@ impl Worker {
             self.timeout(self.due[place], now);
         }
         self.due.clear();
-        let mut batches = 0;
-        for _ in 0..self.run_queue.len() {
-            let Some(token) = self.run_queue.pop_front() else { break };
-            if self.service(token, now) {
-                self.run_queue.push_back(token);
-                batches += 1;
-            }
-        }
+        let batches = self.serve_sources(now);
         self.serve_decoys(batches, now);
         self.serve_strangers(now);
         self.poll_control(now);
         self.see_to_lanes(now);
         self.underlays.flush(&mut self.lanes, now);
         self.see_to_unreachable(now);
+        self.watch_outboxes(now);
         self.see_to_captures(now);
         self.settle();
-        self.hand_over();
+        self.hand_over(now);
         self.end_if_done(all_stopped);
         if self.unpublished {
-            self.timers.arm(Timer::Publish, now + PUBLISH_INTERVAL);
+            let peers = number(self.peers.len());
+            let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
+            self.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoys.as_ref().is_some_and(decoy::Decoys::is_busy);
         let busy =
-            decoys_busy || !self.run_queue.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
+            decoys_busy || !self.sources.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 
-    /// Gives one ready source its share of the turn; true if it may have more.
-    fn service(&mut self, token: Token, now: Instant) -> bool {
+    /// Serves the sources that have something, each at most once; returns how many of them may have more.
+    fn serve_sources(&mut self, now: Instant) -> usize {
+        let mut batches = 0;
+        for class in Class::ALL {
+            let mut left = self.sources.budget(class);
+            for _ in 0..self.sources.count(class) {
+                if left <= 0 {
+                    self.totals.turns_full += 1;
+                    break;
+                }
+                let Some(token) = self.sources.next(class) else { break };
+                let served = self.service(token, now);
+                batches += usize::from(served.more);
+                left -= i64::from(served.units);
+                self.sources.served(token, served);
+            }
+        }
+        batches
+    }
+
+    /// Notes that a source has, or may have, something.
+    fn add_source(&mut self, token: Token) {
+        let peers = |peer| (Class::Local, Party::Peer(peer));
+        let (class, party) = match self.doors.source(token) {
+            Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
+            Some(Source::Local(id)) => match self.locals.get(id).map(|socket| socket.local) {
+                Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
+                None => return,
+            },
+            Some(Source::Tcp(id)) => match self.tcp.get(id.0 as usize) {
+                Some((_, peer, _)) => peers(*peer),
+                None => return,
+            },
+            Some(Source::Tun) => (Class::Device, Party::Source(token)),
+            Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
+                (Class::Other, Party::Source(token))
+            }
+            // It has been closed meanwhile.
+            None => return,
+        };
+        self.sources.add(token, class, party);
+    }
+
+    /// Gives one ready source its share of the turn.
+    fn service(&mut self, token: Token, now: Instant) -> Served {
         self.unpublished = true;
-        match self.doors.source(token) {
+        self.batch.clear();
+        let more = match self.doors.source(token) {
             Some(Source::Underlay(id)) => self.service_underlay(id, now),
             Some(Source::Local(id)) => self.service_local(id, now),
             Some(Source::Tun) => self.service_tun(now),
             Some(Source::Listener(place)) => self.accept_tcp(place, now),
             Some(Source::Tcp(id)) => {
+                let before = self.tcp_bytes(id);
                 self.pump(id, now);
-                false
+                let bytes = self.tcp_bytes(id).saturating_sub(before);
+                // What it has more of, it reports.
+                return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
             Some(Source::Resolve(peer)) => {
                 self.resolved(peer, token, now);
@@ -328,7 +398,8 @@ impl Worker {
             }
             // Commands are looked at in every turn; what has been closed meanwhile has nothing to say.
             Some(Source::Inbox) | None => false,
-        }
+        };
+        Served { more, units: self.batch.units() }
     }
 
     /// A batch from a socket that carries QUIC.
@@ -433,6 +504,9 @@ impl Worker {
         while let Some((lane, error)) = self.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
         }
+        while let Some(peer) = self.notes.incomplete.pop() {
+            self.watch_queue(peer, now);
+        }
         if let Some((peer, source)) = self.notes.spoofed.take() {
             self.warn_of_source(peer, source, now);
         }
@@ -452,9 +526,11 @@ impl Worker {
             }
             Timer::Listener(place) => {
                 if let Some(Some((_, token))) = self.listeners.get(place) {
-                    self.run_queue.push_back(*token);
+                    let token = *token;
+                    self.add_source(token);
                 }
             }
+            Timer::Outbox(id) => self.outbox_timeout(id, now),
             Timer::Dial(peer) => self.dial(peer, now),
             Timer::Tcp(id) => self.tcp_timeout(id, now),
             Timer::Publish => self.publish(now),
@@ -498,6 +574,10 @@ impl Worker {
                 self.end_lane(id, LaneLoss::Ended(None), now);
                 continue;
             }
+            if slot.note_worn(now) {
+                let lane = keeper::name_of_lane(slot);
+                self.tell_owner(lane, Order::LaneWorn { lane }, now);
+            }
             while let Some((data, path, most)) =
                 self.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
             {
@@ -515,19 +595,6 @@ impl Worker {
             if let Some(at) = self.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
                 self.timers.arm(Timer::Lane(id), at);
             }
-        }
-    }
-
-    /// Sends what waits at every peer.
-    fn drain_queues(&mut self, now: Instant) {
-        for place in 0..self.peers.len() {
-            self.drain_queue(PeerId(number(place)), now);
-        }
-    }
-
-    fn drain_queue(&mut self, peer: PeerId, now: Instant) {
-        if let Some(mut uplink) = self.uplink(peer, now) {
-            uplink.drain();
         }
     }
 
@@ -554,20 +621,12 @@ impl Worker {
         }
     }
 
-    /// A socket of the underlay has room again: what waited for it follows.
-    fn unblocked(&mut self, id: UnderlayId, now: Instant) {
-        self.drain_queues(now);
-        self.control.unblocked(id);
-        let lanes: Vec<LaneId> =
-            self.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
-        for lane in lanes {
-            self.lanes.touch(lane);
-        }
-    }
-
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
     fn watch_queue(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if let Some(deadline) = peer.relay.reassembly.deadline() {
+            self.timers.arm(Timer::Queue(id), deadline);
+        }
         let Some(oldest) = peer.relay.oldest() else { return };
         self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
         self.hurry(id, now);
@@ -635,12 +694,17 @@ impl Worker {
         if let Some(too_large) = state.too_large.take()
             && let Some(suppressed) = self.too_large_log.allow(now)
         {
+            let remedy = if too_large.wanted {
+                "the other end cannot put pieces together: run this version there, or send smaller datagrams"
+            } else {
+                "send smaller datagrams, or set oversize = \"fragment\" for the service, at the agent that offers it"
+            };
             tracing::warn!(
                 peer = &*state.name,
                 bytes = too_large.size,
                 largest = too_large.most,
                 suppressed,
-                "a datagram is too large for the path and was dropped; the largest that fits is given"
+                "a datagram is too large for the path and was dropped; the largest that fits is given (remedy: {remedy})"
             );
         }
     }

@@ -95,6 +95,7 @@ impl Worker {
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
             Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
+            Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {
@@ -124,7 +125,8 @@ impl Worker {
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted } = **connected;
+        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, since: _ } =
+            **connected;
         if self.stopping || !self.is_live(id) {
             return;
         }
@@ -148,6 +150,7 @@ impl Worker {
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let takes_packets = hello.features.contains(Features::PACKETS);
+        let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
         peer.link = Some(Link {
             session,
@@ -158,6 +161,7 @@ impl Worker {
             standard,
             takes_packets,
             completes_checksums,
+            takes_pieces,
             settles_at: now + SETTLE_TIME,
             suspect: false,
         });
@@ -169,6 +173,10 @@ impl Worker {
             }
             self.orphan_flows(id, *key);
         }
+        let shorter = self.peers.get_mut(id.0 as usize).map(|peer| peer.relay.learn_idle());
+        for flow in shorter.into_iter().flatten() {
+            self.watch_flow(id, flow, now);
+        }
         self.settle_flows(id);
         self.wake_listeners(id);
         self.drain_queue(id, now);
@@ -179,7 +187,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        for lane in lanes {
+        for lane in lanes.into_iter().chain(link.pool.former()) {
             self.drain_lane(lane, now);
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
@@ -329,12 +337,16 @@ impl Worker {
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     fn wake_listeners(&mut self, id: PeerId) {
+        let mut tokens = Vec::new();
         for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
             if let Some((_, token)) = listener
                 && self.forward_peers.get(forward.peer) == Some(&id)
             {
-                self.run_queue.push_back(*token);
+                tokens.push(*token);
             }
+        }
+        for token in tokens {
+            self.add_source(token);
         }
     }
 
@@ -347,11 +359,12 @@ impl Worker {
             if self.is_outdated(&parcel) {
                 continue;
             }
+            let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
-                Kind::Packets { port } => self.take_packets(&parcel, port, now),
+                Kind::Packets { port } => self.take_packets((&parcel, waited), port, now),
                 Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches(&parcel, |worker| {
+                    self.take_batches((&parcel, waited), |worker| {
                         worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
                     });
                 }
@@ -369,7 +382,7 @@ impl Worker {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
                             let run = (data, piece.meta.segment);
-                            uplink.take_over(lane, (header, piece.counted), run, piece.tos);
+                            uplink.take_over((lane, waited), (header, piece.counted), run, piece.tos);
                         }
                     }
                     self.report_too_large(peer, now);
@@ -392,7 +405,7 @@ impl Worker {
         outdated
     }
 
-    fn take_packets(&mut self, parcel: &Parcel, port: usize, now: Instant) {
+    fn take_packets(&mut self, parcel: (&Parcel, Duration), port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
         self.take_batches(parcel, |worker| {
@@ -400,15 +413,15 @@ impl Worker {
         });
     }
 
-    /// Puts the pieces of a parcel where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, parcel: &Parcel, mut pass: impl FnMut(&mut Self)) {
+    /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    fn take_batches(&mut self, (parcel, waited): (&Parcel, Duration), mut pass: impl FnMut(&mut Self)) {
         self.batch.clear();
         for (piece, data) in parcel.pieces() {
             if self.batch.len() == self.batch.slots() {
                 pass(self);
                 self.batch.clear();
             }
-            let meta: Meta = piece.meta;
+            let meta = Meta { age: piece.meta.age + waited, ..piece.meta };
             self.batch.push(meta, data);
         }
         if !self.batch.is_empty() {
@@ -417,11 +430,12 @@ impl Worker {
     }
 
     /// Hands over what was collected for other workers in this turn.
-    pub(super) fn hand_over(&mut self) {
+    pub(super) fn hand_over(&mut self, now: Instant) {
         for (worker, mut parcel) in self.outgoing.take() {
             if let Kind::Payloads { peer, .. } | Kind::Returned { peer } = parcel.kind {
                 parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
             }
+            parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
             match self.exchange.hand(worker, parcel) {
                 Ok(()) => self.totals.handed_out[kind] += datagrams,

@@ -62,6 +62,7 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             too_large: None,
+            refused: [0; 4],
             known_services: None,
             route_asked: None,
             dialled: None,
@@ -76,7 +77,10 @@ impl PeerMaker<'_> {
     fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
         let names: Vec<Arc<str>> =
             self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        DatagramRelay::new(peer, &self.config.limits, (parity, self.place), self.exchange.flows(id), &names)
+        let place = (parity, self.place);
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, place, self.exchange.flows(id), &names);
+        relay.set_oversize(&self.config.services);
+        relay
     }
 }
 

@@ -6,32 +6,50 @@ use quinn_proto::{ConnectionHandle, SendDatagramError};
 
 use super::Worker;
 use crate::{
+    control::tls,
     io::batch::Meta,
     peer::PeerId,
     relay::{DropReason, Settlement},
 };
 
+/// What quinn-proto may hold of a peer's datagrams that its congestion window does not let out yet, in bytes: 50 ms at 10 Mbit/s.
+/// There they do not expire, so the rest waits where they do.
+const AHEAD_BYTES: usize = 64 * 1024;
+
 impl Worker {
-    /// Offers quinn-proto what waits for peers without lanes.
-    pub(super) fn send_plain(&mut self, now: Instant) {
+    /// Offers quinn-proto what waits for peers without lanes; returns whether it took any.
+    pub(super) fn send_plain(&mut self, now: Instant) -> bool {
+        let mut taken = false;
         for place in 0..self.peers.len() {
             let id = PeerId(super::number(place));
             let waits = self.peers[place].link.as_ref().and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
-                self.send_plain_to(id, now);
+                taken |= self.send_plain_to(id, now);
             }
         }
+        taken
     }
 
-    fn send_plain_to(&mut self, id: PeerId, now: Instant) {
-        let mut blocked = false;
+    fn send_plain_to(&mut self, id: PeerId, now: Instant) -> bool {
+        let (mut blocked, mut taken) = (false, false);
         loop {
-            let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+            let Some(peer) = self.peers.get_mut(id.0 as usize) else { return taken };
             let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
             let quinn = peer.session.as_ref().and_then(|session| self.control.quinn(session.handle));
-            let (Some(plain), Some(quinn)) = (plain, quinn) else { return };
+            let (Some(plain), Some(quinn)) = (plain, quinn) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
+            if quinn.datagrams().send_buffer_space() < tls::DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
+                blocked = true;
+                break;
+            }
             let Some(mut frame) = plain.pop() else { break };
+            if now.saturating_duration_since(frame.arrived) > peer.config.queue.time {
+                if frame.counted {
+                    self.settle_plain(id, Some(DropReason::Expired));
+                }
+                continue;
+            }
+            taken = true;
             let dropped = match quinn.datagrams().send(frame.data, false) {
                 Ok(()) => None,
                 Err(SendDatagramError::Blocked(data)) => {
@@ -53,6 +71,7 @@ impl Worker {
         if !blocked {
             self.drain_queue(id, now);
         }
+        taken
     }
 
     /// One payload of a peer without lanes went to quinn-proto, or was dropped.

@@ -17,6 +17,7 @@ use super::{
         Booked, DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
         SocketBooks, Totals, add_lane, role,
     },
+    ceilings::{Ceiling, refused},
     decoy::DecoyHandles,
     handover::Kind,
     streams::TcpRefusal,
@@ -51,7 +52,7 @@ const REFUSED_PACKETS: [&str; 7] =
     ["duplicate", "too_old", "header", "authentication", "other_phase", "integrity_limit", "violation"];
 
 /// Why lanes were opened again: the label `reason`.
-const LANES_REOPENED: [&str; 3] = ["unvalidated", "silent", "refused"];
+const LANES_REOPENED: [&str; 5] = ["unvalidated", "silent", "refused", "worn", "ended"];
 
 /// What has another address: the label `what`.
 const PATH_MOVES: [&str; 3] = ["lane", "control", "socket"];
@@ -83,6 +84,7 @@ pub struct Publisher {
     path_moves: Counters,
     flow_messages: [Counters; 2],
     flows_ended: Counters,
+    limit_reached: Counters,
     handshakes: Counters,
     refused_datagrams: Counters,
     gate: Counters,
@@ -142,6 +144,7 @@ impl Publisher {
             flow_messages: [uplink, downlink]
                 .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
+            limit_reached: Counters::bind(&families.limit_reached, &[], &Ceiling::LABELS),
             handshakes: Counters::bind(&families.handshakes, &[], &HANDSHAKES),
             refused_datagrams: Counters::bind(&families.refused_datagrams, &[], &REFUSED_DATAGRAMS),
             gate: Counters::bind(&families.gate_datagrams, &[], &Step::LABELS),
@@ -280,11 +283,15 @@ impl Worker {
         }
         let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
         let mut snapshots = Vec::with_capacity(self.peers.len());
+        let mut reached = Vec::new();
         for ((peer, (stats, up)), handles) in
             self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
         {
             add_lane(&mut all_lanes, stats);
             sums.add(&peer.relay);
+            if refused(&peer.relay) != peer.refused {
+                reached.push(peer.id);
+            }
             let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
             let standard = peer.link.as_ref().is_some_and(|link| link.standard);
             let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
@@ -311,8 +318,17 @@ impl Worker {
                 handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }
             let remote = control.map(|connection| connection.path().destination);
-            snapshots.push(PeerSnapshot { inner_mtu: mtu, ..snapshot(peer, stats, (*up, rtt, remote), now) });
+            let rest = snapshot(peer, stats, (*up, rtt, remote), now);
+            snapshots.push(PeerSnapshot {
+                inner_mtu: mtu,
+                largest_datagram: peer.largest_datagram(now),
+                ..rest
+            });
         }
+        for peer in reached {
+            self.report_ceilings(peer, now);
+        }
+        let limit_reached = self.limit_reached(&sums);
         let kernel_drops = self.doors.books().kernel_drops();
         let place = usize::from(self.place.0);
         // Every worker knows them all.
@@ -336,16 +352,28 @@ impl Worker {
             counters.publish(totals);
         }
         metrics.flows_ended.publish(&sums.ended);
+        metrics.limit_reached.publish(&limit_reached);
         metrics.own.flows_moved.publish(sums.moved);
         metrics.own.tun_buckets_moved.publish(sums.buckets_moved);
         metrics.publish_lanes(&all_lanes, &self.totals);
         metrics
             .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|(tun, _)| &tun.totals.by_lane[..]));
         metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
+        self.report_strangers(self.strangers.stats.gave_way, now);
         self.publish_control();
         self.publish_decoy();
         self.publish_tun();
         self.metrics.beat(now);
+    }
+
+    /// What was refused at each ceiling.
+    fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+        let [flows, flows_per_peer, queue_bytes, sockets] = sums.refused;
+        // All workers share them: one publishes.
+        let shared = if self.place.0 == 0 { self.refusals.at_ceilings() } else { [0; 3] };
+        let [handshakes, open_peers, used_tokens] = shared;
+        let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
+        [flows, flows_per_peer, queue_bytes, sockets, tcp, handshakes, open_peers, used_tokens, strangers]
     }
 
     /// Peers in the order of [`ORIGINS`].
@@ -420,6 +448,7 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
+        metrics.own.turns_full.publish(self.totals.turns_full);
         metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
@@ -459,7 +488,13 @@ impl Publisher {
         self.own.lane_probes.publish(lanes.probes_sent);
         self.own.lane_window_overflows.publish(lanes.window_overflows);
         self.path_moves.publish(&totals.path_moves);
-        self.lanes_reopened.publish(&[totals.lanes_unvalidated, totals.lanes_silent, totals.lanes_refused]);
+        self.lanes_reopened.publish(&[
+            totals.lanes_unvalidated,
+            totals.lanes_silent,
+            totals.lanes_refused,
+            totals.lanes_worn,
+            totals.lanes_ended,
+        ]);
         let hand_over = [&totals.handed_out, &totals.handed_in, &totals.hand_over_drops];
         for (counters, totals) in self.hand_over.iter_mut().zip(hand_over) {
             counters.publish(totals);
@@ -544,9 +579,16 @@ impl PeerHandles {
             if peer.is_live() { (peer.config.queue.packets, peer.config.queue.bytes) } else { (0, 0) };
         totals.queue_limit_packets.set(packets as u64);
         totals.queue_limit_bytes.set(bytes as u64);
+        totals.reassembly_bytes.set(relay.reassembly.held_bytes() as u64);
         totals.peer_tcp_streams.set(u64::from(peer.tcp_streams));
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
         let packets = [relay.stats.tun_uplink, relay.stats.tun_downlink];
+        for (handles, (datagrams, pieces)) in
+            self.directions.iter_mut().zip([relay.stats.fragmented, relay.stats.reassembled])
+        {
+            handles.peer_fragmented.publish(datagrams);
+            handles.peer_pieces.publish(pieces);
+        }
         for (((direction, handles), bytes), (packets, packet_bytes)) in
             Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes).zip(packets)
         {
@@ -585,6 +627,7 @@ fn snapshot(
         connected: peer.session.is_some() && peer.is_reachable(),
         lanes_up,
         inner_mtu: None,
+        largest_datagram: None,
         rtt,
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),

@@ -35,6 +35,7 @@ impl Worker {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
             peer.relay.set_ingresses(&names);
+            peer.relay.set_oversize(&config.services);
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
@@ -213,7 +214,7 @@ impl Worker {
                 (false, true) => match self.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        self.run_queue.push_back(token);
+                        self.add_source(token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
@@ -262,7 +263,8 @@ impl Worker {
             let service = self.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
-            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle })
+            let fragment = service.oversize == config::Oversize::Fragment;
+            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
         });
         services.collect()
     }

@@ -49,6 +49,9 @@ use crate::{
     roster::{self, Roster},
 };
 
+/// Connections that both ends dialled at once are established within this time: a round trip, of the longest.
+const MOST_CROSSING: Duration = Duration::from_secs(2);
+
 /// The client that presents its certificate in one handshake.
 struct Guest {
     roster: Arc<Roster>,
@@ -166,7 +169,7 @@ impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
         loop {
-            self.send_plain(now);
+            let moved = self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);
             let timers = &mut self.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
@@ -176,7 +179,8 @@ impl Worker {
                 self.control_event(handle, event, now);
             }
             self.events = events;
-            if quiet {
+            // What quinn-proto has sent on made room for more.
+            if quiet && !moved {
                 break;
             }
         }
@@ -310,8 +314,8 @@ impl Worker {
     fn features(&self) -> Features {
         match self.tun {
             // What the device does not complete, we do.
-            Some(_) => Features::PACKETS.and(Features::PARTIAL_CHECKSUM),
-            None => Features::default(),
+            Some(_) => Features::PIECES.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
+            None => Features::PIECES,
         }
     }
 
@@ -431,8 +435,16 @@ impl Worker {
             u8::from(hello.max_lanes > 0)
         };
         let session = self.exchange.name_session();
-        let connected =
-            Arc::new(Connected { peer: id, session, owner: self.place.0, dialled, key, hello, wanted });
+        let connected = Arc::new(Connected {
+            peer: id,
+            session,
+            owner: self.place.0,
+            dialled,
+            key,
+            hello,
+            wanted,
+            since: now,
+        });
         let suspect = self.is_suspect(id, now);
         let Ok(replaced) =
             self.exchange.establish(&connected, |old| !suspect && self.old_session_stays(&connected, old))
@@ -469,6 +481,7 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
+        let heard = self.control.quinn(handle).map_or(0, |quinn| quinn.stats().udp_rx.datagrams);
         peer.session = Some(Session {
             id: session,
             handle,
@@ -479,6 +492,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
+            heard,
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
@@ -507,10 +521,13 @@ impl Worker {
         }
     }
 
-    /// Whether a peer's existing session is kept and the new connection is not.
+    /// Whether a peer's existing session is kept and the new connection is not: both ends dialled at once. Later a peer dials only
+    /// if it has lost the session, or suspects that we have: it knows better.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
         let we_are_smaller = *self.identity.public_key() < old.key;
-        old.instance == new.hello.instance && old.dialled != new.dialled && old.dialled == we_are_smaller
+        let at_once = new.since.saturating_duration_since(old.since) < MOST_CROSSING;
+        let is_twin = old.instance == new.hello.instance && old.dialled != new.dialled;
+        at_once && is_twin && old.dialled == we_are_smaller
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
@@ -526,6 +543,8 @@ impl Worker {
                 }
             }
         }
+        // Of the flows that stay: the new process counts its datagrams anew.
+        peer.relay.reassembly.clear(&mut peer.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.relay.flows.reopen_all(parity);
         self.doors.close_now(&mut self.locals);

@@ -7,7 +7,7 @@ use std::{
 
 use quinn_proto::{ConnectionHandle, Dir, StreamId};
 
-use super::{Source, StreamKey, Timer, Worker, orders::HURRY_LASTS};
+use super::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy, orders::HURRY_LASTS};
 use crate::{
     control::messages::{StreamAnswer, StreamOpen},
     forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
@@ -51,6 +51,11 @@ impl Worker {
                         stream.abort();
                         self.doors.release(token);
                         self.totals.tcp.refuse(reason);
+                        if reason == TcpRefusal::Limit
+                            && let Some(peer) = self.config.tcp.get(place).map(|to| self.forward_peer(to))
+                        {
+                            self.tcp_ceiling_reached(peer, now);
+                        }
                         tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
                     }
                 },
@@ -59,7 +64,12 @@ impl Worker {
                     if error.kind() != ErrorKind::WouldBlock {
                         self.totals.tcp.refuse(TcpRefusal::Accept);
                         if let Some(suppressed) = self.accept_log.allow(now) {
-                            tracing::warn!(%error, suppressed, "cannot accept a TCP connection");
+                            let remedy = socket_remedy(&error);
+                            tracing::warn!(
+                                %error,
+                                suppressed,
+                                "cannot accept a TCP connection (remedy: {remedy})"
+                            );
                         }
                         // Nothing reports what still waits: the listener is asked again after a while.
                         self.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
@@ -122,6 +132,7 @@ impl Worker {
         let mut forward = TcpForward::accepted(stream);
         if full {
             self.totals.tcp.refuse(TcpRefusal::Limit);
+            self.tcp_ceiling_reached(peer, now);
             if let Some(quinn) = self.control.quinn(handle) {
                 forward.refuse(quinn, StreamAnswer::LimitReached);
             }
@@ -135,6 +146,12 @@ impl Worker {
         if let Some(id) = self.tcp_by_stream.get(&StreamKey { connection: handle.0, stream }).copied() {
             self.pump(id, now);
         }
+    }
+
+    /// Bytes that a forward has moved so far, in both directions.
+    pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
+        let (out, back) = self.tcp.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+        usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
     /// Moves what a forward can move; one that could move more is given another turn after the others.

@@ -192,6 +192,7 @@ mod tests {
                 for packet in 1..=packets {
                     assert!(!received.is_due());
                     received.record(round * packets + packet, Asks::Ack, now, &rtt(100));
+                    assert!(received.is_waiting());
                 }
                 assert!(received.is_due(), "{profile:?}");
                 received.write_ack(&mut [0; 100], now).unwrap();

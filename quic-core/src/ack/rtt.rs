@@ -111,6 +111,12 @@ mod tests {
         rtt.sample(ms(41), ms(16));
         // 41 − 16 would be below the minimum of 40, so nothing is taken off.
         assert_eq!(rtt.smoothed(), ms(41));
+
+        // Exactly down to the minimum, it is taken off.
+        let mut rtt = Rtt::new(None);
+        rtt.sample(ms(40), ms(0));
+        rtt.sample(ms(56), ms(16));
+        assert_eq!((rtt.smoothed(), rtt.min()), (ms(40), Some(ms(40))));
     }
 
     #[test]

@@ -10,9 +10,16 @@ use crate::frame::AckFrame;
 use crate::mtu::Fate;
 use crate::record::{Event, LossRule, Recorder};
 
-/// Packets that the window remembers: 16 ms at a million packets per second, in 132 KiB.
-pub(super) const CAPACITY: u64 = BitRing::<WORDS>::BITS;
-const WORDS: usize = 256;
+/// Packets that the window remembers at most: 16 ms at a million packets per second, in 132 KiB.
+pub(super) const CAPACITY: u64 = 16_384;
+/// Packets that it remembers at least: what an idle lane needs, in 528 bytes.
+const SMALLEST: u64 = 64;
+/// By how much it grows.
+const GROWTH: u64 = 4;
+/// A lost packet is waited for no longer than this when the window would have to grow for it.
+const LATEST: Duration = Duration::from_secs(3);
+/// A window that has sent nothing for so long is made small again.
+const REST: Duration = Duration::from_secs(1);
 
 /// How far below an acknowledged packet one must be to be lost by count (RFC 9002 §6.1.1, kPacketThreshold).
 const PACKET_THRESHOLD: u64 = 3;
@@ -56,7 +63,11 @@ impl Volume {
 /// ```
 ///
 /// ACK-only packets are recorded for their time, but are never in flight. A lost MTU probe is only that: it counts as no lost
-/// packet, nor as late if it is acknowledged after all. The memory is allocated with the first packet.
+/// packet, nor as late if it is acknowledged after all.
+///
+/// The memory is allocated with the first packet, grows with what is between `oldest` and `next`, and is given back by the first
+/// packet after a rest with nothing in flight: an idle lane keeps 528 bytes. A lane with steady traffic allocates nothing.
+///
 /// An ACK costs one step for each packet that it newly acknowledges; ranges that repeat old news cost a step for each
 /// 64 packets of them above `oldest`.
 #[derive(Debug)]
@@ -87,10 +98,14 @@ pub(crate) struct SentWindow {
 struct Ring {
     /// What the records' times are relative to.
     origin: Instant,
-    records: Box<[Record; CAPACITY as usize]>,
-    in_flight: BitRing<WORDS>,
-    lost: BitRing<WORDS>,
+    records: Records,
+    in_flight: BitRing<Box<[u64]>>,
+    lost: BitRing<Box<[u64]>>,
 }
+
+/// As many as packets are remembered: a power of two, at least 64.
+#[derive(Debug)]
+struct Records(Box<[Record]>);
 
 #[derive(Debug, Clone, Copy)]
 struct Record {
@@ -138,20 +153,18 @@ impl SentWindow {
     #[inline]
     pub(crate) fn record(&mut self, number: u64, bytes: u16, ack_eliciting: bool, now: Instant) -> Evicted {
         debug_assert_eq!(number, self.next, "packet numbers are used in order");
-        let ring = self.ring.get_or_insert_with(|| Box::new(Ring::new(now)));
+        let mut evicted = Evicted::None;
+        match self.ring.as_deref() {
+            None => self.ring = Some(Box::new(Ring::new(SMALLEST, now))),
+            Some(ring) if number - self.oldest >= ring.records.capacity() => evicted = self.make_room(now),
+            Some(ring) if self.in_flight.packets == 0 && ring.records.capacity() > SMALLEST => self.rest(now),
+            Some(_) => {}
+        }
+        let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
         self.next = number + 1;
 
-        // The place of this packet may still hold the one CAPACITY before it.
-        let mut evicted = Evicted::None;
-        let record = &mut ring.records[place(number)];
-        if ring.in_flight.contains(number) {
-            self.in_flight.remove(record.bytes);
-            ring.in_flight.remove(number);
-            evicted = Evicted::InFlight;
-        }
-        ring.lost.remove(number);
-
-        *record = Record { sent_us: micros(ring.origin, now), bytes };
+        // Its place is free: what had it before is below `oldest`.
+        *ring.records.at_mut(number) = Record { sent_us: micros(ring.origin, now), bytes };
         if ack_eliciting {
             if self.in_flight.packets == 0 {
                 self.rate.begin(number, now);
@@ -184,12 +197,12 @@ impl SentWindow {
                 break;
             }
             ring.in_flight.drain(start..end, |number| {
-                let bytes = ring.records[place(number)].bytes;
+                let bytes = ring.records.at(number).bytes;
                 self.in_flight.remove(bytes);
                 outcome.acked.add(bytes);
             });
             ring.lost.drain(start..end, |number| {
-                outcome.acked.add(ring.records[place(number)].bytes);
+                outcome.acked.add(ring.records.at(number).bytes);
                 outcome.spuriously_lost += 1;
                 if let Some(recorder) = recorder.as_deref_mut() {
                     recorder.note(Event::Late { number }, now);
@@ -205,7 +218,7 @@ impl SentWindow {
         if self.largest_acked < Some(ack.largest) {
             self.largest_acked = Some(ack.largest);
             if outcome.acked.packets > 0 {
-                rtt.sample(ring.records[place(ack.largest)].age(ring.origin, now), ack.delay);
+                rtt.sample(ring.records.at(ack.largest).age(ring.origin, now), ack.delay);
             }
         }
         if let Some(number) = self.mtu_probe
@@ -315,7 +328,7 @@ impl SentWindow {
             .mtu_probe
             .is_some_and(|number| number < unsettled.start && number + PACKET_THRESHOLD <= largest_acked);
         let mut lose = |number: u64, rule| {
-            let bytes = records[place(number)].bytes;
+            let bytes = records.at(number).bytes;
             self.in_flight.remove(bytes);
             let mtu_probe = self.mtu_probe == Some(number);
             if let Some(recorder) = recorder.as_deref_mut() {
@@ -339,7 +352,7 @@ impl SentWindow {
             if !in_flight.contains(number) {
                 continue;
             }
-            let left = loss_delay.saturating_sub(records[place(number)].age(*origin, now));
+            let left = loss_delay.saturating_sub(records.at(number).age(*origin, now));
             if left.is_zero() {
                 in_flight.remove(number);
                 lose(number, LossRule::Time);
@@ -354,20 +367,88 @@ impl SentWindow {
         outcome
     }
 
-    /// The numbers that an ACK may still tell something of.
+    /// The numbers that an ACK may still tell something of; no bit of another is set.
     #[inline]
     fn unsettled(&self) -> Range<u64> {
-        self.oldest.max(self.next.saturating_sub(CAPACITY))..self.next
+        self.oldest..self.next
+    }
+
+    /// The window is full: forgets what is settled, and what is lost for good, and grows if that does not free half of it. If it
+    /// cannot grow, it forgets its oldest packet.
+    #[cold]
+    fn make_room(&mut self, now: Instant) -> Evicted {
+        let unsettled = self.unsettled();
+        let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
+        let capacity = ring.records.capacity();
+        if capacity >= CAPACITY {
+            let oldest = self.oldest;
+            self.oldest += 1;
+            ring.lost.remove(oldest);
+            if !ring.in_flight.contains(oldest) {
+                return Evicted::None;
+            }
+            ring.in_flight.remove(oldest);
+            self.in_flight.remove(ring.records.at(oldest).bytes);
+            return Evicted::InFlight;
+        }
+        ring.give_up_lost(unsettled.clone(), now);
+        self.oldest = ring.first_unsettled(unsettled);
+        if self.next - self.oldest >= capacity / 2 {
+            *ring = ring.with_capacity((capacity * GROWTH).min(CAPACITY), self.oldest..self.next);
+        }
+        Evicted::None
+    }
+
+    /// Nothing is in flight: gives the memory of a window back that was used long ago.
+    fn rest(&mut self, now: Instant) {
+        if self.last_ack_eliciting.is_some_and(|last| now.saturating_duration_since(last) >= REST) {
+            self.shrink(now);
+        }
+    }
+
+    #[cold]
+    fn shrink(&mut self, now: Instant) {
+        let unsettled = self.unsettled();
+        let Some(ring) = self.ring.as_deref_mut() else { return };
+        ring.give_up_lost(unsettled.clone(), now);
+        self.oldest = ring.first_unsettled(unsettled);
+        if self.oldest == self.next {
+            *ring = Ring::new(SMALLEST, ring.origin);
+        }
     }
 }
 
 impl Ring {
-    /// The records get their box as a slice: the array is too large to pass through the stack.
+    /// Remembers `capacity` packets: a power of two, at least 64.
     #[cold]
-    fn new(origin: Instant) -> Self {
-        let records = vec![Record { sent_us: 0, bytes: 0 }; CAPACITY as usize].into_boxed_slice();
-        let records = records.try_into().expect("the slice was made with the length of the array");
-        Self { origin, records, in_flight: BitRing::new(), lost: BitRing::new() }
+    fn new(capacity: u64, origin: Instant) -> Self {
+        let [in_flight, lost] = [(); 2].map(|()| BitRing::with_bits(capacity));
+        Self { origin, records: Records::new(capacity), in_flight, lost }
+    }
+
+    /// The same with another capacity, in which the packets of `range` have room.
+    fn with_capacity(&self, capacity: u64, range: Range<u64>) -> Self {
+        let mut larger = Self::new(capacity, self.origin);
+        for number in range {
+            *larger.records.at_mut(number) = self.records.at(number);
+            if self.in_flight.contains(number) {
+                larger.in_flight.insert(number);
+            }
+            if self.lost.contains(number) {
+                larger.lost.insert(number);
+            }
+        }
+        larger
+    }
+
+    /// Packets of `range` that are lost and were sent long ago are waited for no more.
+    fn give_up_lost(&mut self, mut range: Range<u64>, now: Instant) {
+        while let Some(number) = self.lost.first_in(range.clone())
+            && self.records.at(number).age(self.origin, now) >= LATEST
+        {
+            self.lost.remove(number);
+            range.start = number + 1;
+        }
     }
 
     /// The lowest number of `range` that is in flight or lost, or else the end of `range`.
@@ -377,16 +458,33 @@ impl Ring {
     }
 }
 
+impl Records {
+    fn new(capacity: u64) -> Self {
+        Self(vec![Record { sent_us: 0, bytes: 0 }; capacity as usize].into_boxed_slice())
+    }
+
+    #[inline]
+    fn capacity(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// The record of a packet.
+    #[inline]
+    fn at(&self, number: u64) -> Record {
+        self.0[number as usize & (self.0.len() - 1)]
+    }
+
+    #[inline]
+    fn at_mut(&mut self, number: u64) -> &mut Record {
+        let place = number as usize & (self.0.len() - 1);
+        &mut self.0[place]
+    }
+}
+
 impl Record {
     fn age(self, origin: Instant, now: Instant) -> Duration {
         Duration::from_micros(micros(origin, now).wrapping_sub(self.sent_us).into())
     }
-}
-
-/// Where the record of a packet is.
-#[inline]
-const fn place(number: u64) -> usize {
-    (number % CAPACITY) as usize
 }
 
 #[inline]

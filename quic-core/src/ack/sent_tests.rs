@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame::{Frame, Frames, ack};
+use crate::mtu::Fate as MtuFate;
 
 const BYTES: u16 = 1200;
 
@@ -161,6 +162,85 @@ fn a_full_window_forgets_the_oldest() {
     assert_eq!(sender.window.record(CAPACITY + 1, BYTES, true, sender.now), Evicted::None);
 }
 
+/// How many packets the window has memory for.
+fn remembered(sender: &Sender) -> u64 {
+    sender.window.ring.as_ref().map_or(0, |ring| ring.records.capacity())
+}
+
+#[test]
+fn the_window_grows_with_what_is_unacknowledged_and_keeps_all_of_it() {
+    let mut sender = Sender::new();
+    let mut sizes = Vec::new();
+    for number in 0..CAPACITY {
+        // Of each hundred packets one is never acknowledged, and one asks for nothing.
+        sender.window.record(number, BYTES + (number % 7) as u16, number % 100 != 0, sender.now);
+        sizes.push(remembered(&sender));
+    }
+    sizes.dedup();
+    assert_eq!(sizes, [64, 256, 1024, 4096, CAPACITY]);
+    let bytes = |numbers: &mut dyn Iterator<Item = u64>| {
+        let mut volume = Volume::default();
+        for number in numbers.filter(|number| number % 100 != 0) {
+            volume.add(BYTES + (number % 7) as u16);
+        }
+        volume
+    };
+    assert_eq!(sender.window.in_flight(), bytes(&mut (0..CAPACITY)));
+    let missing = 50..=50;
+    let outcome = sender.ack(&[51..=CAPACITY - 1, 0..=49]);
+    assert_eq!(outcome.acked, bytes(&mut (0..50).chain(51..CAPACITY)));
+    assert_eq!(outcome.lost, bytes(&mut missing.clone()));
+    assert_eq!(sender.ack(&[missing]).spuriously_lost, 1);
+}
+
+#[test]
+fn a_lane_that_waits_for_each_answer_or_only_answers_needs_the_smallest_window() {
+    let mut sender = Sender::new();
+    for number in 0..10_000 {
+        sender.window.record(number, BYTES, number % 2 == 0, sender.now);
+        sender.now += ms(1);
+        sender.ack(&[number..=number]);
+    }
+    assert_eq!(remembered(&sender), SMALLEST);
+    let mut answers = Sender::new();
+    for number in 0..10_000 {
+        answers.window.record(number, 40, false, answers.now);
+    }
+    assert_eq!(remembered(&answers), SMALLEST);
+}
+
+#[test]
+fn what_is_lost_for_good_does_not_make_a_quiet_lane_grow() {
+    let mut sender = Sender::new();
+    for number in 0..10_000 {
+        sender.send(1);
+        sender.now += ms(100);
+        if number % 10 != 5 {
+            sender.ack(&[number..=number]);
+        }
+    }
+    assert_eq!(remembered(&sender), SMALLEST);
+}
+
+#[test]
+fn memory_of_a_burst_is_given_back_after_a_rest_and_not_before() {
+    let mut sender = Sender::new();
+    sender.send(1000);
+    sender.ack(&[0..=999]);
+    sender.now += REST - ms(1);
+    sender.send(1);
+    assert_eq!(remembered(&sender), 1024, "the traffic goes on");
+    sender.now += REST;
+    sender.send(1);
+    assert_eq!(remembered(&sender), 1024, "one is in flight");
+    sender.ack(&[1000..=1001]);
+    sender.now += REST;
+    sender.window.record(1002, 40, false, sender.now);
+    assert_eq!(remembered(&sender), SMALLEST, "an answer is enough");
+    sender.send(1);
+    assert_eq!(sender.ack(&[1002..=1003]).acked, packets(1));
+}
+
 #[test]
 fn a_place_keeps_nothing_of_the_packet_before() {
     let mut sender = Sender::new();
@@ -185,6 +265,73 @@ fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     sender.now += ms(20);
     assert_eq!(sender.ack(&[0..=1]).acked, packets(1));
     assert_eq!(sender.rtt.latest(), Some(ms(20)));
+}
+
+#[test]
+fn an_ack_of_old_news_is_no_sign_of_life() {
+    let mut sender = Sender::new();
+    sender.send(2);
+    sender.ack(&[0..=0]);
+    sender.now += ms(500);
+    sender.window.probe_sent(sender.now);
+    let probe_time = sender.window.probe_time(&sender.rtt);
+    sender.now += ms(100);
+    assert_eq!(sender.ack(&[0..=0]), AckOutcome::default());
+    assert_eq!((sender.window.probes(), sender.window.probe_time(&sender.rtt)), (1, probe_time));
+}
+
+/// RFC 9002 §5.1: the largest acknowledged packet is new, and one of those newly acknowledged asked for an ACK.
+#[test]
+fn only_an_ack_that_names_a_new_largest_and_acknowledges_something_gives_a_sample() {
+    let mut sender = Sender::new();
+    sender.window.record(0, BYTES, false, sender.now);
+    sender.now += ms(70);
+    sender.ack(&[0..=0]);
+    assert_eq!((sender.rtt.latest(), sender.window.largest_acked()), (None, Some(0)), "nothing asked for it");
+    sender.send(3);
+    sender.now += ms(40);
+    sender.ack(&[3..=3]);
+    assert_eq!(sender.rtt.latest(), Some(ms(40)));
+    sender.now += ms(4);
+    assert_eq!(sender.ack(&[1..=3]).acked, packets(2));
+    assert_eq!(sender.rtt.latest(), Some(ms(40)), "the largest was known");
+}
+
+#[test]
+fn an_mtu_probe_that_a_full_window_forgot_is_lost_once_later_packets_arrived() {
+    let mut sender = Sender::new();
+    sender.send(1);
+    sender.window.mtu_probe_sent();
+    sender.send(CAPACITY);
+    assert_eq!(sender.ack(&[2..=2]).lost, packets(0));
+    assert_eq!(sender.window.take_mtu_fate(), None, "by as few as two packets it may be late");
+    sender.ack(&[3..=3]);
+    assert_eq!(sender.window.take_mtu_fate(), Some(MtuFate::Lost));
+    assert_eq!(sender.window.take_mtu_fate(), None);
+}
+
+#[test]
+fn an_mtu_probe_has_a_fate_of_its_own_until_it_is_forgotten() {
+    for forgotten in [false, true] {
+        let mut sender = Sender::new();
+        sender.send(1);
+        sender.window.mtu_probe_sent();
+        if forgotten {
+            sender.window.forget_mtu_probe();
+        }
+        sender.send(4);
+        let outcome = sender.ack(&[4..=4]);
+        let lost = if forgotten { 2 } else { 1 };
+        assert_eq!(outcome.lost, packets(lost), "packet 1, and the probe if it is one no more");
+        assert_eq!(sender.window.take_mtu_fate(), (!forgotten).then_some(MtuFate::Lost));
+        assert_eq!((sender.window.take_largest_lost(), sender.window.take_largest_lost()), (BYTES, 0));
+    }
+    let mut sender = Sender::new();
+    sender.send(1);
+    sender.window.mtu_probe_sent();
+    sender.ack(&[0..=0]);
+    sender.window.forget_mtu_probe();
+    assert_eq!(sender.window.take_mtu_fate(), None, "a fate that was not asked for is forgotten, too");
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -115,6 +115,11 @@ impl SendKeys {
         number - self.first >= self.limit / 4 * 3
     }
 
+    /// Whether an eighth of the limit is left: the other end does not confirm, and no update will come in time.
+    pub(crate) fn worn(&self, number: u64) -> bool {
+        number - self.first >= self.limit - self.limit / 8
+    }
+
     /// Moves to the next generation, from the packet of this number on.
     #[cold]
     pub(crate) fn update(&mut self, number: u64) {

@@ -139,10 +139,27 @@ fn limits_count_the_packets_of_one_key() {
     let mut keys = SendKeys::new(SUITE, &SECRET, Some(100)).unwrap();
     assert!(!keys.update_due(49) && keys.update_due(50));
     assert!(!keys.update_overdue(74) && keys.update_overdue(75));
+    assert!(!keys.worn(87) && keys.worn(88));
     assert!(!keys.exhausted(99) && keys.exhausted(100));
     keys.update(60);
     assert!(!keys.update_due(109) && keys.update_due(110));
+    assert!(!keys.worn(147) && keys.worn(148));
     assert!(!keys.exhausted(159) && keys.exhausted(160));
+}
+
+/// RFC 9001 §6.6 and its appendix B, in its own numbers.
+#[test]
+fn the_limits_of_each_suite_are_those_of_rfc_9001() {
+    for (suite, confidentiality, integrity) in [
+        (Suite::Aes128Gcm, 8_388_608, 4_503_599_627_370_496),
+        (Suite::Aes256Gcm, 8_388_608, 4_503_599_627_370_496),
+        (Suite::ChaCha20Poly1305, u64::MAX, 68_719_476_736),
+    ] {
+        assert_eq!((suite.confidentiality_limit(), suite.integrity_limit()), (confidentiality, integrity));
+        let keys = SendKeys::new(suite, &vec![7; suite.secret_len()], None).unwrap();
+        assert!(!keys.exhausted(confidentiality - 1) && keys.exhausted(confidentiality));
+        assert!(keys.update_due(confidentiality / 2) && keys.worn(confidentiality / 8 * 7 + 7));
+    }
 }
 
 #[test]

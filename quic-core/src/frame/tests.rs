@@ -19,12 +19,23 @@ fn the_writer_and_the_parser_agree() {
     writer.last_datagram(500).unwrap().fill(3);
     let len = writer.len();
     assert_eq!(len, 2 + (2 + 63) + (3 + 64) + (1 + 500));
+    assert!(!writer.is_empty());
     assert_eq!(writer.remaining(), 2000 - len);
 
     let expected: Vec<_> =
         [(0, 0), (63, 1), (64, 2), (500, 3)].into_iter().map(|(len, byte)| vec![byte; len]).collect();
     let parsed = frames(&buf[..len]).unwrap();
     assert_eq!(parsed, expected.iter().map(|payload| Frame::Datagram(payload)).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_left_after_each_frame_is_known() {
+    let mut frames = Frames::new(&[PING, 0x31, 1, 7, PADDING, PADDING, PING]);
+    let mut left = vec![frames.remaining()];
+    while let Some(Ok(_)) = frames.next() {
+        left.push(frames.remaining());
+    }
+    assert_eq!(left, [7, 6, 3, 1, 0]);
 }
 
 #[test]
@@ -46,6 +57,7 @@ fn encoded_lengths_are_those_written() {
         let header_len = datagram::write_header_with_len(&mut buf, len).unwrap();
         assert_eq!(header_len, datagram::header_len(len));
         assert_eq!(header_len + len, datagram::encoded_len(len));
+        assert_eq!(datagram::encoded_len_to_end(len), 1 + len);
     }
     assert_eq!(datagram::write_header_to_end(&mut buf), Some(datagram::encoded_len_to_end(0)));
 }

@@ -52,6 +52,23 @@ mod tests {
         assert_eq!(PacketNumber::expand(0x9b32, 16, 0xa82f30ea + 1), PacketNumber(0xa82f9b32));
     }
 
+    #[test]
+    fn of_two_numbers_as_near_the_higher_one_is_meant() {
+        assert_eq!(PacketNumber::expand(0x80, 8, 0x300), PacketNumber(0x380));
+        assert_eq!(PacketNumber::expand(0x0a, 8, 200), PacketNumber(0x10a), "there is none below");
+    }
+
+    /// RFC 9000 §12.3: numbers go from 0 to 2^62 − 1.
+    #[test]
+    fn the_last_number_is_read_and_none_above_it() {
+        assert_eq!(PacketNumber::MAX.0, 4_611_686_018_427_387_903);
+        assert_eq!(PacketNumber::expand(0xff, 8, PacketNumber::MAX.0), PacketNumber::MAX);
+        assert_eq!(
+            PacketNumber::expand(0x00, 8, PacketNumber::MAX.0),
+            PacketNumber(PacketNumber::MAX.0 - 255)
+        );
+    }
+
     proptest! {
         #[test]
         fn a_number_near_the_expected_one_survives(

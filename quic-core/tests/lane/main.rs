@@ -7,6 +7,8 @@ mod hostile;
 #[cfg(test)]
 mod interop;
 #[cfg(test)]
+mod key_limits;
+#[cfg(test)]
 mod key_update;
 #[cfg(test)]
 mod mtu;

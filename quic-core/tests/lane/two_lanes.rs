@@ -243,3 +243,18 @@ fn a_bad_path_in_both_directions() {
         }
     }
 }
+
+#[test]
+fn a_ping_takes_along_an_ack_that_is_not_due() {
+    let (now, mut packet) = (start(), [0; TRANSMIT_CAPACITY]);
+    let [mut here, mut there] = pair(Suite::Aes128Gcm, AckProfile::Throughput);
+    let mut sent = packet_with(b"one");
+    here.seal(&mut sent, true, now).unwrap();
+    there.open(&mut sent, now).unwrap();
+    assert_eq!(there.poll_transmit(&mut packet, now), Ok(None));
+    there.request_ping();
+    let len = there.poll_transmit(&mut packet, now).unwrap().unwrap();
+    here.open(&mut packet[..len], now).unwrap();
+    assert_eq!((here.in_flight().packets, here.stats().ack_frames_received), (0, 1));
+    assert_eq!(there.stats().ack_packets_sent, 0, "none for its own sake");
+}

@@ -90,6 +90,7 @@ impl PeerStatus {
             ("  flows", self.flows.to_string()),
             ("  TCP streams", self.tcp_streams.to_string()),
             ("  inner MTU", or_dash(self.inner_mtu.map(|mtu| mtu.to_string()))),
+            ("  UDP payload", or_dash(self.largest_datagram.map(|most| most.to_string()))),
         ]);
     }
 

@@ -110,6 +110,9 @@ pub struct PeerStatus {
     /// The largest IP packet that fits into one packet to the peer, in bytes.
     #[serde(default)]
     pub inner_mtu: Option<u16>,
+    /// The largest UDP datagram that fits into one packet to the peer, in bytes.
+    #[serde(default)]
+    pub largest_datagram: Option<u16>,
     /// What passed in the last second.
     #[serde(default)]
     pub rates: Option<PeerRates>,

@@ -321,6 +321,8 @@ pub struct LimitsStatus {
     pub flows: Used,
     /// The flows of the peer that has the most.
     pub flows_per_peer: Used,
+    /// Bytes that wait in the queues of all peers.
+    pub queue_bytes: Used,
     /// The TCP forwards of the peer that has the most.
     pub tcp_streams_per_peer: Used,
     /// Handshakes that others have begun.

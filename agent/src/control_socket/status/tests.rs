@@ -128,6 +128,7 @@ fn connected() -> PeerStatus {
         flows: 3,
         tcp_streams: 0,
         inner_mtu: Some(1421),
+        largest_datagram: Some(1417),
         rates: Some(PeerRates {
             uplink_bytes_per_second: 145_000_000.0,
             uplink_datagrams_per_second: 126_000.0,
@@ -221,6 +222,7 @@ fn full() -> Status {
             open_peers: used(0),
             flows: used(3),
             flows_per_peer: used(3),
+            queue_bytes: used(0),
             tcp_streams_per_peer: used(0),
             handshakes: used(1),
             used_tokens: used(0),
@@ -304,6 +306,7 @@ exit: connected
   flows         3
   TCP streams   0
   inner MTU     1421
+  UDP payload   1417
 ";
     assert!(text.contains(expected), "{text}");
     let flows = "

@@ -73,6 +73,7 @@ impl Status {
             ("flows", limits.flows),
             ("handshakes", limits.handshakes),
             ("used tokens", limits.used_tokens),
+            ("queued bytes", limits.queue_bytes),
             ("TCP streams of one peer", limits.tcp_streams_per_peer),
             ("descriptors", limits.descriptors),
         ];

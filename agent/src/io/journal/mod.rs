@@ -5,6 +5,7 @@
 //! | what a table of used knocks asks of a journal, and one in memory | this one |
 //! | what a file looks like | `format.rs` (pure) |
 //! | the files: written through, replaced, loaded | `file.rs` |
+//! | what holds of any file: the property that is fuzzed | `properties.rs` |
 //!
 //! Written through means `write(2)`, not `fsync(2)`: the kernel's cache survives the end of the process, `kill -9`
 //! included, and the boot ID in the header tells when it did not survive.
@@ -16,9 +17,13 @@ use std::{
 
 mod file;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+mod properties;
 
 pub use file::{FileJournal, JournalError, Loaded, Opened, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use properties::knock_journal;
 
 /// Where the table of used knocks writes them.
 pub trait Journal: Send {

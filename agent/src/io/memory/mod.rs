@@ -40,6 +40,9 @@ pub use tun::{MemoryTun, Written};
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
+/// How far apart hosts begin in it.
+const PORTS_BETWEEN_HOSTS: u16 = 1_009;
+
 /// A datagram between two sockets of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
@@ -100,11 +103,13 @@ impl MemoryFabric {
 
     fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
         let mut state = self.state.borrow_mut();
-        // A process that is started again gets other ports than the one before, as from a kernel.
-        let ports = u16::try_from(state.hosts.len() * 211 % 8192).unwrap_or(0);
+        // A host that takes over the address of another goes on elsewhere in the range, as a kernel's random choice does:
+        // else what is under way to the other's sockets would find its own.
+        let hosts = u16::try_from(state.hosts.len()).unwrap_or(u16::MAX);
+        let first = hosts.wrapping_mul(PORTS_BETWEEN_HOSTS) % (u16::MAX - FIRST_DYNAMIC_PORT);
         state.hosts.push(Host {
             addresses: addresses.to_vec(),
-            next_port: FIRST_DYNAMIC_PORT + ports,
+            next_port: FIRST_DYNAMIC_PORT + first,
             workers,
             given: GivenPorts::default(),
         });

@@ -1,9 +1,9 @@
 //! Hosts beside the agents: their sockets are the test's.
 
-use std::net::SocketAddr;
+use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
 use crate::io::{
-    Net, Path as UdpPath, ReceiveBatch, SendBatch, TcpListener, TcpStream, Token, UdpOptions, UdpRole,
+    Net, Path as UdpPath, Ready, ReceiveBatch, SendBatch, TcpListener, TcpStream, Token, UdpOptions, UdpRole,
     UdpSocket, memory::MemoryNet,
 };
 
@@ -11,11 +11,27 @@ use crate::io::{
 pub struct Host {
     net: MemoryNet,
     next_token: u32,
+    ready: Ready,
+    batch: Rc<RefCell<ReceiveBatch>>,
 }
 
 impl Host {
-    pub fn new(net: MemoryNet) -> Self {
-        Self { net, next_token: 0 }
+    pub(super) fn new(net: MemoryNet, ready: Ready) -> Self {
+        Self { net, next_token: 0, ready, batch: Rc::default() }
+    }
+
+    /// The sockets that may have something since this was last asked, by the tokens that they were opened with.
+    pub fn ready(&self) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        if !self.ready.is_empty() {
+            self.ready.drain(&mut tokens);
+        }
+        tokens
+    }
+
+    /// The token of the socket, connection or listener that was opened last.
+    pub fn last_token(&self) -> Token {
+        Token(self.next_token)
     }
 
     /// A UDP socket, connected if `to` is given.
@@ -32,7 +48,7 @@ impl Host {
     fn udp_as(&mut self, role: UdpRole, bind: SocketAddr, connect: Option<SocketAddr>) -> Udp {
         let options = UdpOptions { bind, connect, role, buffer_bytes: 4 << 20, mark: 0, gso: true };
         let token = self.token();
-        Udp { socket: self.net.udp(&options, token).unwrap() }
+        Udp { socket: self.net.udp(&options, token).unwrap(), batch: Rc::clone(&self.batch) }
     }
 
     pub fn tcp(&mut self, to: SocketAddr) -> Box<dyn TcpStream> {
@@ -54,6 +70,7 @@ impl Host {
 /// A UDP socket of a test.
 pub struct Udp {
     socket: Box<dyn UdpSocket>,
+    batch: Rc<RefCell<ReceiveBatch>>,
 }
 
 impl Udp {
@@ -82,7 +99,7 @@ impl Udp {
     /// Everything that waits: who sent it, its ECN bits, and what.
     pub fn receive_marked(&mut self) -> Vec<(SocketAddr, u8, Vec<u8>)> {
         let mut received = Vec::new();
-        let mut batch = ReceiveBatch::default();
+        let mut batch = self.batch.borrow_mut();
         while self.socket.receive(&mut batch).is_ok() {
             for slot in 0..batch.len() {
                 let meta = *batch.meta(slot);

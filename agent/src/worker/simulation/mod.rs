@@ -5,8 +5,7 @@
 
 use std::{
     cell::RefCell,
-    cmp::Reverse,
-    collections::BinaryHeap,
+    hash::Hasher as _,
     net::{IpAddr, SocketAddr},
     path::Path,
     rc::Rc,
@@ -14,9 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
-
+mod books;
 mod host;
+mod network;
+mod seeded;
 use crate::{
     admin::Health,
     clock::{Clock, ManualClock},
@@ -30,47 +30,17 @@ use crate::{
     io::{
         Ready, TunOffload,
         journal::MemoryJournal,
-        memory::{Datagram, MemoryFabric, MemoryTun, Verdict},
+        memory::{Datagram, MemoryFabric, MemoryTun},
     },
     metrics::Metrics,
     reload::follow,
     roster::{Roster, RosterError},
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
+pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 pub use host::{Host, Udp};
-
-/// What the network between hosts does to datagrams.
-pub struct Weather {
-    /// One way.
-    pub delay: Duration,
-    /// How many of a hundred are lost between agents.
-    pub loss_percent: u32,
-    /// Datagrams for which this is true are lost.
-    pub block: Box<dyn Fn(SocketAddr, SocketAddr) -> bool>,
-    /// The ECN bits that datagrams between agents get on their way; `None` leaves them as they are.
-    pub mark: Option<u8>,
-}
-
-/// A datagram under way.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct InTransit {
-    arrives: Instant,
-    order: u64,
-    from: SocketAddr,
-    to: SocketAddr,
-    tos: u8,
-    payload: Vec<u8>,
-}
-
-/// A datagram that a host put on the network, before the weather.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tapped {
-    pub from: SocketAddr,
-    pub to: SocketAddr,
-    /// Its traffic class.
-    pub tos: u8,
-    pub payload: Vec<u8>,
-}
+use network::Network;
+pub use network::{NetworkPath, Tapped, Weather};
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
 struct Skewed(ManualClock, i64);
@@ -91,8 +61,7 @@ pub struct World {
     pub clock: ManualClock,
     pub weather: Rc<RefCell<Weather>>,
     fabric: MemoryFabric,
-    transit: Rc<RefCell<BinaryHeap<Reverse<InTransit>>>>,
-    agent_addresses: Rc<RefCell<Vec<IpAddr>>>,
+    network: Rc<RefCell<Network>>,
     /// Hosts that are no agents.
     other_addresses: RefCell<Vec<IpAddr>>,
     agents: Vec<Option<Agent>>,
@@ -102,13 +71,12 @@ pub struct World {
     skew: i64,
     /// Each agent's state directory: the knocks that its workers let in. `None` where there is none to be trusted.
     journals: Vec<Option<Vec<MemoryJournal>>>,
-    tap: Rc<RefCell<Option<Vec<Tapped>>>>,
-    /// Addresses that a NAT between the hosts translates: inside, outside.
-    nat: Rc<RefCell<Vec<(SocketAddr, SocketAddr)>>>,
     /// What is done to the configuration of the next agents.
     tune: fn(&mut Config),
     /// What the TUN devices of the next agents can do.
     offload: TunOffload,
+    /// An agent with little CPU: its place, how long each of its turns takes, and when it may take the next.
+    slow: Option<(usize, Duration, Instant)>,
 }
 
 /// One agent of a world.
@@ -146,78 +114,28 @@ impl Agent {
 }
 
 impl World {
-    /// A network with 5 ms one way; randomness comes from `seed`.
+    /// A network with 5 ms one way; randomness comes from `seed`, that of TLS too: one world at a time runs on a thread.
     pub fn new(seed: u64) -> Self {
+        seeded::seed(seed);
         let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
         let fabric = MemoryFabric::new();
-        let weather = Rc::new(RefCell::new(Weather {
-            delay: Duration::from_millis(5),
-            loss_percent: 0,
-            block: Box::new(|_, _| false),
-            mark: None,
-        }));
-        let transit = Rc::<RefCell<BinaryHeap<Reverse<InTransit>>>>::default();
-        let mut rng = StdRng::seed_from_u64(seed);
-        let mut order = 0;
-        let agent_addresses = Rc::<RefCell<Vec<IpAddr>>>::default();
-        let (now, rules, heap) = (clock.clone(), Rc::clone(&weather), Rc::clone(&transit));
-        let known = Rc::clone(&agent_addresses);
-        let tap = Rc::<RefCell<Option<Vec<Tapped>>>>::default();
-        let tapped = Rc::clone(&tap);
-        let nat = Rc::<RefCell<Vec<(SocketAddr, SocketAddr)>>>::default();
-        let translated = Rc::clone(&nat);
-        fabric.set_hook(move |datagram| {
-            if datagram.to.ip().is_loopback() {
-                return Verdict::Deliver;
-            }
-            // Behind a NAT nobody is reached under the address that he has there.
-            if translated.borrow().iter().any(|pair| pair.0 == datagram.to) {
-                return Verdict::Drop;
-            }
-            let outside = |address: SocketAddr| {
-                translated.borrow().iter().find(|pair| pair.0 == address).map_or(address, |pair| pair.1)
-            };
-            let inside = |address: SocketAddr| {
-                translated.borrow().iter().find(|pair| pair.1 == address).map_or(address, |pair| pair.0)
-            };
-            let (from, to) = (outside(datagram.from), inside(datagram.to));
-            if let Some(tapped) = tapped.borrow_mut().as_mut() {
-                let (tos, payload) = (datagram.tos, datagram.payload.to_vec());
-                tapped.push(Tapped { from, to, tos, payload });
-            }
-            let rules = rules.borrow();
-            let between_agents = [from, to].iter().all(|end| known.borrow().contains(&end.ip()));
-            let lost = between_agents && rng.random_range(0..100) < rules.loss_percent;
-            if lost || (rules.block)(from, to) {
-                return Verdict::Drop;
-            }
-            let mark = rules.mark.filter(|_| between_agents);
-            order += 1;
-            heap.borrow_mut().push(Reverse(InTransit {
-                arrives: now.now() + rules.delay,
-                order,
-                from,
-                to,
-                tos: mark.map_or(datagram.tos, |ecn| datagram.tos & !0b11 | ecn),
-                payload: datagram.payload.to_vec(),
-            }));
-            Verdict::Drop
-        });
+        let weather = Rc::new(RefCell::new(Weather::default()));
+        let network = Rc::new(RefCell::new(Network::new(seed, clock.clone(), Rc::clone(&weather))));
+        let passes = Rc::clone(&network);
+        fabric.set_hook(move |datagram| passes.borrow_mut().take(datagram));
         Self {
             clock,
             weather,
             fabric,
-            transit,
-            agent_addresses,
+            network,
             other_addresses: RefCell::default(),
             agents: Vec::new(),
             workers: 1,
             skew: 0,
             journals: Vec::new(),
-            tap,
-            nat,
             tune: |_| (),
             offload: TunOffload { tcp: true, udp: true },
+            slow: None,
         }
     }
 
@@ -228,26 +146,54 @@ impl World {
 
     /// The host of an agent that has `address` has these from now on.
     pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
-        self.agent_addresses.borrow_mut().extend_from_slice(addresses);
+        self.network.borrow_mut().agents.extend_from_slice(addresses);
         self.fabric.set_addresses(address, addresses);
+    }
+
+    /// From now on each turn of an agent takes so long.
+    pub fn slow_down(&mut self, place: usize, turn: Duration) {
+        self.slow = Some((place, turn, self.clock.now()));
+    }
+
+    /// Whether datagrams of equal length that arrive together are joined.
+    pub fn set_gro(&self, gro: bool) {
+        self.fabric.set_gro(gro);
     }
 
     /// What was put on the network since this was last asked, from the first time on.
     pub fn tapped(&self) -> Vec<Tapped> {
-        self.tap.borrow_mut().replace(Vec::new()).unwrap_or_default()
+        self.network.borrow_mut().tap.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// A hash of everything that was put on the network and when, from the first time that this is asked on.
+    pub fn digest(&self) -> u64 {
+        self.network.borrow_mut().digest.get_or_insert_default().finish()
+    }
+
+    /// From now on the network does this to datagrams from `from` to `to`; datagrams that are under way are not affected.
+    pub fn set_path(&self, from: IpAddr, to: IpAddr, path: NetworkPath) {
+        self.network.borrow_mut().set_path(from, to, path);
+    }
+
+    /// A NAT in front of `inside` forgets its mappings: the ports that it dials from appear under new ones, of the address
+    /// `outside`, and what is still sent to the old ones is lost. Ports that it listens at stay.
+    pub fn rebind(&self, inside: IpAddr, outside: IpAddr) {
+        if inside != outside && !self.other_addresses.borrow().contains(&outside) {
+            // To nobody at all nothing would even be sent.
+            drop(self.host(&[outside]));
+        }
+        self.network.borrow_mut().rebind(inside, outside);
     }
 
     /// From now on a NAT shows `inside` as `outside`, in place of what it showed before.
     pub fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
-        let mut nat = self.nat.borrow_mut();
-        nat.retain(|pair| pair.0 != inside);
-        nat.push((inside, outside));
+        self.network.borrow_mut().translate(inside, outside);
     }
 
     /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
     pub fn send_as(&self, datagram: &Tapped) {
         let from = datagram.from.ip();
-        let known = [&self.agent_addresses.borrow()[..], &self.other_addresses.borrow()[..]].concat();
+        let known = [&self.network.borrow().agents[..], &self.other_addresses.borrow()[..]].concat();
         if !known.contains(&from) {
             // To nobody at all nothing would even be sent.
             drop(self.host(&[from]));
@@ -289,7 +235,7 @@ impl World {
     pub fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
         self.journals.push(Some(Vec::new()));
-        self.agent_addresses.borrow_mut().extend_from_slice(addresses);
+        self.network.borrow_mut().agents.extend_from_slice(addresses);
         let place = self.agents.len() - 1;
         self.restart(place, toml, identity, addresses, seed);
         place
@@ -305,6 +251,8 @@ impl World {
         let exchange = Exchange::new(self.workers, config.peers.len(), now);
         let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
         let knocks = self.knocks(place, &*clock);
+        let tls = TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
+        let tls = Arc::new(tls.with_randomness(seeded::RANDOMNESS));
         let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
         roster.attach(&exchange);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
@@ -317,7 +265,7 @@ impl World {
         let workers = started.map(|(((worker, net), ready), knocks)| {
             let place = usize::from(worker);
             let setup = Setup {
-                identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
+                identity: Arc::clone(&tls),
                 own: Arc::clone(&own),
                 roster: Arc::clone(&roster),
                 refusals: Arc::default(),
@@ -446,33 +394,70 @@ impl World {
             if done(self) {
                 return true;
             }
-            let now = self.clock.now();
-            if now >= until {
+            if !self.step(until) {
                 return false;
             }
-            let arrival = self.transit.borrow().peek().map(|Reverse(datagram)| datagram.arrives);
-            let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
-            let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
-            let next = deadlines.chain(arrival).min().unwrap_or(until).clamp(now, until);
-            // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
-            let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
-            self.clock.advance(step);
-            self.arrive();
         }
     }
 
-    /// Lets every agent take turns until none has anything to do now.
+    /// Goes on to the next moment at which something happens, at most `until`, and lets all agents have their turns; false
+    /// if it is `until` already.
+    pub fn step(&mut self, until: Instant) -> bool {
+        let now = self.clock.now();
+        if now >= until {
+            return false;
+        }
+        let arrival = self.network.borrow().next_arrival();
+        let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
+        let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
+        let slow = self.slow.map(|(_, _, next)| next);
+        let next = deadlines.chain(arrival).chain(slow).min().unwrap_or(until).clamp(now, until);
+        // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
+        let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
+        self.clock.advance(step);
+        self.arrive();
+        self.turns();
+        true
+    }
+
+    /// The time of the world.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Lets agents do what there is for them to do now; for whoever has given them something.
+    pub fn settle(&mut self) {
+        self.turns();
+    }
+
+    /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has one when something is
+    /// ready or due, or it was busy.
     fn turns(&mut self) {
         for _ in 0..10_000 {
-            let mut busy = false;
-            for agent in self.agents.iter_mut().flatten() {
-                for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
-                    if deadline.is_none() {
+            let (mut busy, now) = (false, self.clock.now());
+            for (place, agent) in self.agents.iter_mut().enumerate() {
+                let Some(agent) = agent else { continue };
+                let slow = self.slow.as_mut().filter(|(slow, ..)| *slow == place);
+                let is_slow = slow.is_some();
+                if let Some((_, turn, next)) = slow {
+                    if now < *next {
                         continue;
                     }
-                    let turn = worker.turn(self.clock.now());
-                    *deadline = (!turn.ended).then_some(turn.deadline);
-                    busy |= turn.busy && !turn.ended;
+                    *next = now + *turn;
+                }
+                for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
+                    let Some(due) = *deadline else { continue };
+                    if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
+                        continue;
+                    }
+                    let turn = worker.turn(now);
+                    // What is busy is due at once.
+                    let due = if turn.busy { Some(now) } else { turn.deadline };
+                    *deadline = (!turn.ended).then_some(due);
+                    busy |= turn.busy && !turn.ended && !is_slow;
+                }
+                if is_slow {
+                    continue;
                 }
                 // A worker may have given another that had its turn something to do.
                 let given = agent.workers.iter().zip(&agent.deadlines);
@@ -489,18 +474,10 @@ impl World {
 
     fn arrive(&self) {
         let now = self.clock.now();
-        while let Some(datagram) = self.next_arrival(now) {
-            let InTransit { from, to, tos, payload, .. } = &datagram;
-            self.fabric.inject(&Datagram { from: *from, to: *to, tos: *tos, payload });
+        loop {
+            let Some(datagram) = self.network.borrow_mut().arrived(now) else { break };
+            self.fabric.inject(&datagram.as_datagram());
         }
-    }
-
-    fn next_arrival(&self, now: Instant) -> Option<InTransit> {
-        let mut transit = self.transit.borrow_mut();
-        if transit.peek().is_some_and(|Reverse(datagram)| datagram.arrives <= now) {
-            return transit.pop().map(|Reverse(datagram)| datagram);
-        }
-        None
     }
 
     /// Larger datagrams between these hosts vanish on their way, in both directions.
@@ -527,6 +504,7 @@ impl World {
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub fn host(&self, addresses: &[IpAddr]) -> Host {
         self.other_addresses.borrow_mut().extend_from_slice(addresses);
-        Host::new(self.fabric.host(addresses, Ready::new()))
+        let ready = Ready::new();
+        Host::new(self.fabric.host(addresses, ready.clone()), ready)
     }
 }

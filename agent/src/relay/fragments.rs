@@ -1,0 +1,324 @@
+//! Datagrams that travel in pieces, because they fit into no packet: put together again, within bounds.
+//!
+//! ```text
+//!   first piece ──► incomplete ──all of it──► complete
+//!                       ├── REASSEMBLY_TIME, or a newer one needs the room, or its flow ends ──► Incomplete
+//!                       └── pieces that overlap, or do not agree on the length ──► Malformed
+//! ```
+//!
+//! Whatever a peer sends, what waits here holds at most the bytes that the operator allows. A datagram is reserved with its
+//! first piece, and its reservation counts.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::{
+    accounting::{Account, DropReason},
+    flow::FlowId,
+};
+
+/// The largest datagram that travels in pieces, in bytes: the largest UDP payload over IPv4.
+pub const MOST_DATAGRAM: usize = 65_507;
+
+/// Every piece but the one that ends its datagram has at least so many bytes. A packet of 1200 bytes has room for more, so
+/// that no sender is hindered, and a peer cannot have a datagram put together from many small ones.
+pub const LEAST_PIECE: usize = 1024;
+
+/// Datagram numbers are below this: four bytes as a varint.
+pub const DATAGRAM_NUMBERS: u32 = 1 << 30;
+
+/// How long the first piece of a datagram waits for the others. They leave one after the other and on one lane, so that a
+/// second is more than reordering takes on any path.
+pub const REASSEMBLY_TIME: Duration = Duration::from_secs(1);
+
+/// Datagrams of one peer that may be incomplete at one worker.
+pub const MOST_INCOMPLETE: usize = 256;
+
+/// What an incomplete datagram is reckoned to take beside its bytes: its entry and the list of its pieces.
+pub const OVERHEAD_BYTES: usize = 512;
+
+/// So many datagrams that have ended are remembered, each for [`REASSEMBLY_TIME`]: a piece that comes late begins none anew.
+const REMEMBERED: usize = 64;
+
+/// Of which datagram a piece is, and where it belongs there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The flow.
+    pub flow: FlowId,
+    /// The number of the datagram within the flow.
+    pub datagram: u32,
+    /// Bytes of the whole datagram.
+    pub total: usize,
+    /// Where the piece begins in it.
+    pub offset: usize,
+}
+
+/// How far a datagram has come that found no room for all of its pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Datagrams of its run from it on: when one of them is gone, this is of another.
+    pub left: usize,
+    /// Its number.
+    pub datagram: u32,
+    /// Bytes of it that are in packets.
+    pub offset: usize,
+}
+
+/// A datagram of which some pieces have come.
+#[derive(Debug)]
+struct Incomplete {
+    flow: FlowId,
+    datagram: u32,
+    total: usize,
+    /// When the first of them came.
+    since: Instant,
+    /// Its bytes as far as the furthest piece; zeros where none has come.
+    bytes: Vec<u8>,
+    /// Where those that came begin and end, in order, not joined: at most `total / LEAST_PIECE + 1`.
+    pieces: Vec<(u16, u16)>,
+    /// Bytes that have come.
+    received: usize,
+}
+
+impl Incomplete {
+    /// What it counts for in the bounds.
+    fn cost(&self) -> usize {
+        self.total + OVERHEAD_BYTES
+    }
+
+    /// Adds the bytes at `offset`; false if they overlap with others.
+    fn add(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Misfit> {
+        let end = offset + bytes.len();
+        let span = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        let span = (span(offset), span(end));
+        let place = self.pieces.partition_point(|piece| *piece < span);
+        if self.pieces.get(place) == Some(&span) {
+            return Err(Misfit::Duplicate);
+        }
+        let after_last = place.checked_sub(1).is_none_or(|last| self.pieces[last].1 <= span.0);
+        let before_next = self.pieces.get(place).is_none_or(|next| span.1 <= next.0);
+        if !(after_last && before_next) {
+            return Err(Misfit::Overlap);
+        }
+        self.pieces.insert(place, span);
+        if offset == self.bytes.len() {
+            self.bytes.extend_from_slice(bytes);
+        } else {
+            if self.bytes.len() < end {
+                self.bytes.resize(end, 0);
+            }
+            self.bytes[offset..end].copy_from_slice(bytes);
+        }
+        self.received += bytes.len();
+        Ok(())
+    }
+}
+
+/// Why bytes are not added to a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Misfit {
+    /// These have come.
+    Duplicate,
+    /// Some of these have come, in another piece.
+    Overlap,
+}
+
+/// A datagram that has ended: whose it was, its number, when.
+type Ended = (FlowId, u32, Instant);
+
+/// The datagrams of one peer at one worker that are not complete.
+#[derive(Debug, Default)]
+pub struct Reassembler {
+    /// In the order of their first pieces.
+    incomplete: VecDeque<Incomplete>,
+    /// The sum of their costs.
+    held: usize,
+    ended: VecDeque<Ended>,
+}
+
+impl Reassembler {
+    /// How many datagrams are incomplete.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.incomplete.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.incomplete.is_empty()
+    }
+
+    /// What they are reckoned to take, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.held
+    }
+
+    /// When the oldest of them is given up.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.incomplete.front().map(|oldest| oldest.since + REASSEMBLY_TIME)
+    }
+
+    /// Takes a piece in; returns its datagram if it completes it. What waits then is at most `limit_bytes`: the oldest give
+    /// way.
+    ///
+    /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
+    pub fn take(
+        &mut self,
+        piece: &Piece,
+        bytes: &[u8],
+        limit_bytes: usize,
+        now: Instant,
+        account: &mut Account,
+    ) -> Option<Vec<u8>> {
+        self.expire(now, account);
+        let end = piece.offset + bytes.len();
+        let ends = end == piece.total && !bytes.is_empty();
+        let fits = end <= piece.total && piece.total <= MOST_DATAGRAM && (ends || bytes.len() >= LEAST_PIECE);
+        let known = self.place_of(piece.flow, piece.datagram);
+        let place = match known {
+            Some(place) => place,
+            None if self.has_ended(piece.flow, piece.datagram, now) => return None,
+            None => {
+                account.receive(1, 0);
+                let reserved = if fits { self.reserve(piece, limit_bytes, now, account) } else { None };
+                let Some(place) = reserved else {
+                    let reason = if fits { DropReason::Incomplete } else { DropReason::Malformed };
+                    account.receive(0, bytes.len() as u64);
+                    account.drop(reason, 1);
+                    self.remember(piece.flow, piece.datagram, now);
+                    return None;
+                };
+                place
+            }
+        };
+        let datagram = &mut self.incomplete[place];
+        let added = if fits && datagram.total == piece.total {
+            datagram.add(piece.offset, bytes)
+        } else {
+            Err(Misfit::Overlap)
+        };
+        match added {
+            Ok(()) => account.receive(0, bytes.len() as u64),
+            Err(Misfit::Duplicate) => return None,
+            Err(Misfit::Overlap) => {
+                self.end(place, now);
+                account.drop(DropReason::Malformed, 1);
+                return None;
+            }
+        }
+        if datagram.received < datagram.total {
+            return None;
+        }
+        self.end(place, now).map(|datagram| datagram.bytes)
+    }
+
+    /// Gives up the datagram that a piece of `bytes` bytes belongs to, for `reason`: the piece is not to be taken in.
+    pub fn give_up(
+        &mut self,
+        (flow, datagram): (FlowId, u32),
+        bytes: usize,
+        now: Instant,
+        reason: DropReason,
+        account: &mut Account,
+    ) {
+        match self.place_of(flow, datagram) {
+            Some(place) => drop(self.end(place, now)),
+            None if self.has_ended(flow, datagram, now) => return,
+            None => {
+                account.receive(1, bytes as u64);
+                self.remember(flow, datagram, now);
+            }
+        }
+        account.drop(reason, 1);
+    }
+
+    /// Gives up what has waited for too long.
+    pub fn expire(&mut self, now: Instant, account: &mut Account) {
+        while self.deadline().is_some_and(|deadline| deadline <= now) {
+            self.end(0, now);
+            account.drop(DropReason::Incomplete, 1);
+        }
+    }
+
+    /// A flow has ended, and with it what has come of its datagrams. Its place may be another's next.
+    pub fn end_flow(&mut self, flow: FlowId, account: &mut Account) {
+        self.ended.retain(|ended| ended.0 != flow);
+        let before = self.incomplete.len();
+        self.incomplete.retain(|datagram| datagram.flow != flow);
+        if self.incomplete.len() < before {
+            self.held = self.incomplete.iter().map(Incomplete::cost).sum();
+            account.drop(DropReason::Incomplete, (before - self.incomplete.len()) as u64);
+        }
+    }
+
+    /// The process that sent the pieces is gone: the next one gives its datagrams the same numbers.
+    pub fn clear(&mut self, account: &mut Account) {
+        account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
+        *self = Self::default();
+    }
+
+    /// Makes room for the datagram of a piece and begins it; `None` if it does not fit at all.
+    fn reserve(
+        &mut self,
+        piece: &Piece,
+        limit_bytes: usize,
+        now: Instant,
+        account: &mut Account,
+    ) -> Option<usize> {
+        let &Piece { flow, datagram, total, .. } = piece;
+        let cost = total + OVERHEAD_BYTES;
+        if cost > limit_bytes {
+            return None;
+        }
+        while self.held + cost > limit_bytes || self.incomplete.len() >= MOST_INCOMPLETE {
+            self.end(0, now)?;
+            account.drop(DropReason::Incomplete, 1);
+        }
+        self.held += cost;
+        self.incomplete.push_back(Incomplete {
+            flow,
+            datagram,
+            total,
+            since: now,
+            bytes: Vec::with_capacity(total),
+            pieces: Vec::new(),
+            received: 0,
+        });
+        Some(self.incomplete.len() - 1)
+    }
+
+    /// Takes the datagram at `place` out, and remembers that it has ended.
+    fn end(&mut self, place: usize, now: Instant) -> Option<Incomplete> {
+        let datagram = self.incomplete.remove(place)?;
+        self.held -= datagram.cost();
+        self.remember(datagram.flow, datagram.datagram, now);
+        Some(datagram)
+    }
+
+    /// Its place among the incomplete ones. Most pieces are of the newest.
+    fn place_of(&self, flow: FlowId, datagram: u32) -> Option<usize> {
+        self.incomplete.iter().rposition(|known| (known.flow, known.datagram) == (flow, datagram))
+    }
+
+    fn has_ended(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
+        self.ended.iter().any(|(of, number, at)| {
+            (*of, *number) == (flow, datagram) && now.saturating_duration_since(*at) < REASSEMBLY_TIME
+        })
+    }
+
+    fn remember(&mut self, flow: FlowId, datagram: u32, now: Instant) {
+        if self.ended.len() >= REMEMBERED {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((flow, datagram, now));
+    }
+}
+
+#[cfg(test)]
+#[path = "fragments_tests.rs"]
+mod tests;

@@ -1,0 +1,4 @@
+//! The certificate of whoever connects.
+#![no_main]
+
+culvert_fuzz::target!(culvert::fuzz::certificate);

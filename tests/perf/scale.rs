@@ -1,0 +1,362 @@
+//! One agent with thousands of flows and peers: memory, descriptors and CPU, again after each round of comings and goings.
+//!
+//! ```text
+//! cargo build --release -p culvert && cargo run --release -p culvert-tests --example scale -- --flows 10000 --peers 1000
+//! ```
+//!
+//! ```text
+//!   a socket per flow ─UDP─► entry ══QUIC══► hub ─a socket per flow─► echo
+//!                            crowd ══QUIC══►      (a peer each: whole agents on threads of one process)
+//! ```
+//!
+//! The hub and the entry are the real program; all sockets are real. Every flow has to get its answer in every round. The
+//! program fails if the hub's memory after the last round is above that after the first one by more than a twentieth.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use clap::Parser;
+use culvert::{config::Config, daemon::Daemon, identity::Identity, io::process::raise_descriptor_limit};
+use culvert_tests::{
+    agent::{Agent, binary},
+    clock,
+    place::Place,
+    ports,
+    process::{Running, run, text},
+};
+use serde_json::Value;
+
+#[derive(Parser)]
+struct Options {
+    /// UDP flows through the hub.
+    #[arg(long, default_value_t = 10_000)]
+    flows: u32,
+    /// Peers that are connected to it, beside the entry.
+    #[arg(long, default_value_t = 1000)]
+    peers: usize,
+    /// Rounds: all flows end and others come, half of the peers leave and come back.
+    #[arg(long, default_value_t = 4)]
+    rounds: u32,
+    /// For how long the CPU time of what is idle is measured, in seconds.
+    #[arg(long, default_value_t = 20)]
+    idle: u64,
+    /// For the process of the crowd: the hub's address and key.
+    #[arg(long, hide = true, num_args = 2)]
+    crowd: Vec<String>,
+}
+
+/// How long a flow may be silent: all of them are opened and answered well within it.
+const FLOW_IDLE: Duration = Duration::from_secs(30);
+
+/// For what takes long with thousands: handshakes from one address are let in at a limited rate.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn main() {
+    let options = Options::parse();
+    // More than any of the processes needs.
+    raise_descriptor_limit(200_000).expect("the kernel tells the limit");
+    match &options.crowd[..] {
+        [hub, key] => crowd(hub, key),
+        _ => measure(&options),
+    }
+}
+
+fn measure(options: &Options) {
+    let Options { flows, peers, rounds, idle, .. } = *options;
+    let [underlay, ingress] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())));
+    let (mut hub, mut entry) = (Agent::new("hub", &Place::Host), Agent::new("entry", &Place::Host));
+    let mut crowd = Crowd::start(underlay, hub.key());
+    let echo = echo();
+    let mut known = format!(
+        "transport.listen = [\"{underlay}\"]\nlimits.peers = {}\n\
+         [[service]]\nname = \"echo\"\nprotocol = \"udp\"\nupstream = \"{echo}\"\nidle = \"{}s\"\n{}",
+        peers + 1,
+        FLOW_IDLE.as_secs(),
+        peer("entry", entry.key(), "services = [\"echo\"]\nlanes = 1\nqueue.time = \"5s\"\n")
+    );
+    for (place, key) in crowd.keys(peers).iter().enumerate() {
+        known += &peer(&format!("crowd{place}"), key, "");
+    }
+    hub.configure(&known);
+    entry.configure(&format!(
+        "{}[[udp]]\nlisten = \"{ingress}\"\npeer = \"hub\"\nservice = \"echo\"\n",
+        peer("hub", hub.key(), &format!("endpoints = [\"{underlay}\"]\nlanes = 1\nqueue.time = \"5s\"\n"))
+    ));
+    hub.start();
+    entry.start();
+    table_head();
+    let mut before = None;
+    let mut row = |what: &str, hub: &mut Agent| {
+        // The allocator's and the kernel's lists come to rest.
+        thread::sleep(Duration::from_secs(2));
+        let now = Usage::of(hub.process().pid());
+        say(&format!("{what:<44} {now}"));
+        before.replace(now)
+    };
+    wait_for_peers(&hub, 1);
+    row("only configured", &mut hub);
+    let first = Usage::of(hub.process().pid());
+    crowd.be(peers);
+    wait_for_peers(&hub, peers + 1);
+    row(&format!("{peers} peers connected"), &mut hub);
+    let connected = Usage::of(hub.process().pid());
+    let peers_cpu = idle_cpu(&mut hub, idle);
+    let mut clients = Clients::default();
+    let mut after_first = None;
+    let mut flows_cost = (0, 0, 0.0);
+    for round in 0..rounds {
+        if round > 0 {
+            wait_for_flows(&hub, 0);
+            wait_for_flows(&entry, 0);
+            crowd.be(peers / 2);
+            wait_for_peers(&hub, peers / 2 + 1);
+            crowd.be(peers);
+            wait_for_peers(&hub, peers + 1);
+        }
+        let entry_before = Usage::of(entry.process().pid());
+        let hub_before = Usage::of(hub.process().pid());
+        clients.ask_all(ingress, round, flows);
+        wait_for_flows(&hub, u64::from(flows));
+        row(&format!("round {round}: {flows} flows, {peers} peers"), &mut hub);
+        let now = Usage::of(hub.process().pid());
+        if round == 0 {
+            let cpu = idle_cpu(&mut hub, idle.min(FLOW_IDLE.as_secs() / 2));
+            let entry_now = Usage::of(entry.process().pid());
+            flows_cost =
+                (now.anonymous - hub_before.anonymous, entry_now.anonymous - entry_before.anonymous, cpu);
+            after_first = Some(now);
+        }
+    }
+    let last = Usage::of(hub.process().pid());
+    let flat = after_first.map_or(1.0, |first| last.anonymous as f64 / first.anonymous as f64);
+    let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64 * 1000.0 / f64::from(1 << 20);
+    say(&format!(
+        "\nper 1,000 peers, connected with a lane per worker    {:.1} MiB, {:.2} % of a CPU while idle\n\
+         per 1,000 flows, at the hub with a socket each       {:.2} MiB, with all peers {:.2} % of a CPU while idle\n\
+         per 1,000 flows, at the entry which opened them      {:.2} MiB\n\
+         peak of the hub                                      {:.1} MiB resident\n\
+         the last round against the first                     {flat:.3} x",
+        each(connected.anonymous - first.anonymous, peers as u64),
+        peers_cpu,
+        each(flows_cost.0, flows.into()),
+        flows_cost.2,
+        each(flows_cost.1, flows.into()),
+        last.peak as f64 / f64::from(1 << 20),
+    ));
+    assert!(flat <= 1.05, "memory grew from round to round: {flat:.3} x");
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
+fn say(line: &str) {
+    println!("{line}");
+    drop(io::stdout().flush());
+}
+
+fn table_head() {
+    say(&format!("{:<44} {:>10} {:>10} {:>12}", "the hub", "anonymous", "resident", "descriptors"));
+}
+
+fn peer(name: &str, key: &str, lines: &str) -> String {
+    format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n{lines}")
+}
+
+/// What a process uses.
+#[derive(Clone, Copy)]
+struct Usage {
+    /// Anonymous resident memory, bytes.
+    anonymous: u64,
+    resident: u64,
+    /// The most that was ever resident.
+    peak: u64,
+    descriptors: usize,
+}
+
+impl Usage {
+    fn of(pid: u32) -> Self {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let field = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the kernel says it");
+            line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+        };
+        Self {
+            anonymous: field("RssAnon:"),
+            resident: field("VmRSS:"),
+            peak: field("VmHWM:"),
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd")).expect("it is ours").count(),
+        }
+    }
+}
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        write!(f, "{:>10} {:>10} {:>12}", mib(self.anonymous), mib(self.resident), self.descriptors)
+    }
+}
+
+/// The part of a CPU that an agent takes, in per cent.
+fn idle_cpu(agent: &mut Agent, seconds: u64) -> f64 {
+    let pid = agent.process().pid();
+    // Nanoseconds on a CPU, of each thread.
+    let spent = || -> u64 {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+        let of = |thread: io::Result<fs::DirEntry>| {
+            let text = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        threads.filter_map(of).sum()
+    };
+    let before = spent();
+    thread::sleep(Duration::from_secs(seconds));
+    (spent() - before) as f64 / (seconds as f64 * 1e9) * 100.0
+}
+
+/// What an agent says of itself.
+fn status(agent: &Agent) -> Value {
+    let socket = agent.folder().join("control");
+    let mut command = Command::new(binary());
+    command.args(["status", "--json", "--socket"]).arg(socket);
+    let output = run(&mut command, Duration::from_secs(30));
+    let answer: Result<Value, serde_json::Error> = serde_json::from_slice(&output.stdout);
+    let mut answer: Value = answer.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+    answer["status"].take()
+}
+
+fn wait_for_flows(agent: &Agent, flows: u64) {
+    clock::until(&format!("{flows} flows"), PATIENCE, || {
+        let used = status(agent)["limits"]["flows"]["used"].as_u64().unwrap_or(u64::MAX);
+        thread::sleep(Duration::from_millis(500));
+        if used == flows { Ok(()) } else { Err(format!("{used} flows")) }
+    });
+}
+
+fn wait_for_peers(agent: &Agent, peers: usize) {
+    clock::until(&format!("{peers} connected peers"), PATIENCE, || {
+        let status = status(agent);
+        let with_lanes = |peer: &&Value| peer["lanes_up"].as_u64().unwrap_or(0) > 0;
+        let connected = status["peers"].as_array().map_or(0, |peers| peers.iter().filter(with_lanes).count());
+        thread::sleep(Duration::from_millis(500));
+        if connected == peers { Ok(()) } else { Err(format!("{connected} of {peers}")) }
+    });
+}
+
+/// Answers every datagram with itself, until the program ends.
+fn echo() -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let address = socket.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+            drop(socket.send_to(&buffer[..len], from));
+        }
+    });
+    address
+}
+
+/// A socket for each flow.
+#[derive(Default)]
+struct Clients(Vec<UdpSocket>);
+
+impl Clients {
+    /// Opens `flows` flows from addresses that no round before had, and waits for the answer on each.
+    fn ask_all(&mut self, ingress: SocketAddr, round: u32, flows: u32) {
+        self.0.clear();
+        for place in 0..flows {
+            let [_, b, c, d] = (round * flows + place).to_be_bytes();
+            let socket = UdpSocket::bind((Ipv4Addr::new(127, b + 1, c, d), 0)).expect("all of 127/8 is ours");
+            socket.set_read_timeout(Some(Duration::from_secs(1))).expect("the kernel takes it");
+            self.0.push(socket);
+        }
+        for (place, socket) in self.0.iter().enumerate() {
+            let question = (place as u64).to_be_bytes();
+            let asked = |_: &u32| {
+                socket.send_to(&question, ingress).expect("loopback takes it");
+                let mut answer = [0; 16];
+                matches!(socket.recv(&mut answer), Ok(8) if answer[..8] == question)
+            };
+            assert!((0..10).any(|attempt| asked(&attempt)), "flow {place} of round {round} has no answer");
+        }
+    }
+}
+
+/// The process of the crowd, as the measuring one drives it: a line each way.
+struct Crowd {
+    process: Running,
+}
+
+impl Crowd {
+    fn start(hub: SocketAddr, key: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("the kernel knows our path"));
+        command.args(["--crowd", &hub.to_string(), key]);
+        Self { process: Running::start("crowd", command.stdin(Stdio::piped()).stdout(Stdio::piped())) }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        let child: &mut Child = self.process.child();
+        writeln!(child.stdin.as_mut().expect("a pipe"), "{line}").expect("it reads");
+        let mut answer = String::new();
+        BufReader::new(child.stdout.as_mut().expect("a pipe")).read_line(&mut answer).expect("it answers");
+        answer.trim().to_owned()
+    }
+
+    /// The public keys of its first agents.
+    fn keys(&mut self, count: usize) -> Vec<String> {
+        self.ask(&format!("keys {count}")).split(' ').map(str::to_owned).collect()
+    }
+
+    /// As many of its agents run as that.
+    fn be(&mut self, count: usize) {
+        assert_eq!(self.ask(&format!("be {count}")), "ok");
+    }
+}
+
+/// Agents that dial the hub and do nothing else, as many as the measuring process asks for.
+fn crowd(hub: &str, key: &str) {
+    let mut identities: Vec<Identity> = Vec::new();
+    let mut agents: Vec<Daemon> = Vec::new();
+    for line in io::stdin().lines().map_while(Result::ok) {
+        let (order, count) = line.split_once(' ').expect("our own words");
+        let count: usize = count.parse().expect("a number");
+        let answer = match order {
+            "keys" => {
+                identities.resize_with(count, || Identity::generate().expect("the kernel has randomness"));
+                identities
+                    .iter()
+                    .map(|identity| identity.public_key().to_string())
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }
+            "be" => {
+                let leaving = agents.split_off(count.min(agents.len()));
+                let stops: Vec<_> = leaving.into_iter().map(|agent| thread::spawn(|| agent.stop())).collect();
+                for stop in stops {
+                    stop.join().expect("no thread panics").expect("no worker panics");
+                }
+                for identity in &identities[agents.len()..count] {
+                    agents.push(one_of_many(identity, hub, key));
+                    // Handshakes from one address are let in at a limited rate.
+                    thread::sleep(Duration::from_millis(12));
+                }
+                "ok".to_owned()
+            }
+            _ => panic!("{order} is none of our words"),
+        };
+        say(&answer);
+    }
+}
+
+fn one_of_many(identity: &Identity, hub: &str, key: &str) -> Daemon {
+    let text = format!(
+        "identity = {{ key_file = \"none\", state_dir = \"\" }}\ncontrol.socket = \"\"\ntransport.workers = 1\n\
+         [[peer]]\nname = \"hub\"\npublic_key = \"{key}\"\nendpoints = [\"{hub}\"]\nlanes = 1\n"
+    );
+    let config = Config::parse(&text, Path::new(".")).expect("our own text");
+    Daemon::start(config, identity).expect("loopback has room")
+}

@@ -1,0 +1,113 @@
+//! Agents under a load that comes and goes, for as long as wanted: what they hold at rest must stay the same.
+//!
+//! ```text
+//! cargo build --release -p culvert && cargo run --release -p culvert-tests --example soak -- --minutes 10
+//! ```
+//!
+//! | question | file |
+//! |---|---|
+//! | who runs where, with which services | `scene.rs` |
+//! | what happens in the busy part of a round | `load.rs` |
+//! | what is looked at, how often, and what must hold | `watch.rs` |
+//!
+//! A round has a busy part and a quiet one. In the busy part flows are opened and left, TCP forwards move files or are cut, a
+//! sender goes as fast as it can and pauses, strangers send, peers are added and removed, the configuration is reloaded, a third
+//! agent connects and goes; in some rounds the entry or the exit is killed or stopped, and started again. In the quiet part
+//! everything ends, and then descriptors, threads, memory, flows and accounts are compared with those of the rounds before.
+//!
+//! As root the agents live in network namespaces and have a tunnel; else on loopback, without one. It exits with 1 if something
+//! did not hold, after all rounds.
+
+use std::{process::ExitCode, thread, time::Duration};
+
+use clap::Parser;
+use culvert_tests::{clock, random::Random};
+
+mod load;
+mod scene;
+mod watch;
+
+use load::{Load, Tally};
+use scene::Scene;
+use watch::Watch;
+
+/// The busy part of a round.
+const BUSY: Duration = Duration::from_secs(30);
+
+/// The quiet part: longer than flows live without traffic (3 s), and than threads wait for file work (10 s).
+const QUIET: Duration = Duration::from_secs(14);
+
+/// Between two rows of the table.
+const SAMPLE_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Parser)]
+#[command(about = "Two agents and a third under changing load; what they hold at rest must stay the same")]
+struct Options {
+    /// How long, in minutes
+    #[arg(long, default_value_t = 10, conflicts_with = "hours")]
+    minutes: u64,
+    /// How long, in hours
+    #[arg(long)]
+    hours: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let minutes = options.hours.map_or(options.minutes, |hours| hours * 60);
+    let random = Random::new(8);
+    say(&format!("seed {}, {minutes} minutes; Ctrl-C leaves namespaces behind", random.seed));
+    let mut scene = Scene::new();
+    let mut watch = Watch::new();
+    let mut total = Tally::default();
+    let end = clock::now() + Duration::from_secs(60 * minutes);
+    // Before the first load, too, so that there is something to compare with.
+    quiet(&mut scene, &mut watch, 0);
+    let mut round = 0;
+    while clock::now() < end {
+        round += 1;
+        let tally = busy(&mut scene, &mut watch, round, &random);
+        watch.judge(round, &tally);
+        total.add(&tally);
+        quiet(&mut scene, &mut watch, round);
+    }
+    watch.logs(&scene);
+    watch.report(round, &total)
+}
+
+/// The busy part of a round.
+fn busy(scene: &mut Scene, watch: &mut Watch, round: u64, random: &Random) -> Tally {
+    let load = Load::new(scene, round, random.clone());
+    scene.branch.start();
+    thread::scope(|scope| {
+        load.start(scope);
+        let phase = format!("{round} busy");
+        watch.rows(scene, &phase, BUSY / 2);
+        load.restarting(round % 4 == 3 || round % 8 == 6);
+        // An exit that is stopped says goodbye, and one that is killed does not; the entry is always killed.
+        match round % 8 {
+            3 | 7 => scene.restart_entry(),
+            6 => scene.restart_exit(round % 16 == 6),
+            _ => {}
+        }
+        watch.restarted(scene, round);
+        watch.rows(scene, &phase, BUSY / 2);
+        load.stop();
+    });
+    if round.is_multiple_of(2) {
+        scene.branch.kill();
+    } else {
+        scene.branch.terminate();
+    }
+    load.tally()
+}
+
+/// The quiet part of a round.
+fn quiet(scene: &mut Scene, watch: &mut Watch, round: u64) {
+    watch.rows(scene, &format!("{round} quiet"), QUIET);
+    watch.rest(scene, round);
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
+fn say(line: &str) {
+    println!("{line}");
+}
