@@ -6,7 +6,10 @@
 //! | TCP forwards on QUIC streams | `tcp.rs` |
 //! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use slab::Slab;
 
@@ -76,6 +79,8 @@ pub struct Locals {
     touched: Vec<LocalId>,
     /// Sockets to services to which there is no way from their address, of the last batches.
     unreachable: Vec<LocalId>,
+    /// When a fresh socket in place of one of those was last of no use.
+    pub renewed: Option<Instant>,
     settlements: Settlements,
     /// Payloads of one message, at most: what the kernel takes.
     most_segments: u16,

@@ -110,7 +110,7 @@ impl Worker {
     /// Flows whose sockets to their service have an address that this host has lost go on from another one.
     pub(super) fn renew_upstreams(&mut self, now: Instant) {
         while let Some(socket) = self.locals.take_unreachable() {
-            if self.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
+            if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
                 continue;
             }
             let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
@@ -124,7 +124,7 @@ impl Worker {
             };
             // Most likely it is so for the others, too.
             if !self.doors.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
-                self.renewed = Some(now);
+                self.locals.renewed = Some(now);
             }
         }
     }

@@ -226,7 +226,6 @@ impl Worker {
             journal_log: RateLimit::new(LOG_INTERVAL),
             tun_log: RateLimit::new(LOG_INTERVAL),
             source_log: RateLimit::new(LOG_INTERVAL),
-            renewed: None,
             loop_log: RateLimit::new(LOG_INTERVAL),
             served: Vec::new(),
             first_to_drain: 0,

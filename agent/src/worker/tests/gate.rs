@@ -466,7 +466,8 @@ fn a_peer_behind_a_nat_that_rebinds_stays_connected() {
         }
     }
     pair.run_served(Duration::from_millis(100));
-    assert!(client.receive().len() >= 148, "the flow goes on");
+    // What is on its way to the old address is lost, until the new one is validated and the old one has not answered.
+    assert!(client.receive().len() >= 140, "the flow goes on");
     let established = "culvert_handshakes_total{outcome=\"established\"}";
     assert_eq!(pair.world.metric(pair.entry, established), 1, "on the same connection");
     pair.assert_balanced();

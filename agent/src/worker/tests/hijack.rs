@@ -105,14 +105,19 @@ impl Copier {
     }
 }
 
-/// The far ends that the exit's lanes and control connections send to.
+/// The far ends that the exit's lanes send to, and control connections whose handshake is complete.
 fn destinations(pair: &mut Pair) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for worker in &pair.world.agent(pair.exit).workers {
         found
             .extend(worker.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()));
-        found
-            .extend(worker.control.iter().filter(|control| !control.is_over()).map(|control| control.path()));
+        found.extend(
+            worker
+                .control
+                .iter()
+                .filter(|control| !control.is_over() && control.key.is_some())
+                .map(|control| control.path()),
+        );
     }
     found.into_iter().map(|path| path.destination).collect()
 }
