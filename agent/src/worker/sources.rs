@@ -79,8 +79,13 @@ pub(super) struct Sources {
 struct Shares {
     parties: Ring<Party>,
     sources: FxHashMap<Party, Ring<Token>>,
+    /// Empty ones, for whoever has something next: nothing is allocated when a source wakes up.
+    spare: Vec<Ring<Token>>,
     ready: usize,
 }
+
+/// Empty rings that a class keeps.
+const MOST_SPARE: usize = 64;
 
 impl Sources {
     pub(super) fn new() -> Self {
@@ -97,7 +102,8 @@ impl Sources {
         let shares = &mut self.classes[class as usize];
         shares.ready += 1;
         shares.parties.mark(party);
-        shares.sources.entry(party).or_default().mark(token);
+        let spare = &mut shares.spare;
+        shares.sources.entry(party).or_insert_with(|| spare.pop().unwrap_or_default()).mark(token);
     }
 
     /// Whether no source has anything.
@@ -136,8 +142,11 @@ impl Sources {
         let Some(ring) = shares.sources.get_mut(&party) else { return };
         ring.charge(token, served);
         let more = ring.ready > 0;
-        if !more {
-            shares.sources.remove(&party);
+        if !more
+            && let Some(empty) = shares.sources.remove(&party)
+            && shares.spare.len() < MOST_SPARE
+        {
+            shares.spare.push(empty);
         }
         shares.parties.charge(party, Served { more, ..served });
     }
