@@ -17,7 +17,7 @@ use culvert_tests::{
     random::Random,
 };
 
-use crate::scene::{CEILINGS, EXIT_INSIDE, Scene, ask};
+use crate::scene::{CEILINGS, EXIT_INSIDE, Scene, ask, known};
 
 /// UDP clients that are opened together, send, and are closed.
 const WAVE: usize = 200;
@@ -122,10 +122,14 @@ struct Counts {
 }
 
 impl Load {
-    /// Of this round; the exit is told of the branch.
+    /// Of this round; the exit is told of the branch, and forgets guests whose removal a restart came in the way of.
     pub(crate) fn new(scene: &Scene, round: u64, random: Random) -> Self {
         let folder = scene.branch.folder().to_owned();
         let exit_config = scene.pair.exit.config();
+        for guest in known(&exit_config).iter().filter(|name| name.starts_with("guest-")) {
+            ask(&exit_config, &["peer", "remove", guest])
+                .unwrap_or_else(|error| panic!("{guest} is not removed: {error}"));
+        }
         // Where the exit was restarted meanwhile it may still be known.
         drop(ask(&exit_config, &["peer", "remove", "branch"]));
         ask(&exit_config, &["peer", "add", "branch", scene.branch.key(), "--service", "echo"])

@@ -12,8 +12,9 @@
 //!
 //! A round has a busy part and a quiet one. In the busy part flows are opened and left, TCP forwards move files or are cut, a
 //! sender goes as fast as it can and pauses, strangers send, peers are added and removed, the configuration is reloaded, a third
-//! agent connects and goes; in some rounds the entry or the exit is killed or stopped, and started again. In the quiet part
-//! everything ends, and then descriptors, threads, memory, flows and accounts are compared with those of the rounds before.
+//! agent connects and goes; in some of the first rounds the entry or the exit is killed or stopped, and started again. After
+//! these both run to the end, so that their memory can be judged. In the quiet part everything ends, and then descriptors,
+//! threads, memory, flows and accounts are compared with those of the rounds before.
 //!
 //! As root the agents live in network namespaces and have a tunnel; else on loopback, without one. It exits with 1 if something
 //! did not hold, after all rounds.
@@ -40,6 +41,27 @@ const QUIET: Duration = Duration::from_secs(14);
 /// Between two rows of the table.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
+/// What is restarted in the midst of a round.
+#[derive(Clone, Copy)]
+enum Restart {
+    Entry,
+    ExitKilled,
+    ExitStopped,
+}
+
+impl Restart {
+    /// In that round; after the eighth there is none. An exit that is stopped says goodbye, and one that is killed does not; the
+    /// entry is always killed.
+    fn of(round: u64) -> Option<Self> {
+        match round {
+            3 | 7 => Some(Self::Entry),
+            4 => Some(Self::ExitKilled),
+            6 => Some(Self::ExitStopped),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Parser)]
 #[command(about = "Two agents and a third under changing load; what they hold at rest must stay the same")]
 struct Options {
@@ -59,13 +81,17 @@ fn main() -> ExitCode {
     let mut scene = Scene::new();
     let mut watch = Watch::new();
     let mut total = Tally::default();
-    let end = clock::now() + Duration::from_secs(60 * minutes);
+    let begun = clock::now();
+    let end = begun + Duration::from_secs(60 * minutes);
+    // Of a short run only the first third has restarts: the process after the last one has time to be judged.
+    let restarts_end = begun + Duration::from_secs(20 * minutes);
     // Before the first load, too, so that there is something to compare with.
     quiet(&mut scene, &mut watch, 0);
     let mut round = 0;
     while clock::now() < end {
         round += 1;
-        let tally = busy(&mut scene, &mut watch, round, &random);
+        let restart = Restart::of(round).filter(|_| clock::now() < restarts_end);
+        let tally = busy(&mut scene, &mut watch, round, restart, &random);
         watch.judge(round, &tally);
         total.add(&tally);
         quiet(&mut scene, &mut watch, round);
@@ -75,19 +101,25 @@ fn main() -> ExitCode {
 }
 
 /// The busy part of a round.
-fn busy(scene: &mut Scene, watch: &mut Watch, round: u64, random: &Random) -> Tally {
+fn busy(
+    scene: &mut Scene,
+    watch: &mut Watch,
+    round: u64,
+    restart: Option<Restart>,
+    random: &Random,
+) -> Tally {
     let load = Load::new(scene, round, random.clone());
     scene.branch.start();
     thread::scope(|scope| {
         load.start(scope);
         let phase = format!("{round} busy");
         watch.rows(scene, &phase, BUSY / 2);
-        load.restarting(round % 4 == 3 || round % 8 == 6);
-        // An exit that is stopped says goodbye, and one that is killed does not; the entry is always killed.
-        match round % 8 {
-            3 | 7 => scene.restart_entry(),
-            6 => scene.restart_exit(round % 16 == 6),
-            _ => {}
+        load.restarting(restart.is_some());
+        match restart {
+            Some(Restart::Entry) => scene.restart_entry(),
+            Some(Restart::ExitKilled) => scene.restart_exit(true),
+            Some(Restart::ExitStopped) => scene.restart_exit(false),
+            None => {}
         }
         watch.restarted(scene, round);
         watch.rows(scene, &phase, BUSY / 2);

@@ -15,6 +15,7 @@ use culvert_tests::{
     process::text,
     upstream::Echo,
 };
+use serde_json::Value;
 
 /// The exit's inner address.
 pub(crate) const EXIT_INSIDE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -134,4 +135,13 @@ pub(crate) fn replace(agent: &Agent, from: &str, to: &str) {
 pub(crate) fn ask(config: &Path, args: &[&str]) -> Result<(), String> {
     let output = culvert(&[args, &["--config", config.to_str().expect("our own path")]].concat());
     if output.status.success() { Ok(()) } else { Err(text(&output.stderr)) }
+}
+
+/// The names of the peers that the daemon with the configuration `config` knows.
+pub(crate) fn known(config: &Path) -> Vec<String> {
+    let output = culvert(&["peer", "list", "--json", "--config", config.to_str().expect("our own path")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let peers = list["peers"].as_array().expect("a list");
+    peers.iter().map(|peer| peer["name"].as_str().expect("a name").to_owned()).collect()
 }

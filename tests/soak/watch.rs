@@ -181,10 +181,12 @@ impl Watch {
     /// Compares the memory at rest of each process with its own.
     fn memory(&mut self) {
         for (name, watched) in NAMES.into_iter().zip(&self.agents) {
+            let mut judged = false;
             for (number, life) in watched.lives.iter().enumerate() {
                 // The first ones are of before the first load, of the allocator's first pages, and of a time when the places of
                 // removed peers, which rest for a minute, had not all been made.
                 let Some(later) = life.get(3..).filter(|later| later.len() >= 2) else { continue };
+                judged = true;
                 let (early, late) = later.split_at(later.len() / 2);
                 let least =
                     |readings: &[Reading]| readings.iter().map(|r| r.anonymous_bytes).min().unwrap_or(0);
@@ -199,6 +201,11 @@ impl Watch {
                 if late > early + GROWTH_BYTES {
                     self.faults.push(format!("the {name} grew by {} KiB at rest", (late - early) / 1024));
                 }
+            }
+            if !judged {
+                self.faults.push(format!(
+                    "the memory of the {name} was not judged: no process of it had five readings at rest (remedy: a longer run)"
+                ));
             }
         }
     }

@@ -333,7 +333,7 @@ pub struct Service {
     pub upstream: SocketAddr,
     /// A UDP flow's life without traffic.
     pub idle: Duration,
-    /// Datagrams per send to the upstream, 1 to 64.
+    /// Datagrams per send to the upstream, 1 to 128.
     pub burst: u16,
     /// What becomes of a datagram that fits into no packet.
     pub oversize: Oversize,
