@@ -493,7 +493,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
-            heard,
+            heard: (heard, now),
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
