@@ -342,9 +342,10 @@ impl Worker {
     /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
     /// and if nothing comes for as long as the peer would need to answer, it is suspect. It may have gone just when the handshake was complete.
     fn check_laneless(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.session_of(id) else { return };
+        let Some(session) = self.session_mut(id) else { return };
         let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
         if !is_laneless {
+            session.heard.1 = now;
             return;
         }
         let (name, handle, (heard, since)) = (session.id, session.handle, session.heard);
