@@ -54,8 +54,8 @@ pub struct Session {
     pub keeps_alive: bool,
     /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
-    /// How many datagrams had come on the control connection when, without a lane, that was last looked at.
-    pub heard: u64,
+    /// How many datagrams had come on the control connection when, without a lane, that was last looked at, and since when no more.
+    pub heard: (u64, Instant),
 }
 
 /// A session, as every worker sees it: the way of datagrams.

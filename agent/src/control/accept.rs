@@ -157,7 +157,7 @@ impl Control {
                 self.stats.handshakes_accepted += 1;
                 self.pending.begin(handle, agreement);
                 let by = Some(now + ESTABLISH_TIMEOUT);
-                self.insert(handle, ControlConnection::new(quinn, underlay, (None, admission), by));
+                self.insert(handle, ControlConnection::new(quinn, underlay, (None, admission), by, now));
                 true
             }
             Err(refused) => {

@@ -4,7 +4,8 @@
 //!   round    begins every second while datagrams wait, else ever more rarely; takes the next endpoint
 //!            lookup ──► first address ── 250 ms ──► first address of the other family
 //!                └─ no answer for half a second: what the lookup before said, else the next endpoint
-//!   attempt  lives beside the others, at most four; the first to complete ends them all
+//!   attempt  lives beside the others, at most four; the first that becomes the session ends those without a
+//!            complete handshake, and the far end the rest: it keeps the one begun last
 //! ```
 //!
 //! Each round looks its endpoint up anew, so a name that moved is found; each takes addresses that the rounds before have

@@ -83,6 +83,8 @@ pub struct ControlConnection {
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
     pub key: Option<[u8; 32]>,
+    /// When this end dialled it, or its first packet came.
+    begun: Instant,
     /// The knock that let it in.
     admission: Option<Admission>,
     /// Our services that the far end was told of last.
@@ -105,14 +107,16 @@ pub struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// A connection of `peer` if this end dialled it, else of whom `admission` says, who must be a session `by` then.
+    /// A connection, begun `now`: of `peer` if this end dialled it, else of whom `admission` says, who must be a session `by` then.
     pub(super) fn new(
         quinn: Connection,
         underlay: UnderlayId,
         (peer, admission): (Option<PeerId>, Option<Admission>),
         establish_by: Option<Instant>,
+        now: Instant,
     ) -> Self {
         Self {
+            begun: now,
             remote: quinn.remote_address(),
             quinn,
             underlay,
@@ -142,6 +146,12 @@ impl ControlConnection {
     #[must_use]
     pub fn side(&self) -> Side {
         self.quinn.side()
+    }
+
+    /// When this end dialled it, or its first packet came.
+    #[must_use]
+    pub fn begun(&self) -> Instant {
+        self.begun
     }
 
     /// The knock that let it in, if another dialled it and had to knock.
@@ -269,7 +279,7 @@ impl Control {
     ) -> Option<ConnectionHandle> {
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
-        self.insert(handle, ControlConnection::new(quinn, underlay, (Some(peer), None), None));
+        self.insert(handle, ControlConnection::new(quinn, underlay, (Some(peer), None), None, now));
         Some(handle)
     }
 

@@ -147,6 +147,12 @@ impl Openings {
         self.place(index).is_some_and(|placed| placed.epoch == epoch)
     }
 
+    /// Whether this opening is the index's lane and carries payloads.
+    #[must_use]
+    pub fn is_up(&self, index: u8, epoch: u64) -> bool {
+        self.place(index).is_some_and(|placed| placed.epoch == epoch && placed.up)
+    }
+
     /// A lane carries payloads.
     pub fn up(&mut self, index: u8, epoch: u64) {
         if let Some(Some(placed)) = self.placed.get_mut(usize::from(index))

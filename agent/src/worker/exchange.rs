@@ -113,6 +113,8 @@ pub(super) struct Connected {
     pub(super) hello: Hello,
     /// How many lanes are wanted; none in standard mode.
     pub(super) wanted: u8,
+    /// When its handshake began, as this end saw it.
+    pub(super) begun: Instant,
     /// When it was established.
     pub(super) since: Instant,
 }
@@ -173,6 +175,7 @@ pub(super) struct Record {
     pub(super) dialled: bool,
     pub(super) key: [u8; 32],
     pub(super) instance: [u8; 16],
+    pub(super) begun: Instant,
     pub(super) since: Instant,
 }
 
@@ -393,6 +396,7 @@ impl Exchange {
             dialled: connected.dialled,
             key: connected.key,
             instance: connected.hello.instance,
+            begun: connected.begun,
             since: connected.since,
         });
         // Under the lock, so that all workers hear of sessions in one order.
@@ -517,7 +521,7 @@ mod tests {
         };
         let (session, since) = (exchange.name_session(), exchange.base);
         let (peer, key) = (PeerId(0), [1; 32]);
-        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, since })
+        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, begun: since, since })
     }
 
     #[test]

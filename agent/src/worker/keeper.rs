@@ -340,21 +340,25 @@ impl Worker {
     }
 
     /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
-    /// and if nothing has come since the last time the peer is suspect. It may have gone just when the handshake was complete.
+    /// and if nothing comes for as long as the peer would need to answer, it is suspect. It may have gone just when the handshake was complete.
     fn check_laneless(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.session_of(id) else { return };
+        let Some(session) = self.session_mut(id) else { return };
         let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
-        if !is_laneless || now.saturating_duration_since(session.since) < LEAST_SILENCE {
+        if !is_laneless {
+            session.heard.1 = now;
             return;
         }
-        let (name, handle, heard) = (session.id, session.handle, session.heard);
+        let (name, handle, (heard, since)) = (session.id, session.handle, session.heard);
         let Some(quinn) = self.control.quinn(handle) else { return };
         quinn.ping();
         let now_heard = quinn.stats().udp_rx.datagrams;
-        if let Some(session) = self.session_mut(id) {
-            session.heard = now_heard;
-        }
-        if now_heard == heard {
+        // As long as for an opening that is not answered.
+        let limit = LEAST_SILENCE.max(quinn.rtt() * 6);
+        if now_heard != heard {
+            if let Some(session) = self.session_mut(id) {
+                session.heard = (now_heard, now);
+            }
+        } else if now.saturating_duration_since(since) >= limit {
             self.suspect(id, name, true, now);
         }
     }

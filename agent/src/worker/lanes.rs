@@ -194,6 +194,12 @@ impl Worker {
         let Some(session) = self.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
         if dialled && end.reason == LaneCloseCause::WornOut {
+            // Else a peer that says so of each at once has lanes opened without end. It says so again if it is true.
+            let is_up = session.openings.is_up(end.lane, end.epoch);
+            let age = session.openings.since(end.lane).map(|since| now.saturating_duration_since(since));
+            if !is_up || age.is_none_or(|age| age < VALIDATION_TIMEOUT) {
+                return;
+            }
             let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
             return self.lane_is_worn(lane, now);
         }

@@ -125,7 +125,7 @@ impl Worker {
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, since: _ } =
+        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, begun: _, since: _ } =
             **connected;
         if self.stopping || !self.is_live(id) {
             return;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! One session per peer, at whichever worker its connection is; the others are told (`orders.rs`). If both ends dialled, the connection dialled by the end with the smaller key stays; of two
-//! dialled by the same end, the newer. A session whose process has been replaced (another instance) never stays.
+//! dialled by the same end, the one begun later. A session whose process has been replaced (another instance) never stays.
 
 use std::{
     net::SocketAddr,
@@ -443,6 +443,7 @@ impl Worker {
             key,
             hello,
             wanted,
+            begun: self.control.get(handle).map_or(now, |connection| connection.begun()),
             since: now,
         });
         let suspect = self.is_suspect(id, now);
@@ -492,7 +493,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
-            heard,
+            heard: (heard, now),
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);
@@ -510,8 +511,8 @@ impl Worker {
         self.plain_datagrams(handle, now);
     }
 
-    /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the newest, and both
-    /// ends must agree on it.
+    /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the one that began last, and
+    /// both ends must agree on it.
     pub(super) fn stop_dialling(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         for attempt in peer.dialler.stop() {
@@ -521,13 +522,17 @@ impl Worker {
         }
     }
 
-    /// Whether a peer's existing session is kept and the new connection is not: both ends dialled at once. Later a peer dials only
-    /// if it has lost the session, or suspects that we have: it knows better.
+    /// Whether a peer's existing session is kept and the new connection is not.
+    ///
+    /// A peer dials only if it has lost the session, or suspects that we have: it knows better, and the new one stays. Unless its
+    /// attempt is older than that: one that the session overtook, or one that crossed ours because both ends dialled at once.
+    /// However late its hello comes, what counts is when it began. Of two that the peer dialled the listener alone decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
         let we_are_smaller = *self.identity.public_key() < old.key;
-        let at_once = new.since.saturating_duration_since(old.since) < MOST_CROSSING;
-        let is_twin = old.instance == new.hello.instance && old.dialled != new.dialled;
-        at_once && is_twin && old.dialled == we_are_smaller
+        let same_process = old.instance == new.hello.instance;
+        let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
+        let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
+        same_process && (overtaken || is_twin && old.dialled == we_are_smaller)
     }
 
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.

@@ -15,6 +15,7 @@ use crate::{
         model::Recipe,
         view::{TCP, UDP},
     },
+    lanes::VALIDATION_TIMEOUT,
     worker::LaneLimits,
 };
 
@@ -220,6 +221,8 @@ fn a_lane_that_is_forged_at_is_replaced_before_its_integrity_limit_and_loses_not
         let (victim, sender) = if at_exit { (pair.exit, ENTRY) } else { (pair.entry, EXIT) };
         limit(&mut pair, &[victim], FAILED);
         pair.wait_for_lanes(1);
+        // A peer may not have a lane replaced that is younger.
+        pair.world.run(VALIDATION_TIMEOUT);
         pair.world.tapped();
         let mut client = pair.client(1000);
         let (mut lane, mut rng) = (None, StdRng::seed_from_u64(seed));
