@@ -178,6 +178,9 @@ fn broken_rules_are_noticed_and_reduced() {
         (Fault::Miscount, "balance"),
         (Fault::Stuck, "recovers"),
         (Fault::Hoard, "bounds"),
+        (Fault::Garble, "stream"),
+        (Fault::Deaf, "connections complete"),
+        (Fault::Vanish, "packets arrive"),
     ];
     for (fault, invariant) in faults {
         let noticed = (SEEDS.start..SEEDS.start + 40).find_map(|seed| {

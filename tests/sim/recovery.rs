@@ -9,12 +9,22 @@ use super::{
     invariants::{books_of, disconnected, left_over, sum},
     model::{Failure, fail},
     run::Run,
-    schedule::Service,
+    schedule::{EXIT, Service, What},
 };
 
 /// Until datagrams flow again where there is traffic: silence is noticed after three PTO of what the path was, at least half a
 /// second, and attempts follow each other by a second.
 const MOST_RECOVERY: Duration = Duration::from_secs(5);
+
+/// Until a short connection is complete on a good path.
+const MOST_CONNECTION: Duration = Duration::from_secs(2);
+
+/// The same where both ends dial and an address has changed: forwards wait until the silence of the control connection is
+/// noticed, at the latest after QUIC's idle time.
+const MOST_CONNECTION_REBOUND: Duration = Duration::from_secs(35);
+
+/// A host behind a device that sends nothing earlier.
+const LAST_HOST: u8 = 200;
 
 impl Run<'_> {
     /// The network is well again: everybody is connected in time, and datagrams flow both ways.
@@ -45,7 +55,9 @@ impl Run<'_> {
         self.answered(&echoes)?;
         // What was under way arrives, and what waited goes.
         self.run_for(Duration::from_millis(1_500))?;
-        self.conserve(&echoes)
+        self.conserve(&echoes)?;
+        self.connect_all()?;
+        self.tunnel_all()
     }
 
     /// Sends until everybody is answered.
@@ -98,6 +110,61 @@ impl Run<'_> {
                         );
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// On a good path the bytes of a connection through every entry come back, all of them.
+    fn connect_all(&mut self) -> Result<(), Failure> {
+        let entries = u32::from(self.schedule.setup.entries);
+        let before = self.streams.completed;
+        for entry in 0..self.schedule.setup.entries {
+            self.event(&What::Connection { entry, bytes: 5_000 })?;
+        }
+        let is_rebound = self.schedule.events.iter().any(|event| matches!(event.what, What::Rebind { .. }));
+        let most = match self.schedule.setup.is_mutual && is_rebound {
+            true => MOST_CONNECTION_REBOUND,
+            false => MOST_CONNECTION,
+        };
+        let until = self.world.clock.elapsed() + most;
+        while self.streams.completed < before + entries {
+            if self.world.clock.elapsed() >= until {
+                let completed = self.streams.completed - before;
+                fail!("connections complete", "{completed} of {entries} after {most:?} on a good path");
+            }
+            self.run_for(Duration::from_millis(20))?;
+        }
+        Ok(())
+    }
+
+    /// On a good path a packet arrives from behind every device, and one at each.
+    fn tunnel_all(&mut self) -> Result<(), Failure> {
+        if !self.schedule.setup.has_tun {
+            return Ok(());
+        }
+        let entries = 0..self.schedule.setup.entries;
+        let ways: Vec<(u8, u8, u8)> =
+            entries.flat_map(|entry| [(entry, EXIT, LAST_HOST), (EXIT, entry, LAST_HOST)]).collect();
+        // Their lane may be one that has carried nothing since an address changed: that is noticed now.
+        let until = self.world.clock.elapsed() + MOST_RECOVERY;
+        while let Some(way) = ways.iter().find(|way| self.model.packets_arrived(**way) == 0) {
+            if self.world.clock.elapsed() >= until {
+                fail!("packets arrive", "{way:?}: none after {MOST_RECOVERY:?} on a good path");
+            }
+            ways.iter().for_each(|way| self.push(*way, 200));
+            self.world.settle();
+            self.run_for(Duration::from_millis(50))?;
+        }
+        self.run_for(Duration::from_millis(150))?;
+        let before: Vec<usize> = ways.iter().map(|way| self.model.packets_arrived(*way)).collect();
+        ways.iter().for_each(|way| self.push(*way, 200));
+        self.world.settle();
+        self.run_for(Duration::from_millis(150))?;
+        for (way, before) in ways.iter().zip(before) {
+            let arrived = self.model.packets_arrived(*way) - before;
+            if arrived != 1 {
+                fail!("packets arrive", "{way:?}: {arrived} of 1 on a good path");
             }
         }
         Ok(())

@@ -48,6 +48,12 @@ pub(crate) enum Fault {
     Stuck,
     /// A datagram waits for ever.
     Hoard,
+    /// A byte of a connection is another.
+    Garble,
+    /// A connection's service takes nobody.
+    Deaf,
+    /// A device never gets what came for it.
+    Vanish,
 }
 
 /// What a schedule came to.
@@ -83,7 +89,6 @@ pub(crate) struct Run<'a> {
     is_stopping: [bool; 3],
     starts: u8,
     last_order: u64,
-    jitters: bool,
     fault: Option<Fault>,
     held: Option<(std::net::SocketAddr, Vec<u8>)>,
     outcome: Outcome,
@@ -139,7 +144,6 @@ impl<'a> Run<'a> {
             is_stopping: [false; 3],
             starts: EXIT + 1,
             last_order: 0,
-            jitters: false,
             fault,
             held: None,
             outcome: Outcome::default(),
@@ -224,7 +228,7 @@ impl<'a> Run<'a> {
         }
         check(&books, setup, self.world.now())?;
         let order = order_of(&books);
-        if order != self.last_order || self.jitters {
+        if order != self.last_order {
             self.last_order = order;
             self.model.order += 1;
         }
@@ -232,12 +236,14 @@ impl<'a> Run<'a> {
             for service in [Service::Echo, Service::Sink] {
                 self.serve(service, token)?;
             }
-            self.streams.service_ready(&mut self.services, token)?;
+            if self.fault != Some(Fault::Deaf) {
+                self.streams.service_ready(&mut self.services, token)?;
+            }
         }
         for token in self.clients.ready() {
             match self.by_token.get(&token) {
                 Some(flow) => self.take(*flow)?,
-                None => self.streams.client_ready(token)?,
+                None => self.streams.client_ready(token, self.fault == Some(Fault::Garble))?,
             }
         }
         if setup.has_tun {
@@ -246,6 +252,9 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 for written in self.world.agent(usize::from(agent)).tun().take_written() {
+                    if self.fault == Some(Fault::Vanish) {
+                        continue;
+                    }
                     packets::written(&mut self.model, agent, &written.packet)?;
                 }
             }
@@ -315,7 +324,7 @@ impl<'a> Run<'a> {
         self.sockets[usize::from(flow)].send(to, &payload);
     }
 
-    fn push(&mut self, way: (u8, u8, u8), bytes: u16) {
+    pub(crate) fn push(&mut self, way: (u8, u8, u8), bytes: u16) {
         let agent = usize::from(way.0);
         if !self.schedule.setup.has_tun || self.world.has_ended(agent) {
             return;
@@ -327,7 +336,7 @@ impl<'a> Run<'a> {
         self.world.agent(agent).tun().push(queue, VnetHeader::default(), &packet);
     }
 
-    fn event(&mut self, what: &What) -> Result<(), Failure> {
+    pub(crate) fn event(&mut self, what: &What) -> Result<(), Failure> {
         self.model.order += 1;
         match *what {
             What::Datagrams { .. } | What::Packets { .. } => {}
@@ -344,7 +353,10 @@ impl<'a> Run<'a> {
                     most_bytes: bytes.into(),
                     is_cut: loss >= 1_000,
                 };
-                self.jitters |= jitter_ms > 0;
+                match jitter_ms {
+                    0 => self.model.jittered.remove(&(from, to)),
+                    1.. => self.model.jittered.insert((from, to)),
+                };
                 self.world.set_path(address(from), address(to), path);
             }
             What::Clear => self.clear(),
@@ -365,7 +377,7 @@ impl<'a> Run<'a> {
     /// The paths between agents are good ones.
     pub(crate) fn clear(&mut self) {
         self.model.order += 1;
-        self.jitters = false;
+        self.model.jittered.clear();
         let setup = &self.schedule.setup;
         let pairs = setup.agents().flat_map(|one| setup.agents().map(move |other| (one, other)));
         for (one, other) in pairs.filter(|(one, other)| one != other) {

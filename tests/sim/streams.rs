@@ -69,10 +69,10 @@ impl Streams {
         self.next += 1;
     }
 
-    /// Something of the clients' host is ready.
-    pub(crate) fn client_ready(&mut self, token: Token) -> Result<(), Failure> {
+    /// Something of the clients' host is ready; `is_garbled` says that what comes is to be another.
+    pub(crate) fn client_ready(&mut self, token: Token, is_garbled: bool) -> Result<(), Failure> {
         let Some(client) = self.clients.get_mut(&token) else { return Ok(()) };
-        self.completed += u32::from(client.pump()?);
+        self.completed += u32::from(client.pump(is_garbled)?);
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Streams {
 
 impl Client {
     /// Sends and receives what it can; true when everything has come back now.
-    fn pump(&mut self) -> Result<bool, Failure> {
+    fn pump(&mut self, is_garbled: bool) -> Result<bool, Failure> {
         if self.is_over || self.stream.connected().is_err() {
             return Ok(false);
         }
@@ -126,6 +126,7 @@ impl Client {
                     return Ok(self.returned == self.bytes);
                 }
                 Ok(count) => {
+                    buffer[0] ^= u8::from(is_garbled);
                     for got in &buffer[..count] {
                         if self.returned >= self.sent || *got != byte(self.number, self.returned) {
                             fail!("stream", "connection {}: byte {} is another", self.number, self.returned);
