@@ -418,6 +418,10 @@ impl SendBatch {
     /// Forgets the messages for which `keep` is false. Their room is free again once all are gone, or what is before them was sent.
     pub fn retain(&mut self, keep: impl FnMut(&Message) -> bool) {
         self.messages.retain(keep);
+        if let Some(last) = self.messages.last() {
+            // The next datagram may join it, and follows it without a gap.
+            self.tail = last.range.end;
+        }
         self.release(0);
     }
 

@@ -149,6 +149,28 @@ fn a_shorter_datagram_ends_its_message_and_a_longer_one_begins_the_next() {
 }
 
 #[test]
+fn a_datagram_that_joins_a_message_follows_it_without_what_was_forgotten_behind_it() {
+    let (mut batch, path) = (SendBatch::default(), path(destination(0)));
+    let say = |batch: &mut SendBatch, owner: u32, bytes: &[u8]| {
+        batch.tail(bytes.len()).unwrap().copy_from_slice(bytes);
+        batch.commit(&path, owner, bytes.len(), 0);
+    };
+    say(&mut batch, 7, &payload(0, 300));
+    say(&mut batch, 9, &payload(1, 1_200));
+    for number in 2..5 {
+        say(&mut batch, 7, &payload(number, 1_000));
+    }
+    batch.retain(|message| message.owner == 9 || message.segment == 300);
+    batch.retain(|message| message.owner == 9);
+    say(&mut batch, 9, &payload(5, 1_200));
+    say(&mut batch, 9, &payload(6, 700));
+    let [message] = batch.messages() else { panic!("one message: {:?}", batch.messages()) };
+    assert_eq!((message.segments, message.range.len(), batch.bytes()), (3, 3_100, 3_100));
+    let out: Vec<Vec<u8>> = batch.segments(message).map(<[u8]>::to_vec).collect();
+    assert_eq!(out, [payload(1, 1_200), payload(5, 1_200), payload(6, 700)]);
+}
+
+#[test]
 fn a_full_batch_gives_no_room_until_it_is_released() {
     let mut batch = SendBatch::new(4_000);
     let path = path(destination(0));
