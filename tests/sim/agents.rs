@@ -97,6 +97,7 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
         _ = writeln!(text, "[[tcp]]\nlisten = \"{listen}\"\npeer = \"agent2\"\nservice = \"echo\"");
         peers += &peer(setup, EXIT, &keys[usize::from(EXIT)], (true, variant));
     }
+    _ = writeln!(text, "[limits]\nflows_per_peer = {}", setup.flows_per_peer);
     if setup.has_tun {
         _ = writeln!(text, "[tun]\naddress = [\"{}/24\"]", inner(agent, 254));
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use culvert::{
-    relay::Account,
+    relay::{Account, DropReason},
     worker::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World},
 };
 
@@ -37,6 +37,11 @@ pub(crate) fn check(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup, now: Instan
             let flows: usize = worker.peers.iter().map(|peer| peer.flows).sum();
             if worker.upstreams > flows {
                 fail!("sockets", "{name}: {} sockets for {flows} flows", worker.upstreams);
+            }
+        }
+        for (peer, flows, most) in flows_of(workers) {
+            if flows > most {
+                fail!("ceilings", "agent {agent}, peer {peer}: {flows} flows, not {most}");
             }
         }
         // What is between two workers is taken before the step ends.
@@ -74,9 +79,6 @@ fn check_peer(name: &str, peer: &PeerBooks, setup: &Setup, now: Instant) -> Resu
     {
         fail!("bounds", "{name}, {}: something waits for {:?}", peer.name, now - oldest);
     }
-    if peer.flows > peer.max_flows {
-        fail!("ceilings", "{name}, {}: {} flows", peer.name, peer.flows);
-    }
     Ok(())
 }
 
@@ -88,6 +90,29 @@ pub(crate) fn sum(workers: &[WorkerBooks], peer: usize) -> [Account; 2] {
         sums[1].add(&peer.downlink.account);
     }
     sums
+}
+
+/// The peers of an agent, by number: their flows at all workers, and the ceiling on them.
+fn flows_of(workers: &[WorkerBooks]) -> impl Iterator<Item = (usize, usize, usize)> {
+    let peers = workers.first().map_or(&[][..], |worker| &worker.peers);
+    peers.iter().enumerate().map(|(number, peer)| {
+        let flows = workers.iter().filter_map(|worker| worker.peers.get(number)).map(|peer| peer.flows);
+        (number, flows.sum(), peer.max_flows)
+    })
+}
+
+/// Whether a peer has as many flows as it may.
+pub(crate) fn is_full(books: &[(u8, Vec<WorkerBooks>)]) -> bool {
+    books.iter().flat_map(|(_, workers)| flows_of(workers)).any(|(_, flows, most)| flows == most)
+}
+
+/// Times that a flow, or a bucket of IP packets, went to another lane, and datagrams dropped for the ceiling on flows.
+pub(crate) fn moved_and_refused(books: &[(u8, Vec<WorkerBooks>)]) -> (u64, u64) {
+    let peers = books.iter().flat_map(|(_, workers)| workers).flat_map(|worker| &worker.peers);
+    peers.fold((0, 0), |(moved, refused), peer| {
+        let dropped = |books: &DirectionBooks| books.account.dropped[DropReason::FlowLimit as usize];
+        (moved + peer.moved, refused + dropped(&peer.uplink) + dropped(&peer.downlink))
+    })
 }
 
 /// Something that changes whenever a flow may have gone to another lane: who owns which connection, and what has moved.

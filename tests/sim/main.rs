@@ -52,6 +52,9 @@ use schedule::Schedule;
 /// The seeds of an ordinary run.
 const SEEDS: Range<u64> = 1..4_001;
 
+/// From so many seeds on there is some of everything.
+const TELLING: u64 = 500;
+
 thread_local! {
     /// What the last panic of this thread said.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
@@ -99,9 +102,10 @@ fn seeds() -> Range<u64> {
 #[test]
 fn every_promise_holds_under_random_schedules() {
     let seeds = seeds();
+    assert!(!seeds.is_empty(), "CULVERT_SIM_SEEDS names no seed");
     println!("seeds {seeds:?}");
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
-    let (steps, datagrams) = (AtomicU64::new(0), AtomicU64::new(0));
+    let total = Mutex::new(Outcome::default());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -112,8 +116,12 @@ fn every_promise_holds_under_random_schedules() {
                     }
                     match attempt(&Schedule::of_seed(seed), None) {
                         Ok(outcome) => {
-                            steps.fetch_add(outcome.steps, Ordering::Relaxed);
-                            datagrams.fetch_add(outcome.datagrams, Ordering::Relaxed);
+                            assert!(
+                                outcome.datagrams > 0 && outcome.connections > 0,
+                                "seed {seed}: {outcome:?}"
+                            );
+                            let mut total = total.lock().unwrap();
+                            *total = total.and(&outcome);
                         }
                         Err(failure) => {
                             println!("seed {seed}: {}: {}", failure.invariant, failure.detail);
@@ -124,8 +132,8 @@ fn every_promise_holds_under_random_schedules() {
             });
         }
     });
-    let [steps, datagrams] = [steps, datagrams].map(AtomicU64::into_inner);
-    println!("{steps} steps, {datagrams} datagrams at services");
+    let total = total.into_inner().unwrap();
+    println!("{total:?}");
     let mut failed = failed.into_inner().unwrap();
     failed.sort_by_key(|(seed, _)| *seed);
     if let Some((seed, failure)) = failed.first() {
@@ -136,12 +144,27 @@ fn every_promise_holds_under_random_schedules() {
              put this into tests/sim/kept/{seed}.txt, and a word on its cause:\n{small}"
         );
     }
+    if seeds.end - seeds.start >= TELLING {
+        let Outcome { packets, restarts, moves, full, refused, .. } = total;
+        let counts = [
+            ("packets", packets),
+            ("restarts", restarts),
+            ("moves", moves),
+            ("full", full),
+            ("refused", refused),
+        ];
+        for (what, count) in counts {
+            assert!(count >= TELLING / 5, "{count} {what}: the schedules try hardly anything");
+        }
+    }
 }
 
 #[test]
 fn schedules_that_failed_once_hold_now() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sim/kept");
-    for file in folder.read_dir().unwrap() {
+    let files: Vec<_> = folder.read_dir().unwrap().collect();
+    assert!(!files.is_empty(), "nothing in {}", folder.display());
+    for file in files {
         let path = file.unwrap().path();
         let schedule: Schedule = std::fs::read_to_string(&path).unwrap().parse().unwrap();
         let outcome = attempt(&schedule, None);
@@ -178,6 +201,9 @@ fn broken_rules_are_noticed_and_reduced() {
         (Fault::Miscount, "balance"),
         (Fault::Stuck, "recovers"),
         (Fault::Hoard, "bounds"),
+        (Fault::Crowd, "ceilings"),
+        (Fault::Leak, "nothing is left"),
+        (Fault::Omit, "everything is counted"),
         (Fault::Garble, "stream"),
         (Fault::Deaf, "connections complete"),
         (Fault::Vanish, "packets arrive"),

@@ -8,8 +8,8 @@ use super::{
     agents::IDLE_MS,
     invariants::{books_of, disconnected, left_over, sum},
     model::{Failure, fail},
-    run::Run,
-    schedule::{EXIT, Service, What},
+    run::{Fault, Run},
+    schedule::{EXIT, PLENTY, Service, What},
 };
 
 /// Until datagrams flow again where there is traffic: silence is noticed after three PTO of what the path was, at least half a
@@ -63,10 +63,13 @@ impl Run<'_> {
     /// Sends until everybody is answered.
     fn answered(&mut self, echoes: &[u16]) -> Result<(), Failure> {
         let before: Vec<usize> = echoes.iter().map(|flow| self.model.arrived(*flow)[1]).collect();
-        let until = self.world.clock.elapsed() + MOST_RECOVERY;
+        // Where the ceiling is reached, flows have to end first.
+        let most = MOST_RECOVERY + Duration::from_millis(IDLE_MS);
+        let most = if self.schedule.setup.flows_per_peer < PLENTY { most } else { MOST_RECOVERY };
+        let until = self.world.clock.elapsed() + most;
         while echoes.iter().zip(&before).any(|(flow, before)| self.model.arrived(*flow)[1] == *before) {
             if self.world.clock.elapsed() > until {
-                fail!("recovers", "no answer after {MOST_RECOVERY:?} with traffic");
+                fail!("recovers", "no answer after {most:?} with traffic");
             }
             echoes.iter().for_each(|flow| self.send(*flow, 100));
             self.run_for(Duration::from_millis(50))?;
@@ -85,7 +88,10 @@ impl Run<'_> {
             self.run_for(Duration::from_millis(7))?;
         }
         self.run_for(Duration::from_millis(150))?;
-        let after = books_of(&self.world, setup);
+        let mut after = books_of(&self.world, setup);
+        if self.fault == Some(Fault::Omit) {
+            after[0].1[0].peers[0].uplink.account.delivered -= 1;
+        }
         for (entry, flow) in echoes.iter().enumerate() {
             let (now, before) = (self.model.arrived(*flow), arrived[entry]);
             let arrived = [now[0] - before[0], now[1] - before[1]].map(|count| count as u64);
@@ -170,6 +176,14 @@ impl Run<'_> {
         Ok(())
     }
 
+    fn books_at_rest(&self) -> Vec<(u8, Vec<WorkerBooks>)> {
+        let mut books = books_of(&self.world, &self.schedule.setup);
+        if self.fault == Some(Fault::Leak) {
+            books[0].1[0].upstreams += 1;
+        }
+        books
+    }
+
     /// When nobody has sent anything for long enough, nothing is left but connections and lanes.
     pub(crate) fn rest(&mut self) -> Result<(), Failure> {
         self.streams.hang_up();
@@ -185,7 +199,7 @@ impl Run<'_> {
         }
         // A connection that its other end has forgotten is given up after QUIC's idle time.
         let until = self.world.clock.elapsed() + Duration::from_secs(30);
-        while let Err(failure) = left_over(&books_of(&self.world, &setup), &setup) {
+        while let Err(failure) = left_over(&self.books_at_rest(), &setup) {
             if self.world.clock.elapsed() >= until {
                 return Err(failure);
             }

@@ -1,6 +1,6 @@
 //! A failing schedule, made small: events are left out and amounts halved for as long as the same promise is broken.
 
-use super::schedule::{Event, Schedule, What};
+use super::schedule::{Event, PLENTY, Schedule, What};
 
 /// How often a schedule is tried again while it is reduced.
 const MOST_TRIALS: usize = 300;
@@ -59,6 +59,7 @@ fn simpler_setups(schedule: &Schedule) -> Vec<Simplify> {
         |schedule| schedule.setup.is_eager = false,
         |schedule| schedule.setup.drops_newest = false,
         |schedule| schedule.setup.quota = 100,
+        |schedule| schedule.setup.flows_per_peer = PLENTY,
     ];
     let needs_tun = |event: &Event| matches!(event.what, What::Packets { .. });
     if !schedule.events.iter().any(needs_tun) {

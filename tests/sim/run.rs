@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
     agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},
-    invariants::{books_of, check, order_of},
+    invariants::{books_of, check, is_full, moved_and_refused, order_of},
     model::{Failure, Model},
     packets,
     schedule::{EXIT, Schedule, Service, What},
@@ -52,6 +52,12 @@ pub(crate) enum Fault {
     Garble,
     /// A connection's service takes nobody.
     Deaf,
+    /// An agent has more flows than it may.
+    Crowd,
+    /// An agent keeps a socket to a service.
+    Leak,
+    /// An agent does not count one that it delivered.
+    Omit,
     /// A device never gets what came for it.
     Vanish,
 }
@@ -63,6 +69,35 @@ pub(crate) struct Outcome {
     pub(crate) digest: u64,
     pub(crate) steps: u64,
     pub(crate) datagrams: u64,
+    /// IP packets that arrived at devices.
+    pub(crate) packets: u64,
+    /// Connections whose bytes all came back.
+    pub(crate) connections: u64,
+    /// Agents that were started again.
+    pub(crate) restarts: u64,
+    /// Times that a flow, or a bucket of IP packets, went to another lane.
+    pub(crate) moves: u64,
+    /// Steps after which a peer had as many flows as it may.
+    pub(crate) full: u64,
+    /// Datagrams that were dropped for that.
+    pub(crate) refused: u64,
+}
+
+impl Outcome {
+    /// The counts of two runs together.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        Self {
+            digest: self.digest ^ other.digest,
+            steps: self.steps + other.steps,
+            datagrams: self.datagrams + other.datagrams,
+            packets: self.packets + other.packets,
+            connections: self.connections + other.connections,
+            restarts: self.restarts + other.restarts,
+            moves: self.moves + other.moves,
+            full: self.full + other.full,
+            refused: self.refused + other.refused,
+        }
+    }
 }
 
 /// Something at a time of its own, in microseconds.
@@ -89,7 +124,8 @@ pub(crate) struct Run<'a> {
     is_stopping: [bool; 3],
     starts: u8,
     last_order: u64,
-    fault: Option<Fault>,
+    last_counted: (u64, u64),
+    pub(crate) fault: Option<Fault>,
     held: Option<(std::net::SocketAddr, Vec<u8>)>,
     outcome: Outcome,
 }
@@ -101,6 +137,7 @@ pub(crate) fn run(schedule: &Schedule, fault: Option<Fault>) -> Result<Outcome, 
     run.recover()?;
     run.rest()?;
     run.outcome.digest = run.world.digest();
+    run.outcome.connections = run.streams.completed.into();
     Ok(run.outcome)
 }
 
@@ -144,6 +181,7 @@ impl<'a> Run<'a> {
             is_stopping: [false; 3],
             starts: EXIT + 1,
             last_order: 0,
+            last_counted: (0, 0),
             fault,
             held: None,
             outcome: Outcome::default(),
@@ -226,7 +264,18 @@ impl<'a> Run<'a> {
         {
             peer.oldest = self.world.now().checked_sub(Duration::from_secs(5));
         }
+        if self.fault == Some(Fault::Crowd)
+            && let Some(peer) = books[0].1.first_mut().and_then(|worker| worker.peers.first_mut())
+        {
+            peer.flows = peer.max_flows + 1;
+        }
         check(&books, setup, self.world.now())?;
+        let counted = moved_and_refused(&books);
+        // Of an agent that is started again the counts begin again.
+        self.outcome.moves += counted.0.saturating_sub(self.last_counted.0);
+        self.outcome.refused += counted.1.saturating_sub(self.last_counted.1);
+        self.last_counted = counted;
+        self.outcome.full += u64::from(is_full(&books));
         let order = order_of(&books);
         if order != self.last_order {
             self.last_order = order;
@@ -255,6 +304,7 @@ impl<'a> Run<'a> {
                     if self.fault == Some(Fault::Vanish) {
                         continue;
                     }
+                    self.outcome.packets += 1;
                     packets::written(&mut self.model, agent, &written.packet)?;
                 }
             }
@@ -408,6 +458,7 @@ impl<'a> Run<'a> {
         let setup = &self.schedule.setup;
         self.world.set_workers(setup.workers[place]);
         self.starts = self.starts.wrapping_add(1);
+        self.outcome.restarts += 1;
         let toml = configuration(setup, agent, self.variants[place]);
         self.world.restart(place, &toml, &identity(setup, agent), &[address(agent)], self.starts);
     }

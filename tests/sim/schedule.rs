@@ -9,6 +9,9 @@ use super::text::{Fields, Malformed, write_fields};
 /// The place of the exit among the agents; the entries are 0 and 1.
 pub(crate) const EXIT: u8 = 2;
 
+/// A ceiling on flows that no schedule reaches.
+pub(crate) const PLENTY: u32 = 25_000;
+
 /// Everything that happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Schedule {
@@ -40,6 +43,8 @@ pub(crate) struct Setup {
     pub(crate) has_tun: bool,
     /// Traffic goes on at once when the network is well again, and not when everybody had time to reconnect.
     pub(crate) is_eager: bool,
+    /// The ceiling on the flows of a peer.
+    pub(crate) flows_per_peer: u32,
 }
 
 /// Something that happens.
@@ -170,6 +175,7 @@ impl Setup {
             is_mutual: rng.random_bool(0.25),
             has_tun: rng.random_bool(0.3),
             is_eager: rng.random(),
+            flows_per_peer: [PLENTY, PLENTY, PLENTY, rng.random_range(3..=10)][rng.random_range(0..4)],
         }
     }
 
@@ -274,11 +280,12 @@ fn trouble(setup: &Setup, kind: u32, at: u32, rng: &mut StdRng, events: &mut Vec
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Setup { seed, entries, workers, lanes, keepalive_seconds, packets, kilobytes, .. } = &self.setup;
-        let Setup { queue_ms, quota, drops_newest, is_mutual, has_tun, is_eager, .. } = &self.setup;
+        let Setup { queue_ms, quota, drops_newest, is_mutual, has_tun, is_eager, flows_per_peer, .. } =
+            &self.setup;
         write!(f, "setup seed={seed} entries={entries} ")?;
         write!(f, "workers0={} workers1={} workers2={} ", workers[0], workers[1], workers[2])?;
         write_fields!(f, lanes, keepalive_seconds, packets, kilobytes, queue_ms, quota);
-        write_fields!(f, drops_newest, is_mutual, has_tun, is_eager);
+        write_fields!(f, drops_newest, is_mutual, has_tun, is_eager, flows_per_peer);
         writeln!(f)?;
         for Event { at, what } in &self.events {
             writeln!(f, "{at} {what}")?;
@@ -342,6 +349,7 @@ impl FromStr for Schedule {
             is_mutual: f.get("is_mutual")?,
             has_tun: f.get("has_tun")?,
             is_eager: f.get("is_eager")?,
+            flows_per_peer: f.get("flows_per_peer")?,
         };
         let events: Result<Vec<Event>, Malformed> = lines.map(Event::read).collect();
         Ok(Self { setup, events: events? })
