@@ -521,7 +521,17 @@ mod tests {
         };
         let (session, since) = (exchange.name_session(), exchange.base);
         let (peer, key) = (PeerId(0), [1; 32]);
-        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, begun: since, since })
+        Arc::new(Connected {
+            peer,
+            session,
+            owner,
+            dialled: true,
+            key,
+            hello,
+            wanted: 1,
+            begun: since,
+            since,
+        })
     }
 
     #[test]
