@@ -42,6 +42,13 @@ struct Placed {
     largest: Option<usize>,
 }
 
+/// A lane that has been replaced and carries payloads until the one in its place does.
+#[derive(Clone, Copy, Debug)]
+struct Former {
+    epoch: u64,
+    largest: Option<usize>,
+}
+
 /// Which lanes of one session there are, and which were asked for.
 #[derive(Debug)]
 pub struct Openings {
@@ -49,6 +56,8 @@ pub struct Openings {
     pub wanted: u8,
     asked: Vec<Opening>,
     placed: Vec<Option<Placed>>,
+    /// By index, until its keeper says that it is gone.
+    former: Vec<Option<Former>>,
     /// When replaced lanes have drained.
     draining: Vec<Instant>,
     /// The dialler's next epoch.
@@ -61,8 +70,9 @@ impl Openings {
     /// No lanes yet.
     #[must_use]
     pub fn new(wanted: u8) -> Self {
-        let (placed, seen) = (vec![None; usize::from(MAX_LANES)], vec![0; usize::from(MAX_LANES)]);
-        Self { wanted, asked: Vec::new(), placed, draining: Vec::new(), next_epoch: 1, seen }
+        let most = usize::from(MAX_LANES);
+        let (placed, former, seen) = (vec![None; most], vec![None; most], vec![0; most]);
+        Self { wanted, asked: Vec::new(), placed, former, draining: Vec::new(), next_epoch: 1, seen }
     }
 
     /// The dialler asks for lane `index`: its epoch is one that was never used on this connection.
@@ -131,12 +141,16 @@ impl Openings {
         self.placed.iter().flatten().count() + self.draining.len()
     }
 
-    /// A keeper was told to keep this lane; one that had its index drains.
+    /// A keeper was told to keep this lane; one that had its index carries payloads until this one does, if it works.
     pub fn placed(&mut self, index: u8, epoch: u64, now: Instant) {
-        if let Some(place) = self.placed.get_mut(usize::from(index))
-            && place.replace(Placed { epoch, since: now, up: false, largest: None }).is_some()
+        let place = usize::from(index);
+        if let (Some(placed), Some(former)) = (self.placed.get_mut(place), self.former.get_mut(place))
+            && let Some(old) = placed.replace(Placed { epoch, since: now, up: false, largest: None })
         {
             self.draining.push(now + DRAIN_TIME);
+            if old.up {
+                *former = Some(Former { epoch: old.epoch, largest: old.largest });
+            }
         }
         self.wanted = self.wanted.max(index.saturating_add(1));
     }
@@ -159,6 +173,7 @@ impl Openings {
             && placed.epoch == epoch
         {
             placed.up = true;
+            self.former[usize::from(index)] = None;
         }
     }
 
@@ -169,12 +184,24 @@ impl Openings {
         {
             placed.largest = Some(bytes);
         }
+        if let Some(Some(former)) = self.former.get_mut(usize::from(index))
+            && former.epoch == epoch
+        {
+            former.largest = Some(bytes);
+        }
     }
 
-    /// The largest packet that the paths of all lanes that are up carry; `None` while none is known.
+    /// A lane that was replaced carries payloads no more; false if none did.
+    pub fn former_gone(&mut self, index: u8, epoch: u64) -> bool {
+        let former = self.former.get_mut(usize::from(index));
+        former.and_then(|former| former.take_if(|former| former.epoch == epoch)).is_some()
+    }
+
+    /// The largest packet that the paths of all lanes that carry payloads carry; `None` while none is known.
     #[must_use]
     pub fn largest_packet(&self) -> Option<usize> {
-        self.placed.iter().flatten().filter(|placed| placed.up).filter_map(|placed| placed.largest).min()
+        let up = self.placed.iter().flatten().filter(|placed| placed.up).map(|placed| placed.largest);
+        up.chain(self.former.iter().flatten().map(|former| former.largest)).flatten().min()
     }
 
     /// A lane is no longer there; false if it was not.
@@ -188,11 +215,16 @@ impl Openings {
         true
     }
 
-    /// The lanes that are up, one bit each.
+    /// The indices that carry payloads, one bit each: on their lane, or on the one before it.
     #[must_use]
     pub fn mask(&self) -> u64 {
-        let up = self.placed.iter().enumerate().filter(|(_, placed)| placed.is_some_and(|placed| placed.up));
-        up.fold(0, |mask, (index, _)| mask | 1 << index)
+        let carries = self
+            .placed
+            .iter()
+            .zip(&self.former)
+            .enumerate()
+            .filter(|(_, (placed, former))| former.is_some() || placed.is_some_and(|placed| placed.up));
+        carries.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
     fn place(&self, index: u8) -> Option<&Placed> {
@@ -215,6 +247,35 @@ mod tests {
         assert!(!openings.admit(0, 4));
         assert!(!openings.admit(MAX_LANES, 9));
         assert!(!openings.admit(2, 0));
+    }
+
+    #[test]
+    fn an_index_carries_payloads_on_the_former_lane_until_the_next_is_up_or_that_is_gone() {
+        let clock = ManualClock::default();
+        let mut openings = Openings::new(1);
+        openings.placed(0, 1, clock.now());
+        openings.up(0, 1);
+        openings.carries(0, 1, 1400);
+        openings.placed(0, 2, clock.now());
+        assert_eq!((openings.mask(), openings.largest_packet()), (1, Some(1400)));
+        openings.carries(0, 1, 1300);
+        assert!(openings.lost(0, 2, clock.now()), "the replacement fails");
+        assert_eq!(
+            (openings.mask(), openings.largest_packet(), openings.missing()),
+            (1, Some(1300), vec![0])
+        );
+        openings.placed(0, 3, clock.now());
+        assert!(!openings.former_gone(0, 2), "never was one");
+        openings.up(0, 3);
+        assert!(!openings.former_gone(0, 1));
+        assert_eq!(
+            (openings.mask(), openings.largest_packet()),
+            (1, None),
+            "nothing is known of the new one"
+        );
+        openings.placed(0, 4, clock.now());
+        assert!(openings.former_gone(0, 3));
+        assert_eq!(openings.mask(), 0);
     }
 
     #[test]

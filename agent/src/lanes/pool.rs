@@ -109,9 +109,11 @@ impl Pool {
         Some(self.former.swap_remove(place).1)
     }
 
-    /// Forgets a lane that is gone.
-    pub fn forget_former(&mut self, lane: LaneId) {
+    /// Forgets a lane that is gone; false if it was not a former one.
+    pub fn forget_former(&mut self, lane: LaneId) -> bool {
+        let before = self.former.len();
         self.former.retain(|former| former.1 != lane);
+        self.former.len() < before
     }
 
     /// The lanes that carry payloads until those that replace them do.
@@ -179,12 +181,12 @@ impl Pool {
 
     #[inline]
     fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
-        if let Some(id) = self.get(index) {
-            if is_up(lanes, id) {
-                return Some(Place::Here(id));
-            }
-            let former = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1));
-            return former.map(|former| Place::Here(former.1));
+        if let Some(id) = self.get(index).filter(|id| is_up(lanes, *id)) {
+            return Some(Place::Here(id));
+        }
+        // Also if its replacement has failed.
+        if let Some(former) = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1)) {
+            return Some(Place::Here(former.1));
         }
         let there = self.keeper(index);
         let up = index < MAX_LANES && self.up & 1 << index != 0;

@@ -64,6 +64,8 @@ pub(super) enum Order {
     LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
     LaneWorn { lane: LaneName },
+    /// To the owner: a lane that was replaced no longer carries payloads in place of its replacement.
+    FormerGone { lane: LaneName },
     /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
     LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// A lane hears nothing: are the others alive?
@@ -521,7 +523,17 @@ mod tests {
         };
         let (session, since) = (exchange.name_session(), exchange.base);
         let (peer, key) = (PeerId(0), [1; 32]);
-        Arc::new(Connected { peer, session, owner, dialled: true, key, hello, wanted: 1, begun: since, since })
+        Arc::new(Connected {
+            peer,
+            session,
+            owner,
+            dialled: true,
+            key,
+            hello,
+            wanted: 1,
+            begun: since,
+            since,
+        })
     }
 
     #[test]

@@ -70,8 +70,18 @@ impl Worker {
         let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
         match self.link_named(peer, session) {
             Some(link) if works => link.pool.keep_former(index, old),
-            Some(_) | None => self.drain_lane(old, now),
+            Some(_) | None => self.drop_former(old, now),
         }
+    }
+
+    /// A lane that was replaced carries payloads no more, though the one in its place does not yet: its owner is told.
+    fn drop_former(&mut self, id: LaneId, now: Instant) {
+        let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
+        if let Some(link) = self.link_named(lane.peer, lane.session) {
+            link.pool.forget_former(id);
+        }
+        self.drain_lane(id, now);
+        self.tell_owner(lane, Order::FormerGone { lane }, now);
     }
 
     /// The lane of an index carries payloads: the one before it need no longer.
@@ -207,6 +217,15 @@ impl Worker {
         };
         if alive && silence >= limit / 2 {
             let lane = name_of_lane(slot);
+            let is_former = self
+                .link_named(lane.peer, lane.session)
+                .is_some_and(|link| link.pool.former().any(|former| former == id));
+            if is_former {
+                if silence >= limit {
+                    self.drop_former(id, now);
+                }
+                return;
+            }
             self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
         }
     }
@@ -258,8 +277,9 @@ impl Worker {
         self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
             self.exchange.lane_gone(slot.peer);
-            if let Some(link) = self.link_named(slot.peer, slot.session) {
-                link.pool.forget_former(id);
+            let lane = name_of_lane(&slot);
+            if self.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
+                self.tell_owner(lane, Order::FormerGone { lane }, now);
             }
             self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
             self.release_underlay(slot.underlay);
@@ -283,7 +303,7 @@ impl Worker {
         if bytes < before {
             link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
         }
-        let lanes: Vec<LaneId> = link.pool.lanes().collect();
+        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.former()).collect();
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {
                 slot.set_budget(bytes);

@@ -233,6 +233,15 @@ impl Worker {
         }
     }
 
+    /// A lane that was replaced carries payloads no more.
+    pub(super) fn former_gone(&mut self, lane: LaneName, now: Instant) {
+        if let Some(session) = self.session_named(lane.peer, lane.session)
+            && session.openings.former_gone(lane.index, lane.epoch)
+        {
+            self.tell_lanes(lane.peer, now);
+        }
+    }
+
     /// The path of a lane carries packets of so many bytes.
     pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize, now: Instant) {
         if let Some(session) = self.session_named(lane.peer, lane.session) {
@@ -247,7 +256,8 @@ impl Worker {
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
-            return;
+            // It ended before its keeper heard that it is replaced.
+            return self.former_gone(lane, now);
         }
         let (index, peer) = (lane.index, lane.peer);
         let mut again = dialled;
@@ -340,9 +350,14 @@ impl Worker {
     ) {
         let Some(session) = self.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
+            // One that was to be replaced, but there was no socket for another.
+            if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
+                self.drain_at_keeper(lane, now);
+                self.tell_lanes(lane.peer, now);
+            }
             return;
         }
-        let is_up = session.openings.mask() & 1 << lane.index != 0;
+        let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
         let others = self.exchange.silence(peer, now);
         if silence < limit {

@@ -96,6 +96,7 @@ impl Worker {
             Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
             Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
+            Order::FormerGone { lane } => self.former_gone(lane, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {

@@ -25,7 +25,7 @@ impl Pair {
     }
 
     /// Flows that two agents talk about in frames or payloads that came to another worker than theirs.
-    fn handed_over(&mut self) -> u64 {
+    pub(super) fn handed_over(&mut self) -> u64 {
         ["frames", "payloads"]
             .map(|kind| self.both(&format!("culvert_handed_over_datagrams_total{{kind=\"{kind}\"}}")))
             .iter()

@@ -249,6 +249,70 @@ fn a_lane_that_is_forged_at_is_replaced_before_its_integrity_limit_and_loses_not
 }
 
 #[test]
+fn a_listener_does_not_have_young_lanes_replaced() {
+    let mut pair = Pair::new(1245, "", "");
+    let exit = pair.exit;
+    limit(&mut pair, &[exit], FAILED);
+    pair.wait_for_lanes(1);
+    pair.world.tapped();
+    let mut client = pair.client(1000);
+    let (mut lane, mut rng) = (None, StdRng::seed_from_u64(1245));
+    let mut young = None;
+    for number in 0..3600 {
+        client.send(INGRESS, &numbered(number));
+        pair.run_served(MS);
+        if number > 100 && failures(&mut pair, exit) < 56 {
+            let (from, to, cid) = *lane.get_or_insert_with(|| lane_cid(&pair, ENTRY));
+            pair.world.forge(from, to, &forged(cid, &mut rng));
+        }
+        if number == 2500 {
+            young = Some((failures(&mut pair, exit), replaced(&mut pair)));
+        }
+    }
+    pair.run_served(100 * MS);
+    assert_eq!(young, Some((56, [0, 0])), "it was said, and is not believed");
+    assert_eq!(replaced(&mut pair), [1, 0], "it is said again");
+    assert_all_answered(&mut client, 3600);
+    pair.assert_balanced();
+}
+
+#[test]
+fn flows_of_other_workers_do_not_wait_while_the_only_lane_is_replaced() {
+    for (seed, at_exit) in [(1260, false), (1261, true)] {
+        println!("seed {seed}, at the exit: {at_exit}");
+        let mut pair = Pair::with_workers(seed, (2, 2), "lanes = 1", "");
+        let (victim, sender) = if at_exit { (pair.exit, ENTRY) } else { (pair.entry, EXIT) };
+        limit(&mut pair, &[victim], FAILED);
+        pair.wait_for_lanes(1);
+        pair.world.weather.borrow_mut().delay = 20 * MS;
+        // A peer may not have a lane replaced that is younger.
+        pair.world.run(VALIDATION_TIMEOUT);
+        let mut clients: Vec<Udp> = (0..8).map(|port| pair.client(1000 + port)).collect();
+        let (mut lane, mut rng) = (None, StdRng::seed_from_u64(seed));
+        for number in 0..600 {
+            for client in &mut clients {
+                client.send(INGRESS, &numbered(number));
+            }
+            pair.run_served(MS);
+            let queued = [pair.entry, pair.exit].map(|place| pair.world.peer(place).uplink.queued);
+            assert_eq!(queued, [0, 0], "after {number} ms");
+            if number == 100 {
+                pair.world.tapped();
+            }
+            if number > 200 && failures(&mut pair, victim) < 56 {
+                let (from, to, cid) = *lane.get_or_insert_with(|| lane_cid(&pair, sender));
+                pair.world.forge(from, to, &forged(cid, &mut rng));
+            }
+        }
+        pair.run_served(200 * MS);
+        clients.iter_mut().for_each(|client| assert_all_answered(client, 600));
+        assert!(pair.handed_over() > 0, "some flows are at a worker without a lane");
+        assert_eq!(replaced(&mut pair), [1, 0]);
+        pair.assert_balanced();
+    }
+}
+
+#[test]
 fn a_lane_at_its_integrity_limit_opens_nothing_more_and_is_opened_again() {
     for (seed, at_exit) in [(1250, false), (1251, true)] {
         println!("seed {seed}, at the exit: {at_exit}");
