@@ -185,11 +185,18 @@ impl Uplink<'_> {
     /// A flow was confirmed: what waited for that follows now.
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
-        for mut run in self.relay.awaiting.take_flow(id) {
+        let mut runs = self.relay.awaiting.take_flow(id);
+        if !runs.is_empty() {
+            // What of the flow came to the queue meanwhile is younger, and stays behind.
+            runs.extend(self.relay.queue.take_flow(id));
+        }
+        for mut run in runs {
             self.arrived = run.arrived;
-            let empty = self.relay.queue.is_empty();
-            let sealed =
-                if empty { self.seal(id, run.data(), run.segment, run.count(), None) } else { (0, None) };
+            let sealed = if self.relay.queue.is_empty() {
+                self.seal(id, run.data(), run.segment, run.count(), run.begun)
+            } else {
+                (0, run.begun)
+            };
             let sent;
             (sent, run.begun) = sealed;
             self.relay.queue.put_back_last(run, sent);
