@@ -179,12 +179,12 @@ impl IpUplink<'_> {
 impl Uplink<'_> {
     /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
-        let header = context(class);
+        let (header, marks) = (context(class), (class.tos, self.age()));
         let lane = self.stripe(class.bucket);
         let sent = if self.relay.queue.is_empty() {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
             self.seal_packets(lane, &payloads, |outgoing, worker, place| {
-                outgoing.packets(worker, place, header, cut, class.tos);
+                outgoing.packets(worker, place, header, cut, marks);
             })
         } else {
             0
@@ -222,13 +222,14 @@ impl Uplink<'_> {
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
             let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane) });
-            self.relay.queue.push(belongs, rest, segment, (self.now, self.now), &mut self.relay.uplink);
+            let times = (self.arrived, self.now);
+            self.relay.queue.push(belongs, rest, segment, times, &mut self.relay.uplink);
         }
     }
 
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
-        let header = context(class);
+        let (header, marks) = (context(class), (class.tos, self.age()));
         let given = class
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
@@ -236,7 +237,7 @@ impl Uplink<'_> {
         let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
         let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
         self.seal_packets(lane, &payloads, |outgoing, worker, place| {
-            outgoing.payloads(worker, place, (header, counted), (data, segment), class.tos);
+            outgoing.payloads(worker, place, (header, counted), (data, segment), marks);
         })
     }
 

@@ -161,7 +161,8 @@ impl Uplink<'_> {
                 Cutting { datagram: name, offset: u16::try_from(offset).unwrap_or(u16::MAX), ..new };
             let rest = datagram.get(offset..).unwrap_or_default();
             let header = cutting.header();
-            self.outgoing.payloads(worker, (self.peer, lane), (header, 1), (rest, rest.len()), self.tos);
+            let marks = (self.tos, self.age());
+            self.outgoing.payloads(worker, (self.peer, lane), (header, 1), (rest, rest.len()), marks);
             self.relay.uplink.handed_over += 1;
         }
     }

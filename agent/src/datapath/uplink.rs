@@ -185,11 +185,18 @@ impl Uplink<'_> {
     /// A flow was confirmed: what waited for that follows now.
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
-        for mut run in self.relay.awaiting.take_flow(id) {
+        let mut runs = self.relay.awaiting.take_flow(id);
+        if !runs.is_empty() {
+            // What of the flow came to the queue meanwhile is younger, and stays behind.
+            runs.extend(self.relay.queue.take_flow(id));
+        }
+        for mut run in runs {
             self.arrived = run.arrived;
-            let empty = self.relay.queue.is_empty();
-            let sealed =
-                if empty { self.seal(id, run.data(), run.segment, run.count(), None) } else { (0, None) };
+            let sealed = if self.relay.queue.is_empty() {
+                self.seal(id, run.data(), run.segment, run.count(), run.begun)
+            } else {
+                (0, run.begun)
+            };
             let sent;
             (sent, run.begun) = sealed;
             self.relay.queue.put_back_last(run, sent);
@@ -202,7 +209,8 @@ impl Uplink<'_> {
         let header = message.encode();
         let sent = match way {
             Way::Worker(worker, lane) => {
-                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), (&[], 1), self.tos);
+                let marks = (self.tos, Duration::ZERO);
+                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), (&[], 1), marks);
                 true
             }
             Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
@@ -266,7 +274,8 @@ impl Uplink<'_> {
                 return all;
             }
             let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
-            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), self.tos);
+            let marks = (self.tos, self.age());
+            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), marks);
             self.relay.uplink.handed_over += u64::from(counted);
             return all;
         }
@@ -317,8 +326,8 @@ impl Uplink<'_> {
         all
     }
 
-    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` for that.
-    /// `counted` of the datagrams are in an account.
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` since it came
+    /// to this host. `counted` of the datagrams are in an account.
     pub fn take_over(
         &mut self,
         (index, waited): (u8, Duration),
@@ -327,6 +336,7 @@ impl Uplink<'_> {
         tos: u8,
     ) {
         self.relay.uplink.taken_over += u64::from(counted);
+        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
         if counted > 0 && waited > self.relay.queue.time_limit() {
             self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
             return;
@@ -372,7 +382,8 @@ impl Uplink<'_> {
                         // It fits only without the opening form: it and what follows wait where the flow lives.
                         let counted = u32::try_from(left).unwrap_or(u32::MAX);
                         self.relay.uplink.handed_over += left;
-                        self.outgoing.returned(keeper, self.peer, (header, counted), rest, segment);
+                        let age = self.age();
+                        self.outgoing.returned(keeper, self.peer, (header, counted), (rest, segment), age);
                         return;
                     }
                     self.drop_too_large(size, most, false);
@@ -384,14 +395,27 @@ impl Uplink<'_> {
         }
     }
 
-    /// Takes back datagrams that did not fit beside the opening form, where their flow lives: they wait for its confirmation.
-    pub fn take_back(&mut self, (header, counted): (Header, u32), data: &[u8], segment: usize) {
+    /// Takes back datagrams that did not fit beside the opening form, where their flow lives: they wait for its confirmation, and
+    /// have `waited` since they came to this host.
+    pub fn take_back(
+        &mut self,
+        waited: Duration,
+        (header, counted): (Header, u32),
+        (data, segment): (&[u8], usize),
+    ) {
         self.relay.uplink.taken_over += u64::from(counted);
+        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
         let number = Context::decode(header.as_slice()).and_then(|context| context.flow());
         match number.and_then(|number| self.relay.flows.of_number(number)) {
             Some(flow) => self.await_confirmation(flow, data, segment),
             None => self.relay.uplink.drop(DropReason::UnknownFlow, u64::from(counted)),
         }
+    }
+
+    /// For how long what is being sent has been at this host.
+    #[inline]
+    pub(super) fn age(&self) -> Duration {
+        self.now.saturating_duration_since(self.arrived)
     }
 
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.

@@ -1,6 +1,9 @@
 //! Standard mode: a peer without lanes gets its frames as plain DATAGRAM frames (RFC 9221) of the control connection.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use bytes::{Bytes, BytesMut};
 
@@ -9,11 +12,15 @@ use super::{Frame, Payloads, PushError, frame::MOST_PREFIX};
 /// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
 
+/// What a frame is reckoned to take beside its bytes: its entry and its allocation. Empty datagrams are bounded by it.
+const OVERHEAD_BYTES: usize = 128;
+
 /// Frames on their way to a control connection.
 #[derive(Debug)]
 pub struct Plain {
     waiting: VecDeque<PlainFrame>,
-    bytes: usize,
+    /// The sum of their costs.
+    held: usize,
     /// The largest frame that the connection takes now, in bytes; 0 if the peer takes none.
     most: usize,
 }
@@ -29,11 +36,18 @@ pub struct PlainFrame {
     pub arrived: Instant,
 }
 
+impl PlainFrame {
+    /// What it counts for in the bound.
+    fn cost(&self) -> usize {
+        self.data.len() + OVERHEAD_BYTES
+    }
+}
+
 impl Plain {
     /// Nothing waits; frames of up to `most` bytes are taken.
     #[must_use]
     pub fn new(most: Option<usize>) -> Self {
-        Self { waiting: VecDeque::new(), bytes: 0, most: most.unwrap_or(0) }
+        Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0) }
     }
 
     /// The connection takes frames of up to `most` bytes now.
@@ -56,13 +70,13 @@ impl Plain {
         if len > self.most {
             return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
         }
-        if self.bytes + len > MAX_BYTES {
+        if self.held + len + OVERHEAD_BYTES > MAX_BYTES {
             return Err(PushError::Blocked);
         }
         let mut data = BytesMut::with_capacity(len);
         data.extend_from_slice(frame.header);
         data.extend_from_slice(frame.payload);
-        self.bytes += len;
+        self.held += len + OVERHEAD_BYTES;
         self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted, arrived });
         Ok(())
     }
@@ -86,13 +100,19 @@ impl Plain {
     /// Takes the oldest frame.
     pub fn pop(&mut self) -> Option<PlainFrame> {
         let frame = self.waiting.pop_front()?;
-        self.bytes -= frame.data.len();
+        self.held -= frame.cost();
         Some(frame)
+    }
+
+    /// Takes the oldest frame if what it carries has waited for longer than `limit`.
+    pub fn pop_late(&mut self, now: Instant, limit: Duration) -> Option<PlainFrame> {
+        let late = now.saturating_duration_since(self.waiting.front()?.arrived) > limit;
+        if late { self.pop() } else { None }
     }
 
     /// Puts back what [`Plain::pop`] gave, at the front.
     pub fn put_back(&mut self, frame: PlainFrame) {
-        self.bytes += frame.data.len();
+        self.held += frame.cost();
         self.waiting.push_front(frame);
     }
 }
@@ -114,11 +134,31 @@ mod tests {
         while plain.push(frame(&[7; 998]), now).is_ok() {
             taken += 1;
         }
-        assert_eq!(taken, MAX_BYTES / 1000);
+        assert_eq!(taken, MAX_BYTES / (1000 + OVERHEAD_BYTES));
         let first = plain.pop().unwrap();
         assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
         plain.put_back(first);
         assert_eq!(plain.push(frame(&[7; 998]), now), Err(PushError::Blocked));
+    }
+
+    #[test]
+    fn empty_datagrams_are_bounded_and_late_ones_come_out_before_the_others() {
+        let (mut plain, clock) = (Plain::new(Some(1000)), ManualClock::default());
+        let mut taken = 0;
+        while plain.push(frame(&[]), clock.now()).is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, MAX_BYTES / (2 + OVERHEAD_BYTES));
+        let limit = Duration::from_millis(100);
+        clock.advance(limit);
+        assert!(plain.pop_late(clock.now(), limit).is_none(), "it may wait for so long");
+        clock.advance(Duration::from_nanos(1));
+        assert!(plain.pop_late(clock.now(), limit).is_some());
+        plain.push(frame(&[5]), clock.now()).unwrap();
+        let late = std::iter::from_fn(|| plain.pop_late(clock.now(), limit)).count();
+        assert_eq!(late, taken - 1);
+        assert_eq!(plain.pop().unwrap().data[..], [2, 0, 5]);
+        assert_eq!((plain.held, plain.is_empty()), (0, true));
     }
 
     #[test]

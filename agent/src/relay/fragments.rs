@@ -74,12 +74,19 @@ struct Incomplete {
     total: usize,
     /// When the first of them came.
     since: Instant,
-    /// Its bytes as far as the furthest piece; zeros where none has come.
+    /// The bytes that have come, as they came: so much is written as was received, wherever it belongs.
     bytes: Vec<u8>,
-    /// Where those that came begin and end, in order, not joined: at most `total / LEAST_PIECE + 1`.
-    pieces: Vec<(u16, u16)>,
-    /// Bytes that have come.
-    received: usize,
+    /// The pieces that have come, in the order of the datagram, not joined: at most `total / LEAST_PIECE + 1`.
+    pieces: Vec<Span>,
+}
+
+/// A piece that has come.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Where it begins and ends in the datagram.
+    of_whole: (u16, u16),
+    /// Where it begins among the bytes that have come.
+    at: u16,
 }
 
 impl Incomplete {
@@ -90,29 +97,33 @@ impl Incomplete {
 
     /// Adds the bytes at `offset`; false if they overlap with others.
     fn add(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Misfit> {
-        let end = offset + bytes.len();
-        let span = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-        let span = (span(offset), span(end));
-        let place = self.pieces.partition_point(|piece| *piece < span);
-        if self.pieces.get(place) == Some(&span) {
+        let place_of = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        let of_whole = (place_of(offset), place_of(offset + bytes.len()));
+        let place = self.pieces.partition_point(|piece| piece.of_whole < of_whole);
+        if self.pieces.get(place).is_some_and(|next| next.of_whole == of_whole) {
             return Err(Misfit::Duplicate);
         }
-        let after_last = place.checked_sub(1).is_none_or(|last| self.pieces[last].1 <= span.0);
-        let before_next = self.pieces.get(place).is_none_or(|next| span.1 <= next.0);
+        let after_last = place.checked_sub(1).is_none_or(|last| self.pieces[last].of_whole.1 <= of_whole.0);
+        let before_next = self.pieces.get(place).is_none_or(|next| of_whole.1 <= next.of_whole.0);
         if !(after_last && before_next) {
             return Err(Misfit::Overlap);
         }
-        self.pieces.insert(place, span);
-        if offset == self.bytes.len() {
-            self.bytes.extend_from_slice(bytes);
-        } else {
-            if self.bytes.len() < end {
-                self.bytes.resize(end, 0);
-            }
-            self.bytes[offset..end].copy_from_slice(bytes);
-        }
-        self.received += bytes.len();
+        self.pieces.insert(place, Span { of_whole, at: place_of(self.bytes.len()) });
+        self.bytes.extend_from_slice(bytes);
         Ok(())
+    }
+
+    /// The datagram, of which all pieces have come.
+    fn whole(self) -> Vec<u8> {
+        if self.pieces.iter().all(|piece| piece.at == piece.of_whole.0) {
+            return self.bytes;
+        }
+        let mut whole = Vec::with_capacity(self.total);
+        for Span { of_whole: (start, end), at } in &self.pieces {
+            let at = usize::from(*at);
+            whole.extend_from_slice(&self.bytes[at..at + usize::from(end - start)]);
+        }
+        whole
     }
 }
 
@@ -211,10 +222,10 @@ impl Reassembler {
                 return None;
             }
         }
-        if datagram.received < datagram.total {
+        if datagram.bytes.len() < datagram.total {
             return None;
         }
-        self.end(place, now).map(|datagram| datagram.bytes)
+        self.end(place, now).map(Incomplete::whole)
     }
 
     /// Gives up the datagram that a piece of `bytes` bytes belongs to, for `reason`: the piece is not to be taken in.
@@ -287,7 +298,6 @@ impl Reassembler {
             since: now,
             bytes: Vec::with_capacity(total),
             pieces: Vec::new(),
-            received: 0,
         });
         Some(self.incomplete.len() - 1)
     }

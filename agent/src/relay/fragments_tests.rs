@@ -69,6 +69,23 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
+fn the_last_byte_of_a_datagram_writes_one_byte() {
+    let mut bench = Bench::new();
+    let whole = pattern(MOST_DATAGRAM, 3);
+    assert_eq!(bench.take((FLOW, 1), &whole, MOST_DATAGRAM - 1..MOST_DATAGRAM), None);
+    assert_eq!(bench.reassembler.incomplete[0].bytes.len(), 1);
+    assert_eq!(bench.reassembler.held_bytes(), MOST_DATAGRAM + OVERHEAD_BYTES, "what it reserves counts");
+    // The others from the back to the front, and the first in two.
+    let mut end = MOST_DATAGRAM - 1;
+    while end > 4_000 {
+        assert_eq!(bench.take((FLOW, 1), &whole, end - 1_024..end), None);
+        end -= 1_024;
+    }
+    assert_eq!(bench.take((FLOW, 1), &whole, 0..1_024), None);
+    assert_eq!(bench.take((FLOW, 1), &whole, 1_024..end), Some(whole));
+}
+
+#[test]
 fn pieces_in_any_order_make_the_datagram_that_was_cut() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut bench = Bench::new();

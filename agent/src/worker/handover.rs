@@ -14,7 +14,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustc_hash::FxHashMap;
@@ -94,7 +94,7 @@ pub(super) struct Piece {
 #[derive(Debug)]
 pub(super) struct Parcel {
     pub(super) kind: Kind,
-    /// The peer's process to which the numbers in its headers mean something; that of payloads only.
+    /// The peer's process to which the numbers in its headers mean something; that of payloads and frames.
     pub(super) process: u64,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
@@ -142,7 +142,7 @@ impl Parcel {
     }
 
     /// The peer whose datagrams it holds, if that is known.
-    fn peer(&self) -> Option<PeerId> {
+    pub(super) fn peer(&self) -> Option<PeerId> {
         match self.kind {
             Kind::Packets { .. } | Kind::Strangers { .. } => None,
             Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
@@ -190,31 +190,32 @@ impl Outgoing {
         self.add(to, Kind::Frames { peer, lane }, piece, data);
     }
 
-    /// Payloads for lane `lane`, which the worker `to` keeps: `datagrams` of `segment` bytes, the last at most.
+    /// Payloads for lane `lane`, which the worker `to` keeps: `counted` of `segment` bytes, the last at most, that came to this
+    /// host `age` ago.
     pub(crate) fn payloads(
         &mut self,
         to: u8,
         (peer, lane): (PeerId, u8),
         (header, counted): (Header, u32),
         (data, segment): (&[u8], usize),
-        tos: u8,
+        (tos, age): (u8, Duration),
     ) {
-        let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
+        let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
     }
 
-    /// IP packets for lane `lane`, which the worker `to` keeps.
+    /// IP packets for lane `lane`, which the worker `to` keeps, that came to this host `age` ago.
     pub(crate) fn packets(
         &mut self,
         to: u8,
         (peer, lane): (PeerId, u8),
         header: Header,
         cut: &Cut<'_>,
-        tos: u8,
+        (tos, age): (u8, Duration),
     ) {
         let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
-        let meta = Meta { len, segment: segment.max(1), ..Meta::EMPTY };
+        let meta = Meta { len, segment: segment.max(1), age, ..Meta::EMPTY };
         let counted = u32::try_from(cut.count()).unwrap_or(u32::MAX);
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: len, tos };
         self.add_with(to, Kind::Payloads { peer, lane }, piece, |bytes| {
@@ -224,16 +225,17 @@ impl Outgoing {
         });
     }
 
-    /// Payloads of a flow that the worker `to` keeps, which did not fit beside `header`.
+    /// Payloads of a flow that the worker `to` keeps, which did not fit beside `header` and came to
+    /// this host `age` ago.
     pub(crate) fn returned(
         &mut self,
         to: u8,
         peer: PeerId,
         (header, counted): (Header, u32),
-        data: &[u8],
-        segment: usize,
+        (data, segment): (&[u8], usize),
+        age: Duration,
     ) {
-        let meta = Meta { len: data.len(), segment: segment.max(1), ..Meta::EMPTY };
+        let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos: 0 };
         self.add(to, Kind::Returned { peer }, piece, data);
     }
@@ -263,13 +265,9 @@ impl Outgoing {
         write(&mut place.bytes);
     }
 
-    /// Takes out the payloads for a peer that were collected.
-    pub(super) fn take_payloads(&mut self, id: PeerId) -> impl Iterator<Item = Parcel> {
-        let of_peer = move |parcel: &Parcel| match parcel.kind {
-            Kind::Payloads { peer, .. } | Kind::Returned { peer } => peer == id,
-            Kind::Packets { .. } | Kind::Frames { .. } | Kind::Strangers { .. } => false,
-        };
-        self.parcels.extract_if(.., move |(_, parcel)| of_peer(parcel)).map(|(_, parcel)| parcel)
+    /// Takes out what was collected of a peer's flows, in either direction.
+    pub(super) fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = Parcel> {
+        self.parcels.extract_if(.., move |(_, parcel)| parcel.peer() == Some(id)).map(|(_, parcel)| parcel)
     }
 
     /// Takes what was collected.

@@ -257,7 +257,7 @@ pub struct Worker {
     loop_log: RateLimit,
     /// Peers that packets of the device were for, in this batch.
     served: Vec<PeerId>,
-    /// Whose queue is sent from first, once a socket has room again: who found none left the last time.
+    /// Whose queue is sent from first, once a socket has room again: who comes after the first that got something the last time.
     first_to_drain: usize,
     violation_log: RateLimit,
     /// Where TCP is read into.
@@ -327,7 +327,8 @@ impl Worker {
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 
-    /// Serves the sources that have something, each at most once; returns how many of them may have more.
+    /// Serves the sources that have something, in turn, as many of a class as were ready when it began: one that has more may be
+    /// served again, in the place of one whose share is used up. Returns how many times there may have been more.
     fn serve_sources(&mut self, now: Instant) -> usize {
         let mut batches = 0;
         for class in Class::ALL {

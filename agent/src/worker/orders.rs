@@ -19,7 +19,7 @@ use crate::{
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
     peer::{Link, Peer, PeerId, SETTLE_TIME, SessionId},
-    relay::{DropReason, NO_LANE, Origin},
+    relay::{Account, DropReason, NO_LANE, Origin},
 };
 
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.
@@ -168,9 +168,15 @@ impl Worker {
         });
         if !same_process {
             // Numbers of flows mean others to the new process.
-            for parcel in self.outgoing.take_payloads(id) {
-                peer.relay.uplink.handed_over -= parcel.counted();
-                peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+            for parcel in self.outgoing.take_of_peer(id) {
+                match parcel.kind {
+                    Kind::Payloads { .. } | Kind::Returned { .. } => {
+                        peer.relay.uplink.handed_over -= parcel.counted();
+                        peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+                    }
+                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &parcel),
+                    Kind::Packets { .. } | Kind::Strangers { .. } => {}
+                }
             }
             self.orphan_flows(id, *key);
         }
@@ -373,7 +379,8 @@ impl Worker {
                     if let Some(mut uplink) = self.uplink(peer, now) {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
-                            uplink.take_back((header, piece.counted), data, piece.meta.segment);
+                            let run = (data, piece.meta.segment);
+                            uplink.take_back(waited + piece.meta.age, (header, piece.counted), run);
                         }
                     }
                     self.watch_queue(peer, now);
@@ -383,6 +390,7 @@ impl Worker {
                         for (piece, data) in parcel.pieces() {
                             let header = piece.header.unwrap_or_default();
                             let run = (data, piece.meta.segment);
+                            let waited = waited + piece.meta.age;
                             uplink.take_over((lane, waited), (header, piece.counted), run, piece.tos);
                         }
                     }
@@ -393,17 +401,22 @@ impl Worker {
         }
     }
 
-    /// Whether payloads are for a process of the peer that has been replaced: its flows' numbers are others' now. They are
-    /// dropped.
+    /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
+    /// others' now. They are dropped.
     fn is_outdated(&mut self, parcel: &Parcel) -> bool {
-        let (Kind::Payloads { peer, .. } | Kind::Returned { peer }) = parcel.kind else { return false };
-        let Some(peer) = self.peers.get_mut(peer.0 as usize) else { return false };
-        let outdated = peer.process() != parcel.process;
-        if outdated {
+        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer.0 as usize)) else {
+            return false;
+        };
+        if peer.process() == parcel.process {
+            return false;
+        }
+        if let Kind::Frames { .. } = parcel.kind {
+            drop_outdated(&mut peer.relay.downlink, parcel);
+        } else {
             peer.relay.uplink.taken_over += parcel.counted();
             peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
         }
-        outdated
+        true
     }
 
     fn take_packets(&mut self, parcel: (&Parcel, Duration), port: usize, now: Instant) {
@@ -433,7 +446,7 @@ impl Worker {
     /// Hands over what was collected for other workers in this turn.
     pub(super) fn hand_over(&mut self, now: Instant) {
         for (worker, mut parcel) in self.outgoing.take() {
-            if let Kind::Payloads { peer, .. } | Kind::Returned { peer } = parcel.kind {
+            if let Some(peer) = parcel.peer() {
                 parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
             }
             parcel.handed = Some(now);
@@ -478,4 +491,10 @@ impl Worker {
     pub(super) fn peer_ids(&self) -> impl Iterator<Item = PeerId> + use<> {
         (0..self.peers.len()).map(|place| PeerId(number(place)))
     }
+}
+
+/// Frames came from a process of the peer that has been replaced: nobody knows their flows.
+fn drop_outdated(downlink: &mut Account, parcel: &Parcel) {
+    downlink.receive(parcel.counted(), parcel.counted_bytes());
+    downlink.drop(DropReason::UnknownFlow, parcel.counted());
 }

@@ -38,17 +38,18 @@ impl Worker {
             let quinn = peer.session.as_ref().and_then(|session| self.control.quinn(session.handle));
             let (Some(plain), Some(quinn)) = (plain, quinn) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
+            // Before the space: a connection that takes nothing holds nothing back that is too old.
+            if let Some(late) = plain.pop_late(now, peer.config.queue.time) {
+                if late.counted {
+                    self.settle_plain(id, Some(DropReason::Expired));
+                }
+                continue;
+            }
             if quinn.datagrams().send_buffer_space() < tls::DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
                 blocked = true;
                 break;
             }
             let Some(mut frame) = plain.pop() else { break };
-            if now.saturating_duration_since(frame.arrived) > peer.config.queue.time {
-                if frame.counted {
-                    self.settle_plain(id, Some(DropReason::Expired));
-                }
-                continue;
-            }
             taken = true;
             let dropped = match quinn.datagrams().send(frame.data, false) {
                 Ok(()) => None,

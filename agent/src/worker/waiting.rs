@@ -29,19 +29,22 @@ impl Worker {
         let places = (0..all).map(|place| (first + place) % all);
         let mut waiting: VecDeque<usize> =
             places.filter(|place| !self.peers[*place].relay.queue.is_empty()).collect();
-        let mut blocked = None;
+        let mut served = None;
         while let Some(place) = waiting.pop_front() {
-            match self.drain_share(PeerId(number(place)), DRAIN_SHARE, now) {
-                Drained::Empty => {}
+            let drained = self.drain_share(PeerId(number(place)), DRAIN_SHARE, now);
+            match drained {
+                Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(place),
-                Drained::Blocked(sent) => {
-                    // Whoever had something of its share is the last the next time.
-                    let next = if sent > 0 { waiting.front().copied() } else { None };
-                    blocked = blocked.or(next).or(Some(place));
-                }
+            }
+            if drained != Drained::Blocked(0) {
+                served = served.or(Some(place));
             }
         }
-        self.first_to_drain = blocked.unwrap_or(0);
+        // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
+        // a socket of their own, do not hold the turn up.
+        if let Some(place) = served {
+            self.first_to_drain = (place + 1) % all;
+        }
     }
 
     /// Sends what waits at a peer, as long as there is room.

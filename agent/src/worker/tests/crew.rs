@@ -3,7 +3,14 @@
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered};
-use crate::identity::Identity;
+use crate::{
+    clock::Clock,
+    identity::Identity,
+    io::batch::Meta,
+    peer::PeerId,
+    relay::{Context, DropReason},
+    worker::Outgoing,
+};
 
 /// Workers of the entry and of the exit, and `lanes` of the dialler.
 const MIXES: [((u8, u8), u8); 9] = [
@@ -313,4 +320,43 @@ fn the_largest_datagram_waits_for_the_confirmation_at_a_worker_without_lanes_too
     let dropped = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"too_large\"}";
     assert_eq!(pair.world.metric(pair.entry, dropped), 9);
     pair.assert_balanced();
+}
+
+#[test]
+fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
+    let mut pair = Pair::connected(810, "", "");
+    let mut client = pair.client(8000);
+    client.send(INGRESS, b"hello");
+    pair.run_served(Duration::from_millis(100));
+    assert_eq!(client.receive().len(), 1);
+    let entry = pair.entry;
+    let peer = &pair.world.agent(entry).workers[0].peers[0];
+    let (process, number) = (peer.process(), peer.relay.flows.iter().next().unwrap().2.number);
+    let header = Context::Flow { number, payload_at: 0 }.encode();
+    let place = (PeerId(0), 0);
+    let mut hand = |fill: &dyn Fn(&mut Outgoing), process: u64| {
+        let mut outgoing = Outgoing::default();
+        fill(&mut outgoing);
+        let (_, mut parcel) = outgoing.take().next().unwrap();
+        parcel.process = process;
+        parcel.handed = Some(pair.world.clock.now());
+        pair.world.agent(entry).workers[0].exchange.hand(0, parcel).unwrap();
+        pair.run_served(Duration::from_millis(100));
+        let peer = pair.world.peer(entry);
+        let came: Vec<Vec<u8>> = client.receive().into_iter().map(|(_, payload)| payload).collect();
+        let dropped = |reason: DropReason| {
+            let all = [&peer.uplink, &peer.downlink];
+            all.map(|direction| direction.account.dropped[reason as usize]).iter().sum::<u64>()
+        };
+        (came, dropped(DropReason::Expired), dropped(DropReason::UnknownFlow))
+    };
+    let frame = [header.as_slice(), b"answer"].concat();
+    let frames = |out: &mut Outgoing| out.frame(0, place, Some(6), Meta::EMPTY, &frame);
+    assert_eq!(hand(&frames, process), (vec![b"answer".to_vec()], 0, 0));
+    assert_eq!(hand(&frames, process + 1), (vec![], 0, 1), "its flow has had the same number");
+    for (age, expected) in [(90, (vec![b"ping".to_vec()], 0, 1)), (101, (vec![], 1, 1))] {
+        let marks = (0, Duration::from_millis(age));
+        let payloads = |out: &mut Outgoing| out.payloads(0, place, (header, 1), (b"ping", 4), marks);
+        assert_eq!(hand(&payloads, process), expected, "{age} ms before it was handed over");
+    }
 }

@@ -17,7 +17,7 @@ use crate::{
         Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
         batch::{DeliveryMessage, Message},
     },
-    relay::DropReason,
+    relay::{Belongs, DropReason, PacketClass},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -27,11 +27,11 @@ const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 const GREEDY: u32 = 1_000_000;
 
 impl Pair {
-    /// The exit has two peers, each at a host of its own, and both are connected.
-    fn with_second_entry(seed: u64, exit_extra: &str) -> (Self, usize) {
+    /// The exit has two peers, each at a host of its own, and both are connected; and what `more` says.
+    fn with_second_entry(seed: u64, exit_extra: &str, more: &str) -> (Self, usize) {
         let key = Identity::generate().unwrap();
         let second = format!(
-            "{exit_extra}\n[[peer]]\nname = \"other\"\npublic_key = \"{}\"\nservices = [\"echo\"]\n{exit_extra}",
+            "{exit_extra}\n[[peer]]\nname = \"other\"\npublic_key = \"{}\"\nservices = [\"echo\"]\n{exit_extra}\n{more}",
             key.public_key()
         );
         let mut pair = Self::new(seed, "", &second);
@@ -44,8 +44,9 @@ impl Pair {
         pair.world.run_till(Duration::from_secs(5), |world| {
             world.peer(0).lanes_up > 0 && [1, other].iter().all(|place| world.peer(*place).lanes_up > 0)
         });
-        pair.world
-            .run_till(Duration::from_secs(5), |world| world.peers(0).iter().all(|peer| peer.lanes_up > 0));
+        pair.world.run_till(Duration::from_secs(5), |world| {
+            world.peers(0).iter().filter(|peer| peer.lanes_up > 0).count() == 2
+        });
         (pair, other)
     }
 
@@ -104,7 +105,7 @@ fn a_greedy_socket_leaves_the_traffic_of_another_without_loss() {
 
 #[test]
 fn a_greedy_peer_with_many_sockets_leaves_the_traffic_of_another_without_loss() {
-    let (mut pair, other) = Pair::with_second_entry(702, "");
+    let (mut pair, other) = Pair::with_second_entry(702, "", "");
     let exit = pair.exit;
     let mut greedy = Vec::from_iter((0..40).map(|port| pair.client(8100 + port)));
     let mut modest = pair.client(8200);
@@ -225,22 +226,25 @@ impl UdpSocket for Narrow {
 }
 
 impl Pair {
-    /// Puts a narrow socket in the place of the exit's listening one.
-    fn narrow_down(&mut self) -> Rc<Cell<usize>> {
+    /// Puts narrow sockets in the place of those that an agent has for its peers.
+    fn narrow_down(&mut self, place: usize) -> Rc<Cell<usize>> {
         let credit = Rc::new(Cell::new(0));
-        let worker = &mut self.world.agent(self.exit).workers[0];
-        let underlay = worker.underlays.iter_mut().next().unwrap();
-        let inner = std::mem::replace(&mut underlay.socket, Box::new(Closed));
-        underlay.socket = Box::new(Narrow { inner, credit: Rc::clone(&credit) });
+        let worker = &mut self.world.agent(place).workers[0];
+        for underlay in worker.underlays.iter_mut() {
+            let inner = std::mem::replace(&mut underlay.socket, Box::new(Closed));
+            underlay.socket = Box::new(Narrow { inner, credit: Rc::clone(&credit) });
+        }
         credit
     }
 
-    /// Lets the narrow socket take so many datagrams.
-    fn widen(&mut self, credit: &Cell<usize>, datagrams: usize) {
+    /// Lets the narrow sockets of an agent take so many datagrams.
+    fn widen(&mut self, place: usize, credit: &Cell<usize>, datagrams: usize) {
         credit.set(datagrams);
-        let worker = &mut self.world.agent(self.exit).workers[0];
-        let token = worker.underlays.iter().next().unwrap().token;
-        worker.ready().mark(token);
+        let worker = &mut self.world.agent(place).workers[0];
+        let tokens = Vec::from_iter(worker.underlays.iter().map(|underlay| underlay.token));
+        for token in tokens {
+            worker.ready().mark(token);
+        }
     }
 }
 
@@ -277,14 +281,26 @@ impl UdpSocket for Closed {
 
 #[test]
 fn peers_whose_datagrams_wait_for_one_socket_get_its_room_in_equal_shares() {
-    let (mut pair, _) = Pair::with_second_entry(704, "queue.time = \"5s\"\nquota = 1.0");
+    assert_equal_shares(704, "");
+}
+
+#[test]
+fn a_peer_that_is_not_reached_does_not_hold_up_the_turns_of_others() {
+    let key = Identity::generate().unwrap().public_key().to_string();
+    let absent = format!("[[peer]]\nname = \"absent\"\npublic_key = \"{key}\"\nqueue.time = \"5s\"");
+    assert_equal_shares(706, &absent);
+}
+
+/// Two peers share the room of a socket; for each of the others, `more` of them, a packet waits that has no way.
+fn assert_equal_shares(seed: u64, more: &str) {
+    let (mut pair, _) = Pair::with_second_entry(seed, "queue.time = \"5s\"\nquota = 1.0", more);
     let (mut one, mut two) = (pair.client(8400), pair.client(8401));
     one.send(INGRESS, &numbered(0));
     two.send(SocketAddr::new(OTHER, 5300), &numbered(1));
     pair.world.run(Duration::from_millis(60));
     let flows: BTreeMap<u32, SocketAddr> =
         pair.echo.receive().into_iter().map(|(from, payload)| (number_of(&payload), from)).collect();
-    let credit = pair.narrow_down();
+    let credit = pair.narrow_down(pair.exit);
     for number in 0..4_000 {
         for flow in flows.values() {
             pair.echo.send(*flow, &numbered(number));
@@ -293,10 +309,17 @@ fn peers_whose_datagrams_wait_for_one_socket_get_its_room_in_equal_shares() {
             pair.world.run(MS);
         }
     }
+    let now = pair.world.clock.now();
+    for peer in pair.world.agent(pair.exit).workers[0].peers.iter_mut().skip(2) {
+        let class = PacketClass { bucket: 0, partial: false, tos: 0, lane: None };
+        let relay = &mut peer.relay;
+        relay.uplink.receive(1, 100);
+        relay.queue.push(Belongs::Packets(class), &[0; 100], 100, (now, now), &mut relay.uplink);
+    }
     // An outbox that fits nobody's time is all that is in the way.
     let mut carried = [0; 2];
     for _ in 0..60 {
-        pair.widen(&credit, 64);
+        pair.widen(pair.exit, &credit, 64);
         pair.world.run(5 * MS);
         carried[0] += one.receive().len();
         carried[1] += two.receive().len();
@@ -313,7 +336,7 @@ fn a_socket_without_room_says_what_keeps_the_lanes_alive_and_sends_nothing_late(
     client.send(INGRESS, &numbered(0));
     pair.world.run(Duration::from_millis(60));
     let flow = pair.echo.receive()[0].0;
-    let credit = pair.narrow_down();
+    let credit = pair.narrow_down(pair.exit);
     let begun = pair.world.clock.now();
     let mut late = 0;
     for round in 0..3_000_u32 {
@@ -321,7 +344,7 @@ fn a_socket_without_room_says_what_keeps_the_lanes_alive_and_sends_nothing_late(
             pair.echo.send(flow, &numbered(round));
         }
         if round % 20 == 0 {
-            pair.widen(&credit, 12);
+            pair.widen(pair.exit, &credit, 12);
         }
         pair.world.run(MS);
         let sent = |number: u32| begun + MS * number;
