@@ -33,7 +33,7 @@ pub fn reassembly(input: &[u8]) {
                     128..240 => total.saturating_sub(offset),
                     short => usize::from(short - 240),
                 };
-                let byte = |at: usize| (at * 3 + at / 200 + total + usize::from(name)) % 255 + 1;
+                let byte = |at: usize| (at * 3 + at / 200 + total + usize::from(name & 63)) % 255 + 1;
                 let bytes: Vec<u8> = (offset..offset + len).map(|at| byte(at) as u8).collect();
                 let piece = Piece { flow, datagram, total, offset };
                 if let Some(whole) = reassembler.take(&piece, &bytes, limit, now, &mut account) {
