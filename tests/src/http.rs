@@ -17,7 +17,7 @@ pub struct Fetcher {
     // Declared first, so that its pipes close before the process is killed.
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
-    _process: Running,
+    process: Running,
 }
 
 /// A page.
@@ -82,7 +82,7 @@ impl Fetcher {
         let mut process = Running::start("scrape.py", &mut command);
         let stdin = process.child().stdin.take().expect("asked for");
         let stdout = BufReader::new(process.child().stdout.take().expect("asked for"));
-        Self { stdin, stdout, _process: process }
+        Self { stdin, stdout, process }
     }
 
     /// Fetches a page; an error in words when the server does not answer.
@@ -96,7 +96,10 @@ impl Fetcher {
         let mut line = String::new();
         let asked =
             writeln!(self.stdin, "http://{server}{path}").and_then(|()| self.stdout.read_line(&mut line));
-        assert!(asked.is_ok_and(|length| length > 0), "the parser refused {path} of {server}");
+        if !asked.as_ref().is_ok_and(|length| *length > 0) {
+            let ended = self.process.ended();
+            panic!("the parser refused {path} of {server}: {asked:?}, {ended:?}");
+        }
         let mut answer: Value = serde_json::from_str(&line)
             .unwrap_or_else(|error| panic!("scrape.py wrote no JSON: {error}: {line}"));
         if let Some(error) = answer["error"].as_str() {

@@ -3,6 +3,7 @@
 A page of metrics is read by Prometheus' own parser, so that what it refuses fails the test.
 """
 
+import http.client
 import json
 import sys
 import urllib.error
@@ -22,8 +23,8 @@ def fetch(url):
 def answer(url):
     try:
         status, content_type, body = fetch(url)
-    except OSError as error:
-        return {"error": str(error)}
+    except (OSError, http.client.HTTPException) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
     families = text_string_to_metric_families(body) if url.endswith("/metrics") else []
     return {
         "status": status,
