@@ -81,8 +81,7 @@ pub const OVERSIZE: Oversize = Oversize::Drop;
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
 
-/// What `limits.receive_buffer = "auto"` comes to with the other defaults: 4 MiB, below which iperf3 at 1 Gbit/s meets losses
-/// (docs/performance.md).
+/// What `limits.receive_buffer = "auto"` comes to with the other defaults: 4 MiB, with which docs/performance.md was measured.
 pub const SOCKET_BUFFER_BYTES: usize = socket_buffer_bytes(LIMITS.receive_rate, QUEUE.time);
 
 /// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
