@@ -13,6 +13,7 @@ use crate::{
     control::{
         dial::Dialler,
         messages::{self, Hello},
+        vigil::Vigil,
     },
     datapath::uplink::{TooLarge, Uplink},
     identity::PublicKey,
@@ -54,8 +55,12 @@ pub struct Session {
     pub keeps_alive: bool,
     /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
-    /// How many datagrams had come on the control connection when, without a lane, that was last looked at, and since when no more.
-    pub heard: (u64, Instant),
+    /// When the peer was last told, on every path, where we are, because it heard a lane from another address.
+    pub told: Instant,
+    /// Whether the control connection answers.
+    pub vigil: Vigil,
+    /// When it was last seen to have a lane.
+    pub laned: Instant,
 }
 
 /// A session, as every worker sees it: the way of datagrams.
@@ -81,8 +86,20 @@ pub struct Link {
     pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
-    /// Nothing was heard of the peer while something was outstanding: it is being dialled anew.
-    pub suspect: bool,
+    /// Whether it is being dialled anew beside this session.
+    pub doubt: Doubt,
+}
+
+/// What speaks against a session. While anything does, the peer is dialled anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// Nothing.
+    None,
+    /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
+    Silent,
+    /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
+    /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
+    Deaf,
 }
 
 /// Whether a peer is one.
@@ -208,7 +225,7 @@ impl Peer {
         now: Instant,
     ) -> Uplink<'a> {
         // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
-        let link = self.link.as_mut().filter(|link| !link.suspect);
+        let link = self.link.as_mut().filter(|link| link.doubt != Doubt::Silent);
         Uplink {
             peer: self.id,
             relay: &mut self.relay,
@@ -258,7 +275,7 @@ impl Peer {
     /// Whether a worker is connected to it and it answers.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| !link.suspect)
+        self.link.as_ref().is_some_and(|link| link.doubt != Doubt::Silent)
     }
 
     /// Whether `key` is one of the keys that this peer may prove.

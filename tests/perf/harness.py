@@ -305,7 +305,9 @@ peer = "exit"
 service = "load"
 """)
         log = f"culvert-{self.entry}"
-        self.children = [processes.start(log, [CULVERT, "run", "--config", folder / f"{name}.toml"]) for name in ("exit", "entry")]
+        run = [CULVERT, "run", "--config"]
+        self.agents = {name: processes.start(log, [*run, folder / f"{name}.toml"]) for name in ("exit", "entry")}
+        self.children = list(self.agents.values())
         try:
             until("lanes are up", lambda: self.scrape("entry").total("culvert_lanes", state="up") >= (workers or 1))
         except Failed as error:

@@ -21,7 +21,7 @@ const MOST_CONNECTION: Duration = Duration::from_secs(2);
 
 /// The same where both ends dial and an address has changed: forwards wait until the silence of the control connection is
 /// noticed, at the latest after QUIC's idle time.
-const MOST_CONNECTION_REBOUND: Duration = Duration::from_secs(35);
+const MOST_CONNECTION_REBOUND: Duration = Duration::from_secs(2);
 
 /// A host behind a device that sends nothing earlier.
 const LAST_HOST: u8 = 200;

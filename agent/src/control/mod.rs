@@ -9,6 +9,7 @@
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
+//! | does the far end still answer? | `vigil.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
@@ -24,6 +25,7 @@ pub mod messages;
 pub mod suite;
 pub mod tls;
 mod traffic;
+pub mod vigil;
 mod wire;
 
 pub use traffic::{Traffic, Way};

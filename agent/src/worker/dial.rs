@@ -71,10 +71,10 @@ impl Worker {
         }
     }
 
-    /// Whether no worker has a session with a peer that is one, or it fell silent.
+    /// Whether no worker has a session with a peer that is one, or something speaks against that.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
         let linked = self.peers.get(id.0 as usize).is_some_and(|peer| peer.link.is_some());
-        self.is_live(id) && (!linked || self.is_suspect(id, now))
+        self.is_live(id) && (!linked || self.is_doubted(id, now))
     }
 
     /// A peer's endpoint was looked up: dials it.

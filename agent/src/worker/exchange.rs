@@ -30,7 +30,7 @@ use crate::{
     control::messages::{CloseReason, Hello, Service},
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
-    peer::{PeerId, SessionId},
+    peer::{Doubt, PeerId, SessionId},
     relay::{AgentTotals, FlowRegistry},
     roster::Origin,
 };
@@ -52,8 +52,8 @@ pub(super) enum Order {
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
     Budget { peer: PeerId, session: SessionId, bytes: usize },
-    /// Nothing is heard of a peer, or it is heard again.
-    Suspect { peer: PeerId, session: SessionId, suspect: bool },
+    /// What speaks against a session has changed.
+    Doubt { peer: PeerId, session: SessionId, doubt: Doubt },
     /// The peer offers other services.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: a lane carries payloads.
@@ -70,7 +70,9 @@ pub(super) enum Order {
     LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// A lane hears nothing: are the others alive?
     AskForLife { peer: PeerId, session: SessionId },
-    /// To the owner: a peer that was suspected is heard.
+    /// To the owner: the peer hears a lane from another address than before.
+    Challenged { peer: PeerId, session: SessionId },
+    /// To the owner: a peer that was silent is heard.
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams wait for it elsewhere.
     Hurry { peer: PeerId },

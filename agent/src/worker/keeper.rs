@@ -1,12 +1,11 @@
-//! The lanes that this worker keeps, whichever worker owns their control connection: opened, validated, found silent,
-//! kept alive, drained.
+//! The lanes that this worker keeps, whichever worker owns their control connection: opened, validated, found silent, drained.
 
 use std::time::{Duration, Instant};
 
 use quic_core::{AckProfile, Lane, LaneConfig};
 
 use super::{
-    HOUSEKEEPING_INTERVAL, Timer, Worker,
+    Timer, Worker,
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
     number,
 };
@@ -15,11 +14,8 @@ use crate::{
     config::Profile,
     io::{Path, UdpRole},
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
-    peer::{PeerId, RESETTLE_TIME, SessionId},
+    peer::{Doubt, PeerId, RESETTLE_TIME, SessionId},
 };
-
-/// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
-const IN_USE: Duration = Duration::from_secs(10);
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
@@ -240,7 +236,7 @@ impl Worker {
         };
         self.exchange.note_heard(peer, at);
         if let Some(link) = self.link_named(peer, session)
-            && link.suspect
+            && link.doubt == Doubt::Silent
         {
             let owner = link.pool.owner();
             self.tell(owner, Order::Heard { peer, session }, now);
@@ -318,11 +314,11 @@ impl Worker {
     pub(super) fn housekeeping(&mut self, now: Instant) {
         for place in 0..self.peers.len() {
             let id = PeerId(number(place));
-            if self.is_suspect(id, now) {
+            if self.is_silent(id, now) {
                 self.ask_for_life(id);
                 self.follow_route(id, now);
             }
-            self.check_laneless(id, now);
+            self.check_control(id, now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);
@@ -356,58 +352,6 @@ impl Worker {
                 slot.core.request_ping();
                 self.lanes.touch(lane);
             }
-        }
-    }
-
-    /// A session without a lane has none to fall silent: its control connection, on which lanes have been asked for, is pinged,
-    /// and if nothing comes for as long as the peer would need to answer, it is suspect. It may have gone just when the handshake was complete.
-    fn check_laneless(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.session_mut(id) else { return };
-        let is_laneless = session.dialled && session.openings.wanted > 0 && session.openings.mask() == 0;
-        if !is_laneless {
-            session.heard.1 = now;
-            return;
-        }
-        let (name, handle, (heard, since)) = (session.id, session.handle, session.heard);
-        let Some(quinn) = self.control.quinn(handle) else { return };
-        quinn.ping();
-        let now_heard = quinn.stats().udp_rx.datagrams;
-        // As long as for an opening that is not answered.
-        let limit = LEAST_SILENCE.max(quinn.rtt() * 6);
-        if now_heard != heard {
-            if let Some(session) = self.session_mut(id) {
-                session.heard = (now_heard, now);
-            }
-        } else if now.saturating_duration_since(since) >= limit {
-            self.suspect(id, name, true, now);
-        }
-    }
-
-    /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
-    fn keep_alive(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(link) = peer.link.as_ref().filter(|link| link.dialled) else { return };
-        if let Some(interval) = peer.config.keepalive {
-            for lane in link.pool.lanes() {
-                let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
-                let last = slot.core.last_heard().unwrap_or(slot.opened);
-                // So early that the interval is not over before the peer is known to be silent.
-                let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
-                if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
-                    slot.core.request_ping();
-                    self.lanes.touch(lane);
-                }
-            }
-        }
-        // Without a keepalive the control connection lives for as long as its lanes are used.
-        let used = self.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
-        let interval = peer.config.keepalive.or_else(|| used.then_some(IN_USE));
-        if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
-            && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
-            && let Some(quinn) = self.control.quinn(session.handle)
-        {
-            session.pinged = now;
-            quinn.ping();
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     lanes::{VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
     log::RateLimit,
-    peer::{PeerId, Session, SessionId},
+    peer::{Doubt, PeerId, Session, SessionId},
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
@@ -120,7 +120,7 @@ impl Worker {
         let name = session.id;
         // Whoever answers is there.
         self.exchange.note_heard(id, now);
-        self.suspect(id, name, false, now);
+        self.heard(id, name, now);
         let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
@@ -374,7 +374,7 @@ impl Worker {
             }
             return;
         }
-        self.suspect(lane.peer, lane.session, true, now);
+        self.doubt(lane.peer, lane.session, Doubt::Silent, now);
     }
 
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
@@ -429,7 +429,7 @@ impl Worker {
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
         if silence >= limit && self.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
-            self.suspect(id, name, true, now);
+            self.doubt(id, name, Doubt::Silent, now);
         }
     }
 

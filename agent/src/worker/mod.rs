@@ -104,6 +104,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tun;
+mod vigil;
 mod waiting;
 
 pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
@@ -501,6 +502,9 @@ impl Worker {
         }
         while let Some(lane) = self.notes.lanes_up.pop() {
             self.lane_up(lane, now);
+        }
+        while let Some(lane) = self.notes.challenged.pop() {
+            self.lane_challenged(lane, now);
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);

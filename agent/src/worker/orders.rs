@@ -18,7 +18,7 @@ use crate::{
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Link, Peer, PeerId, SETTLE_TIME, SessionId},
+    peer::{Doubt, Link, Peer, PeerId, SETTLE_TIME, SessionId},
     relay::{Account, DropReason, NO_LANE, Origin},
 };
 
@@ -84,7 +84,7 @@ impl Worker {
             Order::DrainLane { lane } => self.drain_named(lane, now),
             Order::LanesUp { peer, session, up, wanted } => self.set_lanes(peer, session, (up, wanted), now),
             Order::Budget { peer, session, bytes } => self.set_budget((peer, session), bytes, now),
-            Order::Suspect { peer, session, suspect } => self.set_suspect(peer, session, suspect, now),
+            Order::Doubt { peer, session, doubt } => self.set_doubt(peer, session, doubt, now),
             Order::Services { peer, session, services } => {
                 if self.link_named(peer, session).is_some()
                     && let Some(state) = self.peers.get_mut(peer.0 as usize)
@@ -103,11 +103,10 @@ impl Worker {
                     self.ask_for_life(peer);
                 }
             }
+            Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
             Order::Heard { peer, session } => {
-                if self.session_named(peer, session).is_some()
-                    && self.link_named(peer, session).is_some_and(|link| link.suspect)
-                {
-                    self.suspect(peer, session, false, now);
+                if self.session_named(peer, session).is_some() {
+                    self.heard(peer, session, now);
                 }
             }
             Order::Hurry { peer } => {
@@ -164,7 +163,7 @@ impl Worker {
             completes_checksums,
             takes_pieces,
             settles_at: now + SETTLE_TIME,
-            suspect: false,
+            doubt: Doubt::None,
         });
         if !same_process {
             // Numbers of flows mean others to the new process.
@@ -260,63 +259,91 @@ impl Worker {
         }
     }
 
-    /// The owner finds a peer silent, or heard again.
-    pub(super) fn suspect(&mut self, peer: PeerId, session: SessionId, suspect: bool, now: Instant) {
-        let known = self.link_named(peer, session).is_none_or(|link| link.suspect == suspect);
+    /// The owner finds something that speaks against a session, or no longer does.
+    pub(super) fn doubt(&mut self, peer: PeerId, session: SessionId, doubt: Doubt, now: Instant) {
+        let known = self.link_named(peer, session).is_none_or(|link| link.doubt == doubt);
         if !known {
-            self.tell_all(|| Order::Suspect { peer, session, suspect }, now);
+            self.tell_all(|| Order::Doubt { peer, session, doubt }, now);
         }
     }
 
-    fn set_suspect(&mut self, id: PeerId, session: SessionId, suspect: bool, now: Instant) {
+    /// The owner learns that a peer is heard: it is silent no more.
+    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId, now: Instant) {
+        if self.link_named(peer, session).is_some_and(|link| link.doubt == Doubt::Silent) {
+            self.doubt(peer, session, Doubt::None, now);
+        }
+    }
+
+    fn set_doubt(&mut self, id: PeerId, session: SessionId, doubt: Doubt, now: Instant) {
         let Some(link) = self.link_named(id, session) else { return };
-        link.suspect = suspect;
-        if !suspect {
-            if self.session_of(id).is_some()
-                && let Some(state) = self.peers.get_mut(id.0 as usize)
-                && let Some(suppressed) = state.brakes.heard.allow(now)
-            {
-                tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
+        let before = std::mem::replace(&mut link.doubt, doubt);
+        match doubt {
+            Doubt::None => {
+                if self.session_of(id).is_some()
+                    && let Some(state) = self.peers.get_mut(id.0 as usize)
+                    && let Some(suppressed) = state.brakes.heard.allow(now)
+                {
+                    tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
+                }
+                self.stop_dialling(id, now);
+                if before == Doubt::Silent {
+                    self.settle_flows(id);
+                    self.drain_queue(id, now);
+                }
             }
-            self.stop_dialling(id, now);
-            self.settle_flows(id);
-            self.drain_queue(id, now);
-            return;
-        }
-        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
-            // It was heard while the order was under way.
-            let owner = self.link_named(id, session).map(|link| link.pool.owner());
-            if let Some(owner) = owner {
-                self.tell(owner, Order::Heard { peer: id, session }, now);
+            Doubt::Silent => {
+                if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+                    // It was heard while the order was under way.
+                    let owner = self.link_named(id, session).map(|link| link.pool.owner());
+                    if let Some(owner) = owner {
+                        self.tell(owner, Order::Heard { peer: id, session }, now);
+                    }
+                }
+                let moved = self.follow_route(id, now);
+                // What the session says from another address may be answered: a new one would cost its TCP forwards.
+                let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+                self.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
+            }
+            Doubt::Deaf => {
+                let what =
+                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
+                self.dial_anew(id, Duration::ZERO, what, now);
             }
         }
-        let moved = self.follow_route(id, now);
+    }
+
+    /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
+    fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
         if self.dialler_of(id) != self.place.0 {
             return;
         }
-        // A peer that dials us does so again when it notices.
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
-        if !state.dialler.is_scheduled() && !state.config.endpoints.is_empty() {
-            if let Some(suppressed) = state.brakes.silent.allow(now) {
-                tracing::warn!(peer = &*state.name, suppressed, "the peer fell silent; dialling it anew");
-            }
-            // What the session says from another address may be answered: a new one would cost its TCP forwards.
-            let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-            state.dialler.restart(Some(delay), now, self.doors.rng());
-            if let Some(at) = state.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
+        if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
+            return;
+        }
+        if let Some(suppressed) = state.brakes.silent.allow(now) {
+            tracing::warn!(peer = &*state.name, suppressed, "{why}");
+        }
+        state.dialler.restart(Some(delay), now, self.doors.rng());
+        if let Some(at) = state.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
         }
     }
 
     /// Whether a peer with a session was found silent and has not been heard since.
-    pub(super) fn is_suspect(&self, id: PeerId, now: Instant) -> bool {
-        let suspect = self
-            .peers
-            .get(id.0 as usize)
-            .and_then(|peer| peer.link.as_ref())
-            .is_some_and(|link| link.suspect);
-        suspect && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
+        self.doubt_of(id) == Doubt::Silent
+            && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    }
+
+    /// Whether something speaks against the session with a peer.
+    pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
+        self.doubt_of(id) == Doubt::Deaf || self.is_silent(id, now)
+    }
+
+    fn doubt_of(&self, id: PeerId) -> Doubt {
+        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        link.map_or(Doubt::None, |link| link.doubt)
     }
 
     /// Datagrams wait for a peer that is not reached: it is dialled soon.

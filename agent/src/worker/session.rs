@@ -37,6 +37,7 @@ use crate::{
         driver::{Control, Event},
         messages::{self, CloseReason, Features, Hello, Message, MessageError},
         tls,
+        vigil::Vigil,
     },
     gate::{
         Own,
@@ -254,7 +255,7 @@ impl Worker {
             }
         };
         let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
-        if side == Side::Client && linked && !self.is_suspect(peer, now) {
+        if side == Side::Client && linked && !self.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
             self.close(handle, CloseReason::Replaced, now);
             return;
@@ -446,9 +447,9 @@ impl Worker {
             begun: self.control.get(handle).map_or(now, |connection| connection.begun()),
             since: now,
         });
-        let suspect = self.is_suspect(id, now);
+        let doubted = self.is_doubted(id, now);
         let Ok(replaced) =
-            self.exchange.establish(&connected, |old| !suspect && self.old_session_stays(&connected, old))
+            self.exchange.establish(&connected, |old| !doubted && self.old_session_stays(&connected, old))
         else {
             tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
             self.close(handle, CloseReason::Replaced, now);
@@ -482,7 +483,8 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
-        let heard = self.control.quinn(handle).map_or(0, |quinn| quinn.stats().udp_rx.datagrams);
+        let stats = self.control.quinn(handle).map(|quinn| quinn.stats());
+        let counts = stats.map_or((0, 0), |stats| (stats.udp_rx.datagrams, stats.udp_tx.datagrams));
         peer.session = Some(Session {
             id: session,
             handle,
@@ -493,7 +495,9 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
-            heard: (heard, now),
+            told: now,
+            vigil: Vigil::new(counts, now),
+            laned: now,
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);

@@ -36,6 +36,7 @@ mod tun_lanes;
 mod tun_marks;
 mod tun_refused;
 mod tunnel;
+mod vigil;
 mod warned;
 
 use super::simulation::{self as harness, Host, Udp, World};
