@@ -83,6 +83,8 @@ pub struct ControlConnection {
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
     pub key: Option<[u8; 32]>,
+    /// The key that the far end proved, while our hello is held back: the session that there is may be heard again.
+    pub held: Option<[u8; 32]>,
     /// When this end dialled it, or its first packet came.
     begun: Instant,
     /// The knock that let it in.
@@ -122,6 +124,7 @@ impl ControlConnection {
             underlay,
             peer,
             key: None,
+            held: None,
             admission,
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),

@@ -174,6 +174,7 @@ enum Timer {
     Queue(PeerId),
     Outbox(UnderlayId),
     Dial(PeerId),
+    Hello(ConnectionHandle),
     Tcp(TcpId),
     Listener(usize),
     Publish,
@@ -522,6 +523,7 @@ impl Worker {
             Timer::Connection(place) => self.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => self.lane_timeout(id, now),
             Timer::Pool(peer) => self.pool_timeout(peer, now),
+            Timer::Hello(handle) => self.greet(handle, now),
             Timer::Flow(peer, flow) => self.flow_timeout(peer, flow, now),
             Timer::Queue(peer) => {
                 if let Some(state) = self.peers.get_mut(peer.0 as usize) {

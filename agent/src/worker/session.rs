@@ -26,6 +26,7 @@ use ring::{hkdf, hmac};
 use super::{
     StartError, Timer, Worker,
     exchange::{Connected, Exchange, Order, Record},
+    keeper::LEAST_SILENCE,
     number, publish,
 };
 use crate::{
@@ -52,6 +53,9 @@ use crate::{
 
 /// Connections that both ends dialled at once are established within this time: a round trip, of the longest.
 const MOST_CROSSING: Duration = Duration::from_secs(2);
+
+/// How long an ACK of a lane may be delayed (RFC 9000 §18.2), and then some.
+const ANSWER_DELAY: Duration = Duration::from_millis(30);
 
 /// The client that presents its certificate in one handshake.
 struct Guest {
@@ -260,6 +264,9 @@ impl Worker {
             self.close(handle, CloseReason::Replaced, now);
             return;
         }
+        if side == Side::Client && self.is_silent(peer, now) && self.hold_hello(handle, peer, key, now) {
+            return;
+        }
         if let Some(connection) = self.control.get_mut(handle) {
             connection.peer = Some(peer);
             connection.key = Some(*key);
@@ -272,6 +279,28 @@ impl Worker {
                 .and_then(|exported| self.identity.sign(&messages::possession(&exported)));
             let hello = self.hello(peer, possession);
             self.control.send(handle, &hello);
+        }
+    }
+
+    /// Holds back the hello that would replace the session with a peer that fell silent: now that there is a way, the session may be
+    /// heard again, and with it TCP forwards live on. False if that was done already.
+    fn hold_hello(&mut self, handle: ConnectionHandle, peer: PeerId, key: &[u8; 32], now: Instant) -> bool {
+        let Some(connection) = self.control.get_mut(handle).filter(|connection| connection.held.is_none())
+        else {
+            return false;
+        };
+        connection.held = Some(*key);
+        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(LEAST_SILENCE);
+        self.timers.arm(Timer::Hello(handle), now + patience);
+        self.ask_the_session(peer, now);
+        true
+    }
+
+    /// The session that there is has had its time to be heard.
+    pub(super) fn greet(&mut self, handle: ConnectionHandle, now: Instant) {
+        let Some(connection) = self.control.get(handle) else { return };
+        if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
+            self.connected(handle, &key, now);
         }
     }
 

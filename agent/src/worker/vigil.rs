@@ -88,6 +88,14 @@ impl Worker {
         self.tell_all(|| Order::AskForLife { peer, session: name }, now);
     }
 
+    /// Asks a peer for a sign of life on all that its session has.
+    pub(super) fn ask_the_session(&mut self, peer: PeerId, now: Instant) {
+        let link = self.peers.get(peer.0 as usize).and_then(|peer| peer.link.as_ref());
+        let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
+        self.tell_all(|| Order::AskForLife { peer, session }, now);
+        self.tell(owner, Order::Challenged { peer, session }, now);
+    }
+
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
     pub(super) fn keep_alive(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
