@@ -104,7 +104,7 @@ fn udp_through_a_service_is_accounted_for_while_things_happen() {
     };
     let mut books = Ledger::new();
     for reverse in [false, true] {
-        let mut args = vec!["-u", "-l", "1150", "-b", "20M", "-w", "4M", "-t", "5"];
+        let mut args = vec!["-u", "-l", "1150", "-b", "20M", "-w", "4M", "-t", "7"];
         args.extend(reverse.then_some("-R"));
         let client = Client::start(&b, service, &args);
         let direction = if reverse { "downlink" } else { "uplink" };
@@ -122,6 +122,8 @@ fn udp_through_a_service_is_accounted_for_while_things_happen() {
         // The same session goes on, or iperf3's TCP connection, which is a stream of it, would end.
         stage.move_dialler();
         stage.streams().wait_for_answers("the address changed");
+        let up = stage.cut_link(Duration::from_secs(1));
+        stage.streams().wait_for_answers_since(up, "the link was down");
         let udp = Udp::of(&client.finish()["end"]);
         assert!(udp.received > 0, "{udp:?}");
         // A datagram each way opens a stream, which iperf3 does not count.

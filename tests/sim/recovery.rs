@@ -19,10 +19,6 @@ const MOST_RECOVERY: Duration = Duration::from_secs(5);
 /// Until a short connection is complete on a good path.
 const MOST_CONNECTION: Duration = Duration::from_secs(2);
 
-/// The same where both ends dial and an address has changed: forwards wait until the silence of the control connection is
-/// noticed, at the latest after QUIC's idle time.
-const MOST_CONNECTION_REBOUND: Duration = Duration::from_secs(2);
-
 /// A host behind a device that sends nothing earlier.
 const LAST_HOST: u8 = 200;
 
@@ -128,16 +124,14 @@ impl Run<'_> {
         for entry in 0..self.schedule.setup.entries {
             self.event(&What::Connection { entry, bytes: 5_000 })?;
         }
-        let is_rebound = self.schedule.events.iter().any(|event| matches!(event.what, What::Rebind { .. }));
-        let most = match self.schedule.setup.is_mutual && is_rebound {
-            true => MOST_CONNECTION_REBOUND,
-            false => MOST_CONNECTION,
-        };
-        let until = self.world.clock.elapsed() + most;
+        let until = self.world.clock.elapsed() + MOST_CONNECTION;
         while self.streams.completed < before + entries {
             if self.world.clock.elapsed() >= until {
                 let completed = self.streams.completed - before;
-                fail!("connections complete", "{completed} of {entries} after {most:?} on a good path");
+                fail!(
+                    "connections complete",
+                    "{completed} of {entries} after {MOST_CONNECTION:?} on a good path"
+                );
             }
             self.run_for(Duration::from_millis(20))?;
         }

@@ -256,6 +256,7 @@ metrics! {
         flows_evicted: counter "culvert_flows_evicted_total" [reason], "Flows forgotten, by reason.";
         lanes: level "culvert_lanes" [state], "Lanes by state.";
         lanes_reopened: counter "culvert_lanes_reopened_total" [reason], "Lanes that were opened again or refused, by reason.";
+        sessions_doubted: counter "culvert_sessions_doubted_total" [reason], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.";
         path_moves: counter "culvert_path_moves_total" [what], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).";
         lane_refused_packets: counter "culvert_lane_refused_packets_total" [reason], "Packets to a lane's connection ID that were not accepted, by reason.";
         lane_key_updates: counter "culvert_lane_key_updates_total" [initiator], "Key updates of lanes, by the end that began them: local or remote.";

@@ -163,6 +163,8 @@ pub(super) struct Totals {
     pub(super) lanes_refused: u64,
     /// Lanes, control connections and dialled sockets whose address changed.
     pub(super) path_moves: [u64; 3],
+    /// Sessions that fell silent, and whose control connection alone did.
+    pub(super) sessions_doubted: [u64; 2],
     pub(super) lanes_worn: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.

@@ -263,6 +263,11 @@ impl Worker {
     pub(super) fn doubt(&mut self, peer: PeerId, session: SessionId, doubt: Doubt, now: Instant) {
         let known = self.link_named(peer, session).is_none_or(|link| link.doubt == doubt);
         if !known {
+            match doubt {
+                Doubt::None => {}
+                Doubt::Silent => self.totals.sessions_doubted[0] += 1,
+                Doubt::Deaf => self.totals.sessions_doubted[1] += 1,
+            }
             self.tell_all(|| Order::Doubt { peer, session, doubt }, now);
         }
     }

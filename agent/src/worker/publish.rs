@@ -57,6 +57,9 @@ const LANES_REOPENED: [&str; 5] = ["unvalidated", "silent", "refused", "worn", "
 /// What has another address: the label `what`.
 const PATH_MOVES: [&str; 3] = ["lane", "control", "socket"];
 
+/// What speaks against a session: the label `reason`.
+const DOUBTS: [&str; 2] = ["silent", "deaf"];
+
 /// Which end began a key update: the label `initiator`.
 const INITIATORS: [&str; 2] = ["local", "remote"];
 
@@ -82,6 +85,7 @@ pub struct Publisher {
     refused_packets: Counters,
     lanes_reopened: Counters,
     path_moves: Counters,
+    sessions_doubted: Counters,
     flow_messages: [Counters; 2],
     flows_ended: Counters,
     limit_reached: Counters,
@@ -141,6 +145,7 @@ impl Publisher {
             refused_packets: Counters::bind(&families.lane_refused_packets, &[], &REFUSED_PACKETS),
             lanes_reopened: Counters::bind(&families.lanes_reopened, &[], &LANES_REOPENED),
             path_moves: Counters::bind(&families.path_moves, &[], &PATH_MOVES),
+            sessions_doubted: Counters::bind(&families.sessions_doubted, &[], &DOUBTS),
             flow_messages: [uplink, downlink]
                 .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),
@@ -488,6 +493,7 @@ impl Publisher {
         self.own.lane_probes.publish(lanes.probes_sent);
         self.own.lane_window_overflows.publish(lanes.window_overflows);
         self.path_moves.publish(&totals.path_moves);
+        self.sessions_doubted.publish(&totals.sessions_doubted);
         self.lanes_reopened.publish(&[
             totals.lanes_unvalidated,
             totals.lanes_silent,

@@ -11,6 +11,8 @@ use super::{
 };
 use crate::clock::Clock;
 
+const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
+
 #[test]
 fn the_control_connection_and_idle_lanes_follow_a_nat_although_only_one_lane_carries_traffic() {
     let (mut pair, _) = talking(9400, (1, 1), "lanes = 3", 3);
@@ -49,6 +51,7 @@ fn a_control_connection_that_answers_no_more_is_replaced_while_lanes_work() {
             longest_gap(&mut pair, &mut crowd, INGRESS, SECOND / 20);
         }
         times.push(pair.world.clock.now() - begin);
+        assert_eq!(pair.world.metric(pair.entry, DOUBTED_DEAF), 1, "seed {seed}");
         let gap = longest_gap(&mut pair, &mut crowd, INGRESS, 2 * SECOND);
         assert!(gap < SECOND, "seed {seed}: {gap:?}");
         drop(stream);
