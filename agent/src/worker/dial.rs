@@ -6,7 +6,7 @@ use quinn_proto::{ClientConfig, ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use zeroize::Zeroizing;
 
-use super::{Source, Timer, Worker, keeper::LEAST_SILENCE, session::max_packet};
+use super::{Source, Timer, Worker, endpoint::max_packet, keeper::LEAST_SILENCE};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},

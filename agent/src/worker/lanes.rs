@@ -9,9 +9,9 @@ use zeroize::Zeroizing;
 
 use super::{
     LOG_INTERVAL, Timer, Worker,
+    endpoint::largest_packet,
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
     keeper::LEAST_SILENCE,
-    session::largest_packet,
 };
 use crate::{
     control::{

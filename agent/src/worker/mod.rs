@@ -7,9 +7,12 @@
 //! | what waits for room in a socket | `waiting.rs` |
 //! | what it is made of, and how it begins | `start.rs` |
 //! | dialling, and what an operator is told when it fails | `dial.rs` |
-//! | what control messages and lost connections lead to | `session.rs` |
+//! | what control messages lead to | `session.rs` |
+//! | how connections, sessions and flows end | `ending.rs` |
+//! | the QUIC endpoint, and who may connect | `endpoint.rs` |
+//! | whether a session still answers, and what keeps it alive | `vigil.rs` |
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
-//! | the lanes that this worker keeps: opened, found silent, kept alive | `keeper.rs` |
+//! | the lanes that this worker keeps: opened, found silent, drained | `keeper.rs` |
 //! | what a change of addresses leads to | `routes.rs` |
 //! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
@@ -81,6 +84,8 @@ mod ceilings;
 mod decoy;
 mod dial;
 mod doors;
+mod ending;
+mod endpoint;
 mod exchange;
 mod handover;
 mod inspect;

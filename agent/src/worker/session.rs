@@ -12,43 +12,30 @@
 //! dialled by the same end, the one begun later. A session whose process has been replaced (another instance) never stays.
 
 use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use quinn_proto::{ConnectionHandle, Side, TransportConfig, crypto::HandshakeTokenKey};
-use ring::{hkdf, hmac};
+use quinn_proto::{ConnectionHandle, Side};
 
 use super::{
-    StartError, Timer, Worker,
-    exchange::{Connected, Exchange, Order, Record},
+    Timer, Worker,
+    endpoint::largest_packet,
+    exchange::{Connected, Order, Record},
     keeper::LEAST_SILENCE,
-    number, publish,
 };
 use crate::{
-    clock::Clock,
-    config::{self, Config, MaxPacket},
     control::{
-        accept::{Acceptance, Admission, OwnTransport},
-        cid::ConnectionIds,
-        driver::{Control, Event},
+        driver::Event,
         messages::{self, CloseReason, Features, Hello, Message, MessageError},
-        tls,
         vigil::Vigil,
     },
-    gate::{
-        Own,
-        refusals::{Refusal, Refusals, Why},
-    },
+    gate::refusals::{Refusal, Why},
     identity::PublicKey,
     lanes::{Openings, pool},
-    peer::{Failure, PeerId, Session},
-    relay::{Context, DropReason, Origin},
-    roster::{self, Roster},
+    peer::{PeerId, Session},
+    relay::Origin,
+    roster,
 };
 
 /// Connections that both ends dialled at once are established within this time: a round trip, of the longest.
@@ -56,119 +43,6 @@ const MOST_CROSSING: Duration = Duration::from_secs(2);
 
 /// How long an ACK of a lane may be delayed (RFC 9000 §18.2), and then some.
 const ANSWER_DELAY: Duration = Duration::from_millis(30);
-
-/// The client that presents its certificate in one handshake.
-struct Guest {
-    roster: Arc<Roster>,
-    /// The X25519 key that knocked; without one, any allowed key.
-    agreement: Option<[u8; 32]>,
-    source: SocketAddr,
-    refused: Arc<AtomicU64>,
-    refusals: Arc<Refusals>,
-    clock: Arc<dyn Clock + Send + Sync>,
-}
-
-impl Guest {
-    fn knocked_with(&self, key: &[u8; 32]) -> bool {
-        self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked))
-    }
-}
-
-impl tls::ClientKeys for Guest {
-    fn is_allowed(&self, key: &[u8; 32]) -> bool {
-        // Asked in the midst of the handshake: the key may have been removed since it knocked.
-        self.knocked_with(key) && self.roster.allows(key)
-    }
-
-    fn refused(&self, refusal: &tls::Refusal) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        let why = match refusal {
-            tls::Refusal::UnknownKey(key) if self.knocked_with(key) => Why::Key(Some(PublicKey(*key))),
-            tls::Refusal::UnknownKey(_) | tls::Refusal::NotEd25519 => Why::Certificate,
-        };
-        let refusal = Refusal { at: self.clock.unix_seconds(), source: self.source, why };
-        self.refusals.note(refusal, self.clock.now());
-    }
-}
-
-/// The endpoint of a worker.
-pub(super) fn control(
-    config: &Config,
-    (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
-    (ids, roster, refusals, exchange): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>, &Arc<Exchange>),
-    metrics: &publish::Publisher,
-    (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
-) -> Result<Control, StartError> {
-    let generator = ids.clone();
-    let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
-    let endpoint =
-        tls::endpoint_config(move || Box::new(generator.clone()), reset_key, max_packet(config), Some(seed));
-    let acceptance = if config.transport.listen.is_empty() {
-        None
-    } else {
-        let knock = config.access.knock == config::Knock::Required;
-        let token_key: Arc<dyn HandshakeTokenKey> = if knock {
-            Arc::clone(own.retry()) as _
-        } else {
-            Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
-        };
-        let (max_packet, streams) = (max_packet(config), config.limits.tcp_streams_per_peer);
-        // The dialler keeps the connection alive: it is the one behind a NAT.
-        let transport = move || tls::transport_config(None, max_packet, streams);
-        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
-        server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-        let transport = captured(transport, (roster, exchange), clock);
-        let (identity, roster, refusals, clock) =
-            (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
-        let refused = metrics.refused_keys();
-        let tls = move |admission: Option<&Admission>, source| {
-            let guest = Guest {
-                roster: Arc::clone(&roster),
-                agreement: admission.map(|admission| admission.agreement),
-                source,
-                refused: Arc::clone(&refused),
-                refusals: Arc::clone(&refusals),
-                clock: Arc::clone(&clock),
-            };
-            tls::server_crypto(&identity, Arc::new(guest)).ok()
-        };
-        Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
-    };
-    // All workers together may have as many as the operator says.
-    Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
-}
-
-/// Makes the transport of a connection of a peer that an operator wants to look at.
-fn captured(
-    transport: impl Fn() -> TransportConfig + 'static,
-    (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
-    clock: &Arc<dyn Clock + Send + Sync>,
-) -> OwnTransport {
-    let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
-    Box::new(move |admission: &Admission| {
-        let roster::Admits::Peer(peer) = roster.admits(&admission.agreement) else { return None };
-        let stream = exchange.taps().stream(peer, clock.now())?;
-        let mut transport = transport();
-        transport.qlog_stream(Some(stream));
-        Some(Arc::new(transport))
-    })
-}
-
-/// Our wall clock, as quinn-proto asks for it: when was a Retry token made?
-struct WallClock(Arc<dyn Clock + Send + Sync>);
-
-impl quinn_proto::TimeSource for WallClock {
-    fn now(&self) -> SystemTime {
-        UNIX_EPOCH + self.0.unix_time()
-    }
-}
-
-pub(super) fn max_packet(config: &Config) -> Option<u16> {
-    match config.transport.max_packet {
-        MaxPacket::Auto => None,
-        MaxPacket::Bytes(bytes) => Some(bytes),
-    }
-}
 
 impl Worker {
     /// Polls the control connections until they have nothing more to say.
@@ -619,110 +493,6 @@ impl Worker {
         }
     }
 
-    /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
-    pub(super) fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
-        self.lose_as(handle, words, false, now);
-    }
-
-    /// A connection is gone; `planned` if the far end said so.
-    pub(super) fn lose_as(&mut self, handle: ConnectionHandle, words: &str, planned: bool, now: Instant) {
-        self.abort_streams(handle);
-        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        self.forget_attempt(id, handle);
-        if self.session_of(id).is_none_or(|session| session.handle != handle) {
-            return;
-        }
-        self.end_session(id, None, now);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
-        if let Some(suppressed) = peer.connections_log.allow(now) {
-            if planned {
-                tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
-            } else {
-                tracing::warn!(peer = &*peer.name, reason = words, suppressed, "connection lost");
-            }
-        }
-    }
-
-    fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
-            peer.dialler.ended(handle);
-        }
-    }
-
-    /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
-    pub(super) fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else {
-            return;
-        };
-        self.abort_streams(session.handle);
-        self.exchange.end(id, session.id, self.place.0);
-        self.link_down(id, session.id, now);
-        if let Some(reason) = close {
-            self.control.close(session.handle, reason, now);
-        }
-    }
-
-    /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
-    pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
-        self.control.close(handle, reason, now);
-        self.lose(handle, reason.words(), now);
-    }
-
-    /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
-    fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
-        self.lose(handle, "it is gone", now);
-        self.admission_ended(handle);
-        if let Some(underlay) = self.control.remove(handle) {
-            self.release_underlay(underlay);
-        }
-    }
-
-    /// Stops: takes nothing more in, sends what waits, tells every peer.
-    pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
-        if self.stopping {
-            return;
-        }
-        self.stopping = true;
-        self.control.stop_accepting();
-        if self.place.0 == 0 {
-            tracing::info!("shutting down");
-        }
-        self.listeners.clear();
-        self.drain_queues(now);
-        self.underlays.finish(&mut self.lanes, now);
-        self.underlays.flush(&mut self.lanes, now);
-        self.settle();
-        for place in 0..self.peers.len() {
-            let id = PeerId(number(place));
-            for flow in self.peers.get(place).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
-                self.close_flow(id, flow, now);
-            }
-            if let Some(peer) = self.peers.get_mut(place) {
-                // What still waits are IP packets.
-                peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
-            }
-        }
-        self.underlays.finish(&mut self.lanes, now);
-        for id in self.peer_ids() {
-            self.end_session(id, Some(CloseReason::Shutdown), now);
-        }
-        for handle in self.control.handles() {
-            self.control.close(handle, CloseReason::Shutdown, now);
-        }
-        self.timers.arm(Timer::Stop, now + within);
-    }
-
-    /// Ends a flow and tells the far end.
-    pub(super) fn close_flow(&mut self, id: PeerId, flow: crate::relay::FlowId, now: Instant) {
-        let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
-        let Some(flow) = state.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(id, now) {
-            uplink.say(flow.lane, Context::Closed(flow.number));
-        }
-        self.close_flow_socket(flow.origin);
-    }
-
     pub(super) fn session_of(&self, id: PeerId) -> Option<&Session> {
         self.peers.get(id.0 as usize)?.session.as_ref()
     }
@@ -737,11 +507,6 @@ impl Worker {
 /// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
 pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
     u64::from(own > peer)
-}
-
-/// The largest packet that we send or accept on a lane, in bytes of UDP payload.
-pub(super) fn largest_packet(config: &Config) -> u16 {
-    max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
 }
 
 #[cfg(test)]

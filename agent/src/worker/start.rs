@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-    Worker, books, decoy, number, peers::PeerMaker, session, shell, sources::Sources, tun,
+    Worker, books, decoy, endpoint, number, peers::PeerMaker, shell, sources::Sources, tun,
 };
 use crate::{
     clock::Clock,
@@ -128,7 +128,7 @@ impl Worker {
         let place = (worker, exchange.workers());
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
-        let control = session::control(
+        let control = endpoint::control(
             &config,
             (&identity, &own),
             (&ids, &roster, &refusals, &exchange),

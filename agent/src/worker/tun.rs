@@ -8,7 +8,7 @@ use std::{
 
 use quinn_proto::Side;
 
-use super::{Worker, number, session};
+use super::{Worker, endpoint, number};
 use crate::{
     config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups},
     control::{driver::ControlConnection, messages::Features},
@@ -245,7 +245,7 @@ impl Worker {
 
 /// The largest inner packet that the configuration allows, in bytes.
 pub(crate) fn most_mtu(config: &Config) -> u16 {
-    let fits = usize::from(session::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
+    let fits = usize::from(endpoint::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
     let fits = u16::try_from(fits).unwrap_or(u16::MAX);
     match config.tun.as_ref().map(|tun| tun.mtu) {
         Some(InnerMtu::Bytes(bytes)) => bytes.min(fits),
