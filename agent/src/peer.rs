@@ -59,8 +59,8 @@ pub struct Session {
     pub told: Instant,
     /// Whether the control connection answers.
     pub vigil: Vigil,
-    /// When it was last seen to have a lane.
-    pub laned: Instant,
+    /// Since when it was seen without a lane.
+    pub laneless_since: Option<Instant>,
 }
 
 /// A session, as every worker sees it: the way of datagrams.
@@ -86,20 +86,57 @@ pub struct Link {
     pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
-    /// Whether it is being dialled anew beside this session.
-    pub doubt: Doubt,
+    /// What speaks against this session.
+    pub doubts: Doubts,
 }
 
-/// What speaks against a session. While anything does, the peer is dialled anew.
+/// What may speak against a session. While anything does, the peer is dialled anew beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// Nothing.
-    None,
     /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
     Silent,
     /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
     /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
     Deaf,
+}
+
+impl Doubt {
+    /// The values of the metric label `reason`.
+    pub const LABELS: [&'static str; 2] = ["silent", "deaf"];
+
+    /// The place of this one in [`Doubt::LABELS`].
+    #[must_use]
+    pub const fn label_index(self) -> usize {
+        match self {
+            Self::Silent => 0,
+            Self::Deaf => 1,
+        }
+    }
+}
+
+/// What does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Doubts {
+    /// [`Doubt::Silent`].
+    pub silent: bool,
+    /// [`Doubt::Deaf`].
+    pub deaf: bool,
+}
+
+impl Doubts {
+    /// Whether anything does.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self.silent || self.deaf
+    }
+
+    /// One of them.
+    pub fn of(&mut self, doubt: Doubt) -> &mut bool {
+        match doubt {
+            Doubt::Silent => &mut self.silent,
+            Doubt::Deaf => &mut self.deaf,
+        }
+    }
 }
 
 /// Whether a peer is one.
@@ -225,7 +262,7 @@ impl Peer {
         now: Instant,
     ) -> Uplink<'a> {
         // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
-        let link = self.link.as_mut().filter(|link| link.doubt != Doubt::Silent);
+        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
         Uplink {
             peer: self.id,
             relay: &mut self.relay,
@@ -272,10 +309,16 @@ impl Peer {
         self.standing == Standing::Live
     }
 
-    /// Whether a worker is connected to it and it answers.
+    /// Whether a worker is connected to it and its lanes answer: datagrams are sent.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| link.doubt != Doubt::Silent)
+        self.link.as_ref().is_some_and(|link| !link.doubts.silent)
+    }
+
+    /// Whether a worker is connected to it and nothing speaks against that: it need not be dialled.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.doubts.any())
     }
 
     /// Whether `key` is one of the keys that this peer may prove.

@@ -1,68 +1,95 @@
-//! Whether the far end of a control connection answers, told from the packets that come and go while its lanes are heard.
+//! Whether the far end of a control connection answers, told once a second from the ACK frames that come while lanes are heard.
 
 use std::time::{Duration, Instant};
+
+/// Looks are a second apart. One that comes later than this says nothing: who looks has not listened either.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// What a look at a control connection shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Something came since the last look, or nothing is outstanding.
+    /// Something was acknowledged since the last look, or nothing was sent.
     Answers,
-    /// Something was sent since anything came.
+    /// Something was sent since anything was acknowledged: it is to be asked.
     Waits,
-    /// Nothing came for so long in which the lanes were heard that what was sent has been repeated in vain.
+    /// Nothing was acknowledged for so long in which the lanes were heard that what was sent has been repeated in vain.
     Deaf,
 }
 
-/// What is known of a control connection: looked at once a second.
+/// What a look sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// ACK frames that have come. Only they show that both directions work, and that it is the far end that speaks.
+    pub acks: u64,
+    /// Packets that have gone.
+    pub sent: u64,
+    /// For how long nothing was heard on any lane; `None` if nothing ever was.
+    pub lanes: Option<Duration>,
+    /// The round-trip time.
+    pub rtt: Duration,
+}
+
+/// What is known of a control connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Vigil {
-    /// Packets that had come and gone when it was last looked at, or when something last came.
-    counts: (u64, u64),
-    /// When something was last found to have come.
-    heard: Instant,
-    /// Since when each look found the lanes heard.
-    lanes: Instant,
+    acks: u64,
+    sent: u64,
+    /// When something was last found acknowledged, and when it was last looked at.
+    answered: Instant,
+    looked: Instant,
+    /// Whether something was sent since, and the peer was asked.
     waits: bool,
+    /// For how long every look has found the lanes heard.
+    heard: Duration,
+    /// For how long nothing was acknowledged when a look last found them silent.
+    outage: Duration,
 }
 
 impl Vigil {
-    /// A connection on which so many packets have come and gone.
+    /// A connection on which so many ACK frames have come and packets have gone.
     #[must_use]
-    pub fn new(counts: (u64, u64), now: Instant) -> Self {
-        Self { counts, heard: now, lanes: now, waits: false }
+    pub fn new((acks, sent): (u64, u64), now: Instant) -> Self {
+        Self {
+            acks,
+            sent,
+            answered: now,
+            looked: now,
+            waits: false,
+            heard: Duration::ZERO,
+            outage: Duration::ZERO,
+        }
     }
 
-    /// Takes in how many packets have come and gone by now, and whether the lanes are heard.
+    /// Takes in what is seen now. What waits was to be asked, and the lanes too.
     ///
-    /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), so that after an outage the next one is due after as
-    /// long again: for that long, at least for `patience`, the lanes have to be heard before it is deaf.
-    pub fn look(
-        &mut self,
-        counts: (u64, u64),
-        lanes_heard: bool,
-        patience: Duration,
-        now: Instant,
-    ) -> Finding {
-        if counts.0 != self.counts.0 {
-            *self = Self::new(counts, now);
+    /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), and sends nothing else while its congestion window is
+    /// full. So after an outage the next packet may be due after as long again: for that long, and at least for `patience`, the
+    /// lanes have to be heard before it is deaf. Both times are known to two looks.
+    pub fn look(&mut self, seen: Look, patience: Duration, now: Instant) -> Finding {
+        let interval = now.saturating_duration_since(self.looked);
+        if seen.acks != self.acks {
+            *self = Self::new((seen.acks, seen.sent), now);
             return Finding::Answers;
         }
-        self.waits |= counts.1 != self.counts.1;
-        if !self.waits || !lanes_heard {
-            self.lanes = now;
-        }
+        self.looked = now;
         if !self.waits {
-            return Finding::Answers;
+            self.waits = seen.sent != self.sent;
+            return if self.waits { Finding::Waits } else { Finding::Answers };
         }
-        let outage = self.lanes.saturating_duration_since(self.heard);
-        let deaf = now.saturating_duration_since(self.lanes) >= patience.max(outage);
-        if deaf { Finding::Deaf } else { Finding::Waits }
+        let heard = seen.lanes.is_some_and(|silence| silence < interval.max(seen.rtt * 2));
+        if heard && interval <= LONGEST_INTERVAL {
+            self.heard += interval;
+        } else {
+            self.heard = Duration::ZERO;
+            self.outage = now.saturating_duration_since(self.answered) + 2 * LONGEST_INTERVAL;
+        }
+        if self.heard >= patience.max(self.outage) { Finding::Deaf } else { Finding::Waits }
     }
 
-    /// For how long nothing came.
+    /// For how long nothing was acknowledged.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
+        now.saturating_duration_since(self.answered)
     }
 }
 
@@ -72,51 +99,60 @@ mod tests {
     use crate::clock::{Clock, ManualClock};
 
     const SECOND: Duration = Duration::from_secs(1);
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const PATIENCE: Duration = Duration::from_secs(4);
+    const HEARD: Option<Duration> = Some(Duration::from_millis(900));
 
-    /// What each of these looks finds, one a second: packets that have come, that have gone, and whether the lanes are heard.
-    fn findings(looks: &[(u64, u64, bool)]) -> Vec<Finding> {
+    /// What each of these looks finds: seconds since the one before, ACK frames that have come, packets that have gone, for how long
+    /// the lanes were not heard.
+    fn findings(looks: &[(u32, u64, u64, Option<Duration>)]) -> Vec<Finding> {
         let mut now = ManualClock::new(Duration::ZERO).now();
         let mut vigil = Vigil::new((10, 10), now);
-        let look = |look: &(u64, u64, bool)| {
-            now += SECOND;
-            vigil.look((look.0, look.1), look.2, PATIENCE, now)
+        let look = |&(seconds, acks, sent, lanes): &_| {
+            now += SECOND * seconds;
+            vigil.look(Look { acks, sent, lanes, rtt: SECOND / 10 }, PATIENCE, now)
         };
         looks.iter().map(look).collect()
     }
 
     #[test]
     fn silence_with_nothing_outstanding_is_no_fault() {
-        assert_eq!(findings(&[(10, 10, true); 60]), [Finding::Answers; 60]);
+        assert_eq!(findings(&[(1, 10, 10, HEARD); 60]), [Finding::Answers; 60]);
     }
 
     #[test]
     fn what_is_answered_is_well_however_much_is_sent() {
-        let looks: Vec<_> = (1..60).map(|second| (10 + second, 10 + 5 * second, true)).collect();
+        let looks: Vec<_> = (1..60).map(|second| (1, 10 + second, 10 + 5 * second, HEARD)).collect();
         assert!(findings(&looks).iter().all(|finding| *finding == Finding::Answers));
     }
 
     #[test]
-    fn it_is_deaf_when_only_the_lanes_are_heard_for_two_seconds() {
+    fn it_is_deaf_when_only_the_lanes_are_heard_for_as_long_as_patience_has() {
         use Finding::{Answers, Deaf, Waits};
-        let looks = [(10, 11, true), (10, 13, true), (10, 15, true), (11, 16, true), (11, 16, true)];
-        assert_eq!(findings(&looks), [Waits, Deaf, Deaf, Answers, Answers]);
+        let mut looks = [(1, 10, 11, HEARD); 8];
+        (looks[6].1, looks[7].1) = (11, 11);
+        assert_eq!(findings(&looks), [Waits, Waits, Waits, Waits, Deaf, Deaf, Answers, Answers]);
     }
 
     #[test]
-    fn after_an_outage_it_has_as_long_again() {
-        use Finding::{Deaf, Waits};
-        let mut looks = vec![(10, 11, false); 5];
-        looks.extend([(10, 12, true); 5]);
-        // Nothing came for five seconds, then the lanes did: QUIC's next repetition may be due after five more.
-        let mut expected = vec![Waits; 9];
-        expected.push(Deaf);
-        assert_eq!(findings(&looks), expected);
+    fn after_an_outage_it_has_as_long_again_and_what_two_looks_cannot_tell() {
+        let mut looks = vec![(1, 10, 11, Some(SECOND)); 5];
+        looks.extend([(1, 10, 12, HEARD); 10]);
+        let mut expected = vec![Finding::Waits; 5 + 7];
+        expected.extend([Finding::Deaf; 3]);
+        assert_eq!(findings(&looks), expected, "five seconds, and three");
     }
 
     #[test]
     fn lanes_that_come_and_go_make_nobody_deaf() {
-        let looks: Vec<_> = (0..60).map(|second| (10, 11 + second, second % 2 == 0)).collect();
+        let lanes = |second: u64| if second.is_multiple_of(2) { HEARD } else { Some(2 * SECOND) };
+        let looks: Vec<_> = (0..60).map(|second| (1, 10, 11 + second, lanes(second))).collect();
         assert!(findings(&looks).iter().all(|finding| *finding == Finding::Waits));
+    }
+
+    #[test]
+    fn who_stood_still_says_nothing_of_others() {
+        let looks = [(1, 10, 11, HEARD), (60, 10, 11, HEARD), (1, 10, 11, HEARD), (1, 10, 11, HEARD)];
+        assert_eq!(findings(&looks), [Finding::Waits; 4]);
+        assert_eq!(findings(&[(60, 10, 11, HEARD), (1, 11, 11, HEARD)]), [Finding::Waits, Finding::Answers]);
     }
 }

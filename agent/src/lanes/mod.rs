@@ -116,6 +116,8 @@ pub struct LaneSlot {
     pub largest_packet: usize,
     /// When it was opened.
     pub opened: Instant,
+    /// When its owner was last told that the far end hears it from another address; at first, when it was opened.
+    pub told: Instant,
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
     /// When its owner was last told that it is to be replaced, because its limits are near.
@@ -151,6 +153,7 @@ impl LaneSlot {
             packet_budget,
             largest_packet: packet_budget,
             opened,
+            told: opened,
             exhausted: false,
             worn_since: None,
             meter: Meter::new(opened),

@@ -28,7 +28,7 @@ impl Worker {
             return;
         }
         if !self.needs_dialling(id, now) {
-            if self.peers.get(id.0 as usize).is_some_and(|peer| !peer.is_reachable()) {
+            if self.peers.get(id.0 as usize).is_some_and(|peer| !peer.is_well()) {
                 // It was heard a moment ago, and is suspect still.
                 self.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
             }
@@ -45,7 +45,9 @@ impl Worker {
 
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id.0 as usize)?;
-        let waiting = peer.relay.oldest().is_some() || peer.awaited_until.is_some_and(|until| until > now);
+        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
+        let awaited = peer.awaited_until.is_some_and(|until| until > now);
+        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
         // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
         let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
         peer.dialler.step((waiting, slowest), now, self.doors.rng())

@@ -52,8 +52,8 @@ pub(super) enum Order {
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
     Budget { peer: PeerId, session: SessionId, bytes: usize },
-    /// What speaks against a session has changed.
-    Doubt { peer: PeerId, session: SessionId, doubt: Doubt },
+    /// Something speaks against a session, or no longer does.
+    Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
     /// The peer offers other services.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: a lane carries payloads.

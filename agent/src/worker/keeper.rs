@@ -14,7 +14,7 @@ use crate::{
     config::Profile,
     io::{Path, UdpRole},
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
-    peer::{Doubt, PeerId, RESETTLE_TIME, SessionId},
+    peer::{PeerId, RESETTLE_TIME, SessionId},
 };
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.
@@ -236,7 +236,7 @@ impl Worker {
         };
         self.exchange.note_heard(peer, at);
         if let Some(link) = self.link_named(peer, session)
-            && link.doubt == Doubt::Silent
+            && link.doubts.silent
         {
             let owner = link.pool.owner();
             self.tell(owner, Order::Heard { peer, session }, now);

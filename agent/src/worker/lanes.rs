@@ -374,7 +374,7 @@ impl Worker {
             }
             return;
         }
-        self.doubt(lane.peer, lane.session, Doubt::Silent, now);
+        self.doubt((lane.peer, lane.session), Doubt::Silent, true, now);
     }
 
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
@@ -429,7 +429,7 @@ impl Worker {
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
         if silence >= limit && self.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
-            self.doubt(id, name, Doubt::Silent, now);
+            self.doubt((id, name), Doubt::Silent, true, now);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Doubt, Link, Peer, PeerId, SETTLE_TIME, SessionId},
+    peer::{Doubt, Doubts, Link, Peer, PeerId, SETTLE_TIME, SessionId},
     relay::{Account, DropReason, NO_LANE, Origin},
 };
 
@@ -84,7 +84,9 @@ impl Worker {
             Order::DrainLane { lane } => self.drain_named(lane, now),
             Order::LanesUp { peer, session, up, wanted } => self.set_lanes(peer, session, (up, wanted), now),
             Order::Budget { peer, session, bytes } => self.set_budget((peer, session), bytes, now),
-            Order::Doubt { peer, session, doubt } => self.set_doubt(peer, session, doubt, now),
+            Order::Doubt { peer, session, doubt, holds } => {
+                self.set_doubt((peer, session), doubt, holds, now);
+            }
             Order::Services { peer, session, services } => {
                 if self.link_named(peer, session).is_some()
                     && let Some(state) = self.peers.get_mut(peer.0 as usize)
@@ -163,7 +165,7 @@ impl Worker {
             completes_checksums,
             takes_pieces,
             settles_at: now + SETTLE_TIME,
-            doubt: Doubt::None,
+            doubts: Doubts::default(),
         });
         if !same_process {
             // Numbers of flows mean others to the new process.
@@ -259,62 +261,70 @@ impl Worker {
         }
     }
 
-    /// The owner finds something that speaks against a session, or no longer does.
-    pub(super) fn doubt(&mut self, peer: PeerId, session: SessionId, doubt: Doubt, now: Instant) {
-        let known = self.link_named(peer, session).is_none_or(|link| link.doubt == doubt);
-        if !known {
-            match doubt {
-                Doubt::None => {}
-                Doubt::Silent => self.totals.sessions_doubted[0] += 1,
-                Doubt::Deaf => self.totals.sessions_doubted[1] += 1,
-            }
-            self.tell_all(|| Order::Doubt { peer, session, doubt }, now);
+    /// The owner finds that something speaks against a session, or no longer does.
+    pub(super) fn doubt(
+        &mut self,
+        (peer, session): (PeerId, SessionId),
+        doubt: Doubt,
+        holds: bool,
+        now: Instant,
+    ) {
+        let known = self.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
+        if known {
+            return;
         }
+        if holds {
+            self.totals.sessions_doubted[doubt.label_index()] += 1;
+        }
+        self.tell_all(|| Order::Doubt { peer, session, doubt, holds }, now);
     }
 
     /// The owner learns that a peer is heard: it is silent no more.
     pub(super) fn heard(&mut self, peer: PeerId, session: SessionId, now: Instant) {
-        if self.link_named(peer, session).is_some_and(|link| link.doubt == Doubt::Silent) {
-            self.doubt(peer, session, Doubt::None, now);
-        }
+        self.doubt((peer, session), Doubt::Silent, false, now);
     }
 
-    fn set_doubt(&mut self, id: PeerId, session: SessionId, doubt: Doubt, now: Instant) {
+    fn set_doubt(&mut self, (id, session): (PeerId, SessionId), doubt: Doubt, holds: bool, now: Instant) {
         let Some(link) = self.link_named(id, session) else { return };
-        let before = std::mem::replace(&mut link.doubt, doubt);
-        match doubt {
-            Doubt::None => {
+        *link.doubts.of(doubt) = holds;
+        let is_well = !link.doubts.any();
+        match (doubt, holds) {
+            (Doubt::Silent, true) => self.fell_silent(id, session, now),
+            (Doubt::Deaf, true) => {
+                let what =
+                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
+                self.dial_anew(id, Duration::ZERO, what, now);
+            }
+            (_, false) => {
                 if self.session_of(id).is_some()
                     && let Some(state) = self.peers.get_mut(id.0 as usize)
                     && let Some(suppressed) = state.brakes.heard.allow(now)
                 {
                     tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
                 }
-                self.stop_dialling(id, now);
-                if before == Doubt::Silent {
+                if is_well {
+                    self.stop_dialling(id, now);
+                }
+                if doubt == Doubt::Silent {
                     self.settle_flows(id);
                     self.drain_queue(id, now);
                 }
             }
-            Doubt::Silent => {
-                if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
-                    // It was heard while the order was under way.
-                    let owner = self.link_named(id, session).map(|link| link.pool.owner());
-                    if let Some(owner) = owner {
-                        self.tell(owner, Order::Heard { peer: id, session }, now);
-                    }
-                }
-                let moved = self.follow_route(id, now);
-                // What the session says from another address may be answered: a new one would cost its TCP forwards.
-                let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-                self.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
-            }
-            Doubt::Deaf => {
-                let what =
-                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
-                self.dial_anew(id, Duration::ZERO, what, now);
+        }
+    }
+
+    fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
+        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+            // It was heard while the order was under way.
+            let owner = self.link_named(id, session).map(|link| link.pool.owner());
+            if let Some(owner) = owner {
+                self.tell(owner, Order::Heard { peer: id, session }, now);
             }
         }
+        let moved = self.follow_route(id, now);
+        // What the session says from another address may be answered: a new one would cost its TCP forwards.
+        let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+        self.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
     }
 
     /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
@@ -337,25 +347,25 @@ impl Worker {
 
     /// Whether a peer with a session was found silent and has not been heard since.
     pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
-        self.doubt_of(id) == Doubt::Silent
+        self.doubts_of(id).silent
             && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
     }
 
     /// Whether something speaks against the session with a peer.
     pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
-        self.doubt_of(id) == Doubt::Deaf || self.is_silent(id, now)
+        self.doubts_of(id).deaf || self.is_silent(id, now)
     }
 
-    fn doubt_of(&self, id: PeerId) -> Doubt {
+    fn doubts_of(&self, id: PeerId) -> Doubts {
         let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
-        link.map_or(Doubt::None, |link| link.doubt)
+        link.map_or_else(Doubts::default, |link| link.doubts)
     }
 
     /// Datagrams wait for a peer that is not reached: it is dialled soon.
     pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if peer.is_reachable() || self.stopping || !peer.is_live() {
+        if peer.is_well() || self.stopping || !peer.is_live() {
             return;
         }
         if dialler == self.place.0 {

@@ -33,7 +33,7 @@ use crate::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,
         PeerDirectionMetrics, PeerMetrics, Published, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
-    peer::{Peer, PeerId},
+    peer::{Doubt, Peer, PeerId},
     relay::{Context, Direction, DropReason},
     roster::{OPEN_LABEL, Origin},
 };
@@ -56,9 +56,6 @@ const LANES_REOPENED: [&str; 5] = ["unvalidated", "silent", "refused", "worn", "
 
 /// What has another address: the label `what`.
 const PATH_MOVES: [&str; 3] = ["lane", "control", "socket"];
-
-/// What speaks against a session: the label `reason`.
-const DOUBTS: [&str; 2] = ["silent", "deaf"];
 
 /// Which end began a key update: the label `initiator`.
 const INITIATORS: [&str; 2] = ["local", "remote"];
@@ -145,7 +142,7 @@ impl Publisher {
             refused_packets: Counters::bind(&families.lane_refused_packets, &[], &REFUSED_PACKETS),
             lanes_reopened: Counters::bind(&families.lanes_reopened, &[], &LANES_REOPENED),
             path_moves: Counters::bind(&families.path_moves, &[], &PATH_MOVES),
-            sessions_doubted: Counters::bind(&families.sessions_doubted, &[], &DOUBTS),
+            sessions_doubted: Counters::bind(&families.sessions_doubted, &[], &Doubt::LABELS),
             flow_messages: [uplink, downlink]
                 .map(|label| Counters::bind(&families.flow_messages, &[label], &Context::MESSAGE_LABELS)),
             flows_ended: Counters::bind(&families.flows_evicted, &[], &FLOWS_ENDED),

@@ -58,7 +58,7 @@ impl Worker {
 
     /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let reaches = self.peers.get(id.0 as usize).is_some_and(|peer| peer.is_reachable());
+        let is_well = self.peers.get(id.0 as usize).is_some_and(|peer| peer.is_well());
         let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|peer| peer.is_live()) else { return };
         let old = mem::replace(&mut peer.config, Arc::clone(&wanted));
         peer.relay.set_bounds(&wanted, &self.config.limits);
@@ -76,7 +76,7 @@ impl Worker {
         }
         if self.dialler_of(id) == self.place.0 {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-            let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !reaches, now);
+            let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
             self.watch_dialler(id);
             for attempt in surplus {
                 self.close(attempt, CloseReason::Replaced, now);

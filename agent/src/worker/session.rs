@@ -22,7 +22,6 @@ use super::{
     Timer, Worker,
     endpoint::largest_packet,
     exchange::{Connected, Order, Record},
-    keeper::LEAST_SILENCE,
 };
 use crate::{
     control::{
@@ -138,7 +137,7 @@ impl Worker {
             self.close(handle, CloseReason::Replaced, now);
             return;
         }
-        if side == Side::Client && self.is_silent(peer, now) && self.hold_hello(handle, peer, key, now) {
+        if side == Side::Client && self.is_doubted(peer, now) && self.hold_hello(handle, peer, key, now) {
             return;
         }
         if let Some(connection) = self.control.get_mut(handle) {
@@ -156,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// Holds back the hello that would replace the session with a peer that fell silent: now that there is a way, the session may be
+    /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
     /// heard again, and with it TCP forwards live on. False if that was done already.
     fn hold_hello(&mut self, handle: ConnectionHandle, peer: PeerId, key: &[u8; 32], now: Instant) -> bool {
         let Some(connection) = self.control.get_mut(handle).filter(|connection| connection.held.is_none())
@@ -164,7 +163,7 @@ impl Worker {
             return false;
         };
         connection.held = Some(*key);
-        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(LEAST_SILENCE);
+        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
         self.timers.arm(Timer::Hello(handle), now + patience);
         self.ask_the_session(peer, now);
         true
@@ -173,7 +172,11 @@ impl Worker {
     /// The session that there is has had its time to be heard.
     pub(super) fn greet(&mut self, handle: ConnectionHandle, now: Instant) {
         let Some(connection) = self.control.get(handle) else { return };
+        let peer = connection.peer;
         if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
+            if let Some(peer) = peer {
+                self.check_control(peer, now);
+            }
             self.connected(handle, &key, now);
         }
     }
@@ -387,7 +390,7 @@ impl Worker {
         }
         let openings = Openings::new(wanted);
         let stats = self.control.quinn(handle).map(|quinn| quinn.stats());
-        let counts = stats.map_or((0, 0), |stats| (stats.udp_rx.datagrams, stats.udp_tx.datagrams));
+        let counts = stats.map_or((0, 0), |stats| (stats.frame_rx.acks, stats.udp_tx.datagrams));
         peer.session = Some(Session {
             id: session,
             handle,
@@ -400,7 +403,7 @@ impl Worker {
             pinged: now,
             told: now,
             vigil: Vigil::new(counts, now),
-            laned: now,
+            laneless_since: Some(now),
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);

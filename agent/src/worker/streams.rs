@@ -106,8 +106,8 @@ impl Worker {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = self.peers.get_mut(id.0 as usize).ok_or(TcpRefusal::NotConnected)?;
-        let reachable = peer.is_reachable();
-        let session = peer.session.as_ref().filter(|_| reachable).ok_or(TcpRefusal::NotConnected)?;
+        let is_well = peer.is_well();
+        let session = peer.session.as_ref().filter(|_| is_well).ok_or(TcpRefusal::NotConnected)?;
         let mut offered = session.hello.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)

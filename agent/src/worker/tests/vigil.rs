@@ -47,7 +47,7 @@ fn a_control_connection_that_answers_no_more_is_replaced_while_lanes_work() {
         let stream = pair.clients.tcp(INGRESS);
         let token = pair.services.token();
         while pair.world.metric(pair.exit, ESTABLISHED) < 2 {
-            assert!(pair.world.clock.now() - begin < 6 * SECOND, "seed {seed}");
+            assert!(pair.world.clock.now() - begin < 8 * SECOND, "seed {seed}");
             longest_gap(&mut pair, &mut crowd, INGRESS, SECOND / 20);
         }
         times.push(pair.world.clock.now() - begin);
@@ -60,7 +60,7 @@ fn a_control_connection_that_answers_no_more_is_replaced_while_lanes_work() {
         assert!(service.accept(token).is_ok(), "seed {seed}: TCP forwards are opened again");
         pair.assert_balanced();
     }
-    assert!(report("a new session, the control connection is deaf", times) <= 5 * SECOND);
+    assert!(report("a new session, the control connection is deaf", times) <= 7 * SECOND);
 }
 
 #[test]
@@ -85,4 +85,37 @@ fn a_link_that_is_up_for_moments_only_keeps_its_session_and_its_forwards() {
         pair.assert_balanced();
     }
     report("gap, a link is back", times);
+}
+
+#[test]
+fn a_forward_that_was_under_way_outlives_an_outage() {
+    for seed in 9430..9440 {
+        let workers = [(1, 1), (2, 2)][(seed % 2) as usize];
+        let (mut pair, mut crowd) = talking(seed, workers, "", 1);
+        let mut service = pair.services.tcp_listen(UPSTREAM);
+        let mut stream = pair.clients.tcp(INGRESS);
+        longest_gap(&mut pair, &mut crowd, INGRESS, SECOND);
+        let (mut served, _) = service.accept(pair.services.token()).unwrap();
+        let (mut sent, mut received) = (0, 0);
+        let (data, mut buffer) = (vec![7; 65_536], vec![0; 1 << 20]);
+        let outage = Duration::from_millis(1000 + 700 * (seed - 9430));
+        let cut = pair.world.clock.now() + SECOND;
+        while pair.world.clock.now() < cut + outage + 8 * SECOND {
+            let now = pair.world.clock.now();
+            let is_cut = (cut..cut + outage).contains(&now);
+            pair.world.weather.borrow_mut().block =
+                Box::new(move |from, to| is_cut && between_agents(from, to));
+            // As much as goes in: QUIC's window is full when the link is cut.
+            sent += stream.write(&data).unwrap_or(0);
+            crowd.step_to(&mut pair, INGRESS, true);
+            received += served.read(&mut buffer).unwrap_or(0);
+        }
+        assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}: after {outage:?}");
+        for _ in 0..200 {
+            crowd.step_to(&mut pair, INGRESS, true);
+            received += served.read(&mut buffer).unwrap_or(0);
+        }
+        assert_eq!(received, sent, "seed {seed}");
+        pair.assert_balanced();
+    }
 }
