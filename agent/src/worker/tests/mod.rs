@@ -9,6 +9,7 @@ use crate::{identity::Identity, worker::PeerSnapshot};
 mod bounds;
 mod capture;
 mod ceilings;
+mod confirmed;
 mod counted;
 mod crew;
 mod decoy;
