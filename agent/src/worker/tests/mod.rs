@@ -32,6 +32,7 @@ mod roaming;
 mod rogue;
 mod roster;
 mod siege;
+mod standard;
 mod tun;
 mod tun_lanes;
 mod tun_marks;
