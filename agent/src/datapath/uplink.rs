@@ -455,7 +455,11 @@ impl Uplink<'_> {
     pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
-            (Way::Plain, Some(plain)) => plain.push(frame, self.now),
+            (Way::Plain, Some(plain)) => {
+                // A piece is as old as its datagram; a message begins to wait here.
+                let since = if frame.payload.is_empty() { self.now } else { self.arrived };
+                plain.push(frame, since)
+            }
             (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
         }
     }

@@ -80,6 +80,15 @@ impl Pair {
     fn clients(&mut self, count: u16) -> Vec<Udp> {
         (0..count).map(|port| self.client(4000 + port)).collect()
     }
+
+    /// The only worker of an agent hands what `fill` collects over to itself; it is in the ring for so long.
+    pub(super) fn hand_over(&mut self, place: usize, ring: Duration, fill: impl FnOnce(&mut Outgoing)) {
+        let now = self.world.clock.now();
+        let worker = &mut self.world.agent(place).workers[0];
+        fill(&mut worker.outgoing);
+        worker.hand_over(now);
+        self.world.clock.advance(ring);
+    }
 }
 
 #[test]
@@ -359,4 +368,99 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
         let payloads = |out: &mut Outgoing| out.payloads(0, place, (header, 1), (b"ping", 4), marks);
         assert_eq!(hand(&payloads, process), expected, "{age} ms before it was handed over");
     }
+}
+
+/// How long what is handed over waited in the kernel and in the ring, in milliseconds, and whether it is still in time.
+const WAITS: [((u64, u64), bool); 6] = [
+    ((60, 35), true),
+    ((0, 95), true),
+    ((95, 0), true),
+    ((60, 41), false),
+    ((0, 101), false),
+    ((101, 0), false),
+];
+
+/// Hands over what `hand` is to, with its age, for each of [`WAITS`]; `arrives` says whether it got where it was to go, and how many
+/// have expired there so far.
+fn assert_age_counts(
+    kind: &str,
+    pair: &mut Pair,
+    mut hand: impl FnMut(&mut Pair, Duration, Duration),
+    mut arrives: impl FnMut(&mut Pair) -> (bool, u64),
+) {
+    // Whatever is to be confirmed is so in time.
+    pair.world.weather.borrow_mut().delay = Duration::from_millis(1);
+    let mut expired = 0;
+    for ((kernel, ring), in_time) in WAITS {
+        hand(pair, Duration::from_millis(kernel), Duration::from_millis(ring));
+        expired += u64::from(!in_time);
+        let waits = format!("{kind}: {kernel} ms in the kernel, {ring} ms in the ring");
+        assert_eq!(arrives(pair), (in_time, expired), "{waits}");
+    }
+    pair.assert_balanced();
+}
+
+#[test]
+fn packets_that_are_handed_over_have_waited_in_the_kernel_and_in_the_ring() {
+    let mut pair = Pair::connected(811, "", "");
+    let mut client = pair.client(8000);
+    client.send(INGRESS, b"hello");
+    pair.run_served(Duration::from_millis(100));
+    let exit = pair.exit;
+    pair.world.tapped();
+    let hand = |pair: &mut Pair, kernel, ring| {
+        // The packet does not arrive by itself.
+        pair.world.weather.borrow_mut().block = Box::new(|from, to| (from.ip(), to.ip()) == (ENTRY, EXIT));
+        pair.world.tapped();
+        client.send(INGRESS, &numbered(0));
+        pair.world.run(Duration::from_millis(2));
+        pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+        let tapped = pair.world.tapped();
+        let packet = tapped.iter().find(|sent| sent.to.ip() == EXIT && sent.payload.len() > 600).unwrap();
+        let len = packet.payload.len();
+        let local = Some(EXIT);
+        let meta = Meta { len, segment: len, source: packet.from, local, ecn: 0, age: kernel };
+        pair.hand_over(exit, ring, |outgoing| outgoing.packet(0, 0, meta, &packet.payload));
+    };
+    assert_age_counts("packets", &mut pair, hand, |pair| {
+        pair.world.run(Duration::from_millis(100));
+        let account = pair.world.peer(exit).downlink.account;
+        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+    });
+}
+
+#[test]
+fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_and_in_the_ring() {
+    let mut pair = Pair::connected(812, "", "");
+    let mut client = pair.client(8000);
+    client.send(INGRESS, b"hello");
+    pair.run_served(Duration::from_millis(100));
+    assert_eq!(client.receive().len(), 1);
+    let entry = pair.entry;
+    let number = pair.world.agent(entry).workers[0].peers[0].relay.flows.iter().next().unwrap().2.number;
+    let header = Context::Flow { number, payload_at: 0 }.encode();
+    let frame = [header.as_slice(), b"answer"].concat();
+    let hand = |pair: &mut Pair, age, ring| {
+        let meta = Meta { age, ..Meta::EMPTY };
+        pair.hand_over(entry, ring, |outgoing| outgoing.frame(0, (PeerId(0), 0), Some(6), meta, &frame));
+    };
+    assert_age_counts("frames", &mut pair, hand, |pair| {
+        pair.world.run(Duration::from_millis(100));
+        let account = pair.world.peer(entry).downlink.account;
+        (client.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+    });
+    let hand = |pair: &mut Pair, age, ring| {
+        // As if it had come to this worker, and another had taken it over.
+        let account = &mut pair.world.agent(entry).workers[0].peers[0].relay.uplink;
+        account.receive(1, 4);
+        account.handed_over += 1;
+        pair.hand_over(entry, ring, |outgoing| {
+            outgoing.returned(0, PeerId(0), (header, 1), (b"ping", 4), age);
+        });
+    };
+    assert_age_counts("returned", &mut pair, hand, |pair| {
+        pair.world.run(Duration::from_millis(100));
+        let account = pair.world.peer(entry).uplink.account;
+        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+    });
 }

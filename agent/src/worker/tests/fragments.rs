@@ -21,7 +21,7 @@ use crate::{
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Bytes of which no two places near each other look alike.
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 256 + seed * 13) as u8).collect()
 }
 
@@ -32,7 +32,7 @@ fn fragmenting(toml: &str) -> String {
 
 impl Pair {
     /// Connected over as many lanes as there are workers at the entry, and the service wants pieces.
-    fn fragmenting(seed: u64, workers: (u8, u8), entry_extra: &str) -> Self {
+    pub(super) fn fragmenting(seed: u64, workers: (u8, u8), entry_extra: &str) -> Self {
         Self::fragmenting_over(1500, seed, workers, entry_extra)
     }
 

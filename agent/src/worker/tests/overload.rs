@@ -227,7 +227,7 @@ impl UdpSocket for Narrow {
 
 impl Pair {
     /// Puts narrow sockets in the place of those that an agent has for its peers.
-    fn narrow_down(&mut self, place: usize) -> Rc<Cell<usize>> {
+    pub(super) fn narrow_down(&mut self, place: usize) -> Rc<Cell<usize>> {
         let credit = Rc::new(Cell::new(0));
         let worker = &mut self.world.agent(place).workers[0];
         for underlay in worker.underlays.iter_mut() {
@@ -238,7 +238,7 @@ impl Pair {
     }
 
     /// Lets the narrow sockets of an agent take so many datagrams.
-    fn widen(&mut self, place: usize, credit: &Cell<usize>, datagrams: usize) {
+    pub(super) fn widen(&mut self, place: usize, credit: &Cell<usize>, datagrams: usize) {
         credit.set(datagrams);
         let worker = &mut self.world.agent(place).workers[0];
         let tokens = Vec::from_iter(worker.underlays.iter().map(|underlay| underlay.token));
