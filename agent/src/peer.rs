@@ -56,7 +56,7 @@ pub struct Session {
     /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
     pub pinged: Instant,
     /// When the peer was last told, on every path, where we are, because it heard a lane from another address.
-    pub told: Instant,
+    pub told: Option<Instant>,
     /// Whether the control connection answers.
     pub vigil: Vigil,
     /// Since when it was seen without a lane.

@@ -146,7 +146,13 @@ pub enum Message {
     LaneClose(LaneEnd<LaneCloseCause>),
     /// The services of the sender, all of them, in place of those it named before.
     ServicesChanged(Vec<Service>),
+    /// The sender may be at another address. It is long, because what the far end may send there is three times what came from there
+    /// (RFC 9000 §8.1), and quinn-proto sends nothing before that is a full packet.
+    Here,
 }
+
+/// Bytes of padding in [`Message::Here`].
+const HERE_BYTES: usize = 1000;
 
 /// What an agent says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -295,6 +301,7 @@ impl Message {
                 Ok(Self::LaneClose(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
             }
             wire::Kind::ServicesChanged(changed) => services(changed.services).map(Self::ServicesChanged),
+            wire::Kind::Here(_) => Ok(Self::Here),
         }
     }
 
@@ -309,6 +316,7 @@ impl Message {
             Self::ServicesChanged(services) => wire::Kind::ServicesChanged(wire::ServicesChanged {
                 services: services.iter().map(wire::Service::from).collect(),
             }),
+            Self::Here => wire::Kind::Here(wire::Here { padding: vec![0; HERE_BYTES] }),
         };
         framing::frame(&wire::Envelope { kind: Some(kind) }, out);
     }

@@ -140,6 +140,10 @@ fn every_field_number_is_the_documented_one() {
             let message = Message::ServicesChanged(vec![service(5, "dns")]);
             (message, hand.bytes("Envelope.services_changed", &fields))
         },
+        {
+            let fields = hand.bytes("Here.padding", &[0; 1000]);
+            (Message::Here, hand.bytes("Envelope.here", &fields))
+        },
     ];
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
@@ -381,6 +385,7 @@ fn any_message() -> impl Strategy<Value = Message> {
             Message::LaneClose(LaneEnd { lane, epoch, reason: LaneCloseCause::try_from(reason).unwrap() })
         }),
         any_services().prop_map(Message::ServicesChanged),
+        Just(Message::Here),
     ]
 }
 
@@ -417,7 +422,7 @@ proptest! {
             prop_assert_eq!(Message::decode(&body(&message)), Ok(message));
         }
         // The same bytes as the content of a message that exists.
-        let mut envelope = vec![((bytes.len() as u8 % 6 + 1) << 3) | 2];
+        let mut envelope = vec![((bytes.len() as u8 % 7 + 1) << 3) | 2];
         envelope.put_slice(&leb128(bytes.len() as u64));
         envelope.extend(&bytes);
         if let Ok(message) = Message::decode(&envelope) {

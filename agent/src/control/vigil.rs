@@ -86,6 +86,12 @@ impl Vigil {
         if self.heard >= patience.max(self.outage) { Finding::Deaf } else { Finding::Waits }
     }
 
+    /// Whether something was sent since anything was acknowledged.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
     /// For how long nothing was acknowledged.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub(super) kind: Option<Kind>,
 }
 
@@ -20,6 +20,14 @@ pub(super) enum Kind {
     LaneClose(LaneEnd),
     #[prost(message, tag = "6")]
     ServicesChanged(ServicesChanged),
+    #[prost(message, tag = "7")]
+    Here(Here),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Here {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) padding: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -65,8 +65,8 @@ pub struct Notes {
     pub new_flows: Vec<(PeerId, FlowId)>,
     /// Lanes that came up or moved.
     pub lanes_up: Vec<LaneId>,
-    /// Lanes whose peer asked whether their packets come from us.
-    pub challenged: Vec<LaneId>,
+    /// Lanes whose peer asked whether their packets come from us, and the data of its PATH_CHALLENGE.
+    pub challenged: Vec<(LaneId, [u8; 8])>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
     /// The first IP packet of a peer from a source that is not its own: the peer, and the source.
@@ -265,7 +265,7 @@ impl Downlink<'_> {
         self.lanes.touch(id);
         if let Some(data) = challenge {
             self.answer_challenge(id, origins, data, place.len());
-            self.notes.challenged.push(id);
+            self.notes.challenged.push((id, data));
         }
         let late = self.peers.get(peer.0 as usize).is_some_and(|state| origins.age > state.config.queue.time);
         if late {

@@ -116,8 +116,8 @@ pub struct LaneSlot {
     pub largest_packet: usize,
     /// When it was opened.
     pub opened: Instant,
-    /// When its owner was last told that the far end hears it from another address; at first, when it was opened.
-    pub told: Instant,
+    /// The data of the far end's first PATH_CHALLENGE, and when a later one was last told of.
+    challenged: (Option<[u8; 8]>, Option<Instant>),
     /// Its keys have sealed all that they may.
     pub exhausted: bool,
     /// When its owner was last told that it is to be replaced, because its limits are near.
@@ -153,7 +153,7 @@ impl LaneSlot {
             packet_budget,
             largest_packet: packet_budget,
             opened,
-            told: opened,
+            challenged: (None, None),
             exhausted: false,
             worn_since: None,
             meter: Meter::new(opened),
@@ -206,6 +206,19 @@ impl LaneSlot {
             }
             LaneState::Draining { .. } => {}
         }
+    }
+
+    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, and that was not said
+    /// within `interval`. It does so once at first, and repeats that with the same data.
+    pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
+        let (first, told) = &mut self.challenged;
+        let is_first = *first.get_or_insert(data) == data;
+        let is_due = told.is_none_or(|at| now.saturating_duration_since(at) >= interval);
+        if is_first || !is_due {
+            return false;
+        }
+        *told = Some(now);
+        true
     }
 
     /// The far end answered a challenge: true if the lane came up or moved by it.

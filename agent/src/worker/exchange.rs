@@ -72,6 +72,8 @@ pub(super) enum Order {
     AskForLife { peer: PeerId, session: SessionId },
     /// To the owner: the peer hears a lane from another address than before.
     Challenged { peer: PeerId, session: SessionId },
+    /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
+    ListenerMoved { peer: PeerId, session: SessionId },
     /// To the owner: a peer that was silent is heard.
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams wait for it elsewhere.

@@ -160,6 +160,10 @@ impl Worker {
             None => tracing::debug!(peer, lane = lane.index, remote = ?destination, "lane up"),
         }
         self.tell_owner(lane, Order::LaneUp { lane }, now);
+        let (peer, session) = (lane.peer, lane.session);
+        if from.is_some() && self.link_named(peer, session).is_some_and(|link| link.dialled) {
+            self.tell_owner(lane, Order::ListenerMoved { peer, session }, now);
+        }
         self.note_path_packet(id, now);
         self.drain_former(lane, id, now);
         self.settle_flows(lane.peer);

@@ -509,8 +509,8 @@ impl Worker {
         while let Some(lane) = self.notes.lanes_up.pop() {
             self.lane_up(lane, now);
         }
-        while let Some(lane) = self.notes.challenged.pop() {
-            self.lane_challenged(lane, now);
+        while let Some((lane, data)) = self.notes.challenged.pop() {
+            self.lane_challenged(lane, data, now);
         }
         while let Some((lane, error)) = self.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);

@@ -106,6 +106,7 @@ impl Worker {
                 }
             }
             Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
+            Order::ListenerMoved { peer, session } => self.listener_moved(peer, session, now),
             Order::Heard { peer, session } => {
                 if self.session_named(peer, session).is_some() {
                     self.heard(peer, session, now);

@@ -259,6 +259,8 @@ impl Worker {
                 self.out_of_order(handle, now)
             }
             Message::LaneClose(end) => self.lane_closed(peer, &end, now),
+            // quinn-proto has seen where it came from.
+            Message::Here => {}
             Message::ServicesChanged(services) => {
                 let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
                 let Some(session) = state.session.as_mut() else { return };
@@ -401,7 +403,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
-            told: now,
+            told: None,
             vigil: Vigil::new(counts, now),
             laneless_since: Some(now),
         });

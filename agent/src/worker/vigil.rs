@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE};
 use crate::{
-    control::vigil::{Finding, Look},
+    control::{
+        messages::Message,
+        vigil::{Finding, Look},
+    },
     lanes::LaneId,
     peer::{Doubt, PeerId, SessionId},
 };
@@ -29,11 +32,16 @@ impl Worker {
         let (acks, sent) = (stats.frame_rx.acks, stats.udp_tx.datagrams);
         let seen = Look { acks, sent, lanes: self.exchange.silence(id, now), rtt };
         let Some(session) = self.session_mut(id) else { return };
+        let waited = session.vigil.waits();
         let finding = session.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now);
+        let (begins, dialled) = (session.vigil.waits() && !waited, session.dialled);
         let since = is_laneless.then(|| session.laneless_since.unwrap_or(now));
         session.laneless_since = since;
         let answered = session.vigil.silence(now);
-        if finding != Finding::Answers || is_laneless {
+        if begins && dialled && has_lanes {
+            // If a NAT gave us another address, pings are too short for an answer.
+            self.control.send(handle, &Message::Here);
+        } else if finding != Finding::Answers || is_laneless {
             // One without a lane has none to fall silent, and has asked for some.
             if let Some(quinn) = self.control.quinn(handle) {
                 quinn.ping();
@@ -57,15 +65,14 @@ impl Worker {
         }
     }
 
-    /// The far end of a lane asked whether its packets come from us. If the lane has been up for a while, and we dialled, that is
-    /// because they reach it from another address: most likely a NAT has forgotten all of our ports, not this one alone.
-    pub(super) fn lane_challenged(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get_mut(id).filter(|slot| slot.is_up()) else { return };
-        let (peer, session) = (slot.peer, slot.session);
-        if now.saturating_duration_since(slot.told) < LEAST_SILENCE {
+    /// The far end of a lane asked whether its packets come from us. If that was not to open it, and we dialled, they reach it from
+    /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
+    pub(super) fn lane_challenged(&mut self, id: LaneId, data: [u8; 8], now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        if !slot.is_challenged_anew(data, LEAST_SILENCE, now) {
             return;
         }
-        slot.told = now;
+        let (peer, session) = (slot.peer, slot.session);
         let dialled = self.link_named(peer, session).filter(|link| link.dialled);
         if let Some(owner) = dialled.map(|link| link.pool.owner()) {
             self.tell(owner, Order::Challenged { peer, session }, now);
@@ -76,15 +83,23 @@ impl Worker {
     /// it cannot follow us before it hears us (RFC 9000 §9.3), and has no other way to ask.
     pub(super) fn address_doubted(&mut self, peer: PeerId, name: SessionId, now: Instant) {
         let Some(session) = self.session_named(peer, name) else { return };
-        if now.saturating_duration_since(session.told) < LEAST_SILENCE {
+        if session.told.is_some_and(|at| now.saturating_duration_since(at) < LEAST_SILENCE) {
             return;
         }
-        session.told = now;
+        session.told = Some(now);
         let handle = session.handle;
+        self.control.send(handle, &Message::Here);
+        self.tell_all(|| Order::AskForLife { peer, session: name }, now);
+    }
+
+    /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
+    /// 9000 §9): unless it is still reached at the old one, too, it takes a new connection.
+    pub(super) fn listener_moved(&mut self, peer: PeerId, name: SessionId, now: Instant) {
+        let Some(handle) = self.session_named(peer, name).map(|session| session.handle) else { return };
         if let Some(quinn) = self.control.quinn(handle) {
             quinn.ping();
         }
-        self.tell_all(|| Order::AskForLife { peer, session: name }, now);
+        self.doubt((peer, name), Doubt::Deaf, true, now);
     }
 
     /// Asks a peer for a sign of life on all that its session has.

@@ -107,7 +107,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::LaneOpen(_)
         | Message::LaneAccept(_)
         | Message::LaneClose(_)
-        | Message::ServicesChanged(_) => None,
+        | Message::ServicesChanged(_)
+        | Message::Here => None,
     };
     let refusals: Vec<_> = siege.rogue.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

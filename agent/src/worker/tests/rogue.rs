@@ -174,7 +174,8 @@ impl Rogue {
             | Message::LaneAccept(_)
             | Message::LaneRefuse(_)
             | Message::LaneClose(_)
-            | Message::ServicesChanged(_) => message.encode(&mut self.outgoing),
+            | Message::ServicesChanged(_)
+            | Message::Here => message.encode(&mut self.outgoing),
         }
     }
 
