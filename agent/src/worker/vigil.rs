@@ -20,6 +20,9 @@ const IN_USE: Duration = Duration::from_secs(10);
 /// sent meanwhile once in fourteen times; the next connection fares no better, and this one is asked again before it ends.
 const LEAST_DEAFNESS: Duration = Duration::from_secs(4);
 
+/// A peer is not told more often where we are, whatever it asks. A NAT that changes its mind twice within that is found by silence.
+const TELL_INTERVAL: Duration = Duration::from_millis(50);
+
 impl Worker {
     /// Once a second: whether a peer answers on the control connection.
     pub(super) fn check_control(&mut self, id: PeerId, now: Instant) {
@@ -69,7 +72,7 @@ impl Worker {
     /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
     pub(super) fn lane_challenged(&mut self, id: LaneId, data: [u8; 8], now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
-        if !slot.is_challenged_anew(data, LEAST_SILENCE, now) {
+        if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
             return;
         }
         let (peer, session) = (slot.peer, slot.session);
@@ -83,7 +86,7 @@ impl Worker {
     /// it cannot follow us before it hears us (RFC 9000 §9.3), and has no other way to ask.
     pub(super) fn address_doubted(&mut self, peer: PeerId, name: SessionId, now: Instant) {
         let Some(session) = self.session_named(peer, name) else { return };
-        if session.told.is_some_and(|at| now.saturating_duration_since(at) < LEAST_SILENCE) {
+        if session.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
             return;
         }
         session.told = Some(now);
