@@ -21,7 +21,7 @@ pub enum Finding {
 pub struct Look {
     /// ACK frames that have come. Only they show that both directions work, and that it is the far end that speaks.
     pub acks: u64,
-    /// Packets that have gone.
+    /// Frames that have gone which ask for an ACK.
     pub sent: u64,
     /// For how long nothing was heard on any lane; `None` if nothing ever was.
     pub lanes: Option<Duration>,
@@ -46,7 +46,7 @@ pub struct Vigil {
 }
 
 impl Vigil {
-    /// A connection on which so many ACK frames have come and packets have gone.
+    /// A connection on which so many ACK frames have come and frames that ask for one have gone.
     #[must_use]
     pub fn new((acks, sent): (u64, u64), now: Instant) -> Self {
         Self {

@@ -22,6 +22,7 @@ use super::{
     Timer, Worker,
     endpoint::largest_packet,
     exchange::{Connected, Order, Record},
+    vigil,
 };
 use crate::{
     control::{
@@ -392,7 +393,7 @@ impl Worker {
         }
         let openings = Openings::new(wanted);
         let stats = self.control.quinn(handle).map(|quinn| quinn.stats());
-        let counts = stats.map_or((0, 0), |stats| (stats.frame_rx.acks, stats.udp_tx.datagrams));
+        let counts = stats.map_or((0, 0), |stats| vigil::counts(&stats));
         peer.session = Some(Session {
             id: session,
             handle,

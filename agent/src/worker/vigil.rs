@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use quinn_proto::ConnectionStats;
+
 use super::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE};
 use crate::{
     control::{
@@ -32,7 +34,7 @@ impl Worker {
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
         let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else { return };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let (acks, sent) = (stats.frame_rx.acks, stats.udp_tx.datagrams);
+        let (acks, sent) = counts(&stats);
         let seen = Look { acks, sent, lanes: self.exchange.silence(id, now), rtt };
         let Some(session) = self.session_mut(id) else { return };
         let waited = session.vigil.waits();
@@ -140,4 +142,11 @@ impl Worker {
             quinn.ping();
         }
     }
+}
+
+/// ACK frames that have come, and frames that have gone which ask for one: a packet with an ACK alone is never acknowledged.
+pub(super) fn counts(stats: &ConnectionStats) -> (u64, u64) {
+    let sent = &stats.frame_tx;
+    let asking = sent.ping + sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
+    (stats.frame_rx.acks, asking + sent.max_data + sent.max_stream_data + sent.path_challenge)
 }
