@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use quinn_proto::{ClientConfig, ConnectionError, ConnectionHandle, Side};
+use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use zeroize::Zeroizing;
 
@@ -10,6 +10,7 @@ use super::{Source, Timer, Worker, endpoint::max_packet, keeper::LEAST_SILENCE};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
+        driver::Dial,
         knock::{self, Knock},
         messages::CloseReason,
         tls,
@@ -141,6 +142,7 @@ impl Worker {
             self.doors.close_underlay(&mut self.underlays, underlay);
             return;
         };
+        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -164,7 +166,7 @@ impl Worker {
     }
 
     /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
-    fn client_config(&mut self, id: PeerId, now: Instant) -> Option<ClientConfig> {
+    fn client_config(&mut self, id: PeerId, now: Instant) -> Option<Dial> {
         let peer = self.peers.get_mut(id.0 as usize)?;
         let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = peer.config.public_keys.iter().map(|key| key.0).collect();
@@ -198,9 +200,8 @@ impl Worker {
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(self.doors.rng().random()),
         };
-        let mut client = knock::arm(crypto, knock, self.ids.initial(id));
-        client.transport_config(Arc::new(transport));
-        Some(client)
+        let client = knock::arm(crypto, knock, self.ids.initial(id));
+        Some(Dial { client, transport })
     }
 
     /// A connection has ended.

@@ -27,7 +27,10 @@ use super::handover::{Parcel, Ring};
 use crate::{
     capture::{Capture, Taps},
     config::{self, Config},
-    control::messages::{CloseReason, Hello, Service},
+    control::{
+        congestion::pacing::RateAccount,
+        messages::{CloseReason, Hello, Service},
+    },
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::{Doubt, PeerId, SessionId},
@@ -208,6 +211,8 @@ struct Shared {
     /// Lanes that workers keep, those that drain included.
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
+    /// What its streams may be sent, at all workers together.
+    rate: Arc<RateAccount>,
 }
 
 impl Shared {
@@ -217,6 +222,7 @@ impl Shared {
             heard: AtomicU64::new(0),
             lanes: AtomicUsize::new(0),
             flows: FlowRegistry::of_agent(flows),
+            rate: Arc::default(),
         })
     }
 }
@@ -380,6 +386,11 @@ impl Exchange {
     /// The flows of a peer.
     pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+    }
+
+    /// What the streams of a peer may be sent.
+    pub(super) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
+        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.rate)).unwrap_or_default()
     }
 
     /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
