@@ -84,7 +84,7 @@ impl Cubic {
         self.heard = now;
         self.in_flight.remove(place);
         let lost = self.in_flight.partition_point(|sent| sent.0 + REORDERED <= number);
-        let newest = self.in_flight.drain(..lost).map(|sent| sent.0).last();
+        let newest = self.in_flight.drain(..lost).map(|sent| sent.0).next_back();
         self.lost += lost as u64;
         match newest {
             Some(newest) if newest >= self.recovers_at => self.reduce(now),
