@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod operator;
 pub mod peer;
 pub mod probe;
+pub mod rate;
 pub mod relay;
 pub mod reload;
 pub mod roster;

@@ -21,6 +21,7 @@ use crate::{
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     log::RateLimit,
     meter::Meter,
+    rate::{Allowance, Pace},
     relay::DatagramRelay,
     roster::Origin,
     worker::{Outgoing, Refused},
@@ -206,6 +207,51 @@ pub struct Peer {
     pub connections_log: RateLimit,
     /// Those on what else is logged about it.
     pub brakes: Brakes,
+    /// How much work it may ask this worker for.
+    pub allowances: Allowances,
+}
+
+/// How much work a peer may ask a worker for, where that is more than a datagram is.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowances {
+    /// Control messages, in units of what they cost; beyond them the connection is closed.
+    pub messages: Allowance,
+    /// Flows that it opens; beyond them openings are dropped.
+    pub flows: Allowance,
+    /// Streams that it opens; beyond them they wait.
+    pub streams: Allowance,
+}
+
+impl Allowances {
+    /// Units of control messages a second, and at once (`control/inward.rs`). A peer that has each of its 64 lanes replaced as often as
+    /// that is allowed, four times a second, opens and closes 512 a second; all lanes, a reload of 256 services and the
+    /// signs of a path that comes and goes are some 300 at once.
+    const MESSAGES: Pace = Pace { per_second: 1_000, at_once: 2_000 };
+
+    /// Openings of flows a second and at once, at least. A fifth of the flows that a peer may have is granted in any case: so all of
+    /// them are there again within five seconds of this agent's restart.
+    const FLOWS: Pace = Pace { per_second: 2_000, at_once: 5_000 };
+
+    /// Openings of streams a second and at once, at least; as many as may be open at a time are granted at once in any case.
+    const STREAMS: Pace = Pace { per_second: 2_000, at_once: 2_000 };
+
+    /// All that a peer may ask for under these limits.
+    #[must_use]
+    pub fn new(limits: &config::Limits, now: Instant) -> Self {
+        let full = |pace| Allowance::new(pace, now);
+        let (messages, flows, streams) = (Self::MESSAGES, Self::FLOWS, Self::STREAMS);
+        let mut made = Self { messages: full(messages), flows: full(flows), streams: full(streams) };
+        made.set(limits);
+        made
+    }
+
+    /// The operator wants other limits.
+    pub fn set(&mut self, limits: &config::Limits) {
+        let fifth = u32::try_from(limits.flows_per_peer / 5).unwrap_or(u32::MAX);
+        self.flows.set(Pace { per_second: fifth, at_once: fifth }.at_least(Self::FLOWS));
+        let streams = Pace { per_second: 0, at_once: limits.tcp_streams_per_peer };
+        self.streams.set(streams.at_least(Self::STREAMS));
+    }
 }
 
 /// The brakes on what is logged of one peer, whose path or whose twin with the same key may have it come and go all day.
@@ -219,6 +265,8 @@ pub struct Brakes {
     pub heard: RateLimit,
     /// It takes no IP packets.
     pub no_tunnel: RateLimit,
+    /// It does not offer services that our forwards need.
+    pub no_service: RateLimit,
     /// It is at another address, or we are.
     pub moved: RateLimit,
     /// There is no way to it.
@@ -229,8 +277,10 @@ impl Brakes {
     /// With so long between two lines of a kind.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [silent, heard, no_tunnel, moved, no_way] = std::array::from_fn(|_| RateLimit::new(interval));
-        Self { connected: RateLimit::new(Duration::from_secs(1)), silent, heard, no_tunnel, moved, no_way }
+        let [silent, heard, no_tunnel, no_service, moved, no_way] =
+            std::array::from_fn(|_| RateLimit::new(interval));
+        let connected = RateLimit::new(Duration::from_secs(1));
+        Self { connected, silent, heard, no_tunnel, no_service, moved, no_way }
     }
 }
 

@@ -34,6 +34,9 @@ pub(crate) fn check(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup, now: Instan
             if worker.lanes > SPARE_LANES || worker.underlays > SPARE_LANES {
                 fail!("ceilings", "{name}: {} lanes, {} sockets", worker.lanes, worker.underlays);
             }
+            if let Some(excess) = &worker.excess {
+                fail!("work", "{name}: {excess}");
+            }
             let flows: usize = worker.peers.iter().map(|peer| peer.flows).sum();
             if worker.upstreams > flows {
                 fail!("sockets", "{name}: {} sockets for {flows} flows", worker.upstreams);

@@ -207,6 +207,7 @@ fn broken_rules_are_noticed_and_reduced() {
         (Fault::Garble, "stream"),
         (Fault::Deaf, "connections complete"),
         (Fault::Vanish, "packets arrive"),
+        (Fault::Toil, "work"),
     ];
     for (fault, invariant) in faults {
         let noticed = (SEEDS.start..SEEDS.start + 40).find_map(|seed| {

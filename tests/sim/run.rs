@@ -61,6 +61,8 @@ pub(crate) enum Fault {
     Omit,
     /// A device never gets what came for it.
     Vanish,
+    /// A turn does more than any may.
+    Toil,
 }
 
 /// What a schedule came to.
@@ -269,6 +271,11 @@ impl<'a> Run<'a> {
             && let Some(peer) = books[0].1.first_mut().and_then(|worker| worker.peers.first_mut())
         {
             peer.flows = peer.max_flows + 1;
+        }
+        if self.fault == Some(Fault::Toil)
+            && let Some(worker) = books[0].1.first_mut()
+        {
+            worker.excess = Some("too much".to_owned());
         }
         check(&books, setup, self.world.now())?;
         let counted = moved_and_refused(&books);

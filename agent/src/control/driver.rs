@@ -21,7 +21,7 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId, TransportConfig,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use zeroize::Zeroizing;
 
 use super::{
@@ -31,9 +31,8 @@ use super::{
         Congestion,
         pacing::{Pace, RateAccount},
     },
-    messages::{
-        CloseReason, Framer, Hello, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL, Service,
-    },
+    inward::{Inward, Pulled},
+    messages::{CloseReason, Hello, Message, MessageError, POSSESSION_LABEL, Service},
 };
 use crate::{
     config::CongestionControl,
@@ -45,6 +44,13 @@ use crate::{
 /// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
 
+/// What a connection may say in one turn, in units of what messages cost (`inward.rs`), and its last message beyond that: about
+/// 0.1 ms. An honest peer needs no more but for the openings of many lanes, which then take two turns.
+pub const UNITS_PER_TURN: u32 = 64;
+
+/// Events that there is room for without asking for memory: more than a turn has, as a rule.
+const SPARE_EVENTS: usize = 256;
+
 /// What happened on a control connection.
 #[derive(Debug)]
 pub enum Event {
@@ -54,11 +60,21 @@ pub enum Event {
         key: [u8; 32],
     },
     /// A control message came.
-    Message(Message),
+    Message {
+        /// What it says.
+        message: Message,
+        /// What it costs.
+        units: u32,
+    },
     /// The far end broke the protocol of the control stream.
-    Violation(MessageError),
-    /// The far end opened a stream for a TCP forward.
-    Opened(StreamId),
+    Violation {
+        /// How.
+        error: MessageError,
+        /// What that costs.
+        units: u32,
+    },
+    /// The far end opened streams for TCP forwards: [`Control::accept`] has them.
+    Opened,
     /// A stream may have something to read, may take more, or was stopped by the far end.
     Stream(StreamId),
     /// The connection has ended; it is gone after this event, its packets and deadlines are not.
@@ -76,6 +92,8 @@ pub enum Event {
     },
     /// The far end does not read the control messages that wait for it.
     Overflow,
+    /// The far end sends more control messages than may wait.
+    Flooded,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
     Drained,
 }
@@ -92,6 +110,20 @@ pub(super) struct Begun {
     pub(super) establish_by: Option<Instant>,
     /// Now.
     pub(super) at: Instant,
+}
+
+/// What a connection may still say in a turn, in units.
+#[derive(Clone, Copy, Debug, Default)]
+struct Portion {
+    turn: u64,
+    left: u32,
+}
+
+/// When something goes on: not before a time, and not before a turn.
+#[derive(Clone, Copy, Debug)]
+struct Later {
+    at: Instant,
+    turn: u64,
 }
 
 /// One control connection.
@@ -113,7 +145,12 @@ pub struct ControlConnection {
     /// Our services that the far end was told of last.
     pub told: Vec<Service>,
     control: Option<StreamId>,
-    framer: Framer,
+    inward: Inward,
+    portion: Portion,
+    /// It is among those that have more to say than one turn takes.
+    has_more: bool,
+    /// Streams that the far end opened wait.
+    streams: Option<Later>,
     outgoing: Vec<u8>,
     /// An accepted connection that is no session by then is closed.
     establish_by: Option<Instant>,
@@ -142,7 +179,10 @@ impl ControlConnection {
             begun: begun.at,
             pace: Pace::new(begun.congestion, begun.at),
             control: None,
-            framer: Framer::new(MAX_MESSAGE_BYTES),
+            inward: Inward::new(),
+            portion: Portion::default(),
+            has_more: false,
+            streams: None,
             outgoing: Vec::new(),
             told: Vec::new(),
             establish_by: begun.establish_by,
@@ -253,6 +293,12 @@ pub struct Control {
     dirty: Vec<ConnectionHandle>,
     /// Connections whose far end does not read what it asked for.
     overflowing: Vec<ConnectionHandle>,
+    /// Connections that have more to say than one turn takes.
+    unread: Vec<ConnectionHandle>,
+    /// The number of the turn.
+    turn: u64,
+    /// Streams of the connection that is being polled that an event names already.
+    named: FxHashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
     /// No further connection is accepted.
     pub(super) closed: bool,
@@ -276,6 +322,9 @@ impl Control {
             connections: FxHashMap::default(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
+            unread: Vec::new(),
+            turn: 1,
+            named: FxHashSet::default(),
             events: Vec::new(),
             closed: false,
             scratch: Vec::with_capacity(64 * 1024),
@@ -502,6 +551,39 @@ impl Control {
         }
     }
 
+    /// A turn begins: connections that had more to say go on.
+    pub fn begin_turn(&mut self) {
+        self.turn += 1;
+        for handle in std::mem::take(&mut self.unread) {
+            if let Some(connection) = self.connections.get_mut(&handle) {
+                connection.has_more = false;
+            }
+            self.touch(handle);
+        }
+    }
+
+    /// Whether a connection has more to say than this turn took.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// A stream that the far end opened for a TCP forward, the oldest that was not accepted yet.
+    pub fn accept(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
+        self.quinn(handle)?.streams().accept(Dir::Bi)
+    }
+
+    /// The other streams that the far end opened wait for a later turn, until `at`; [`Event::Opened`] comes again then.
+    pub fn accept_later(&mut self, handle: ConnectionHandle, at: Instant, now: Instant) {
+        let turn = self.turn;
+        if let Some(connection) = self.get_mut(handle) {
+            connection.streams = Some(Later { at, turn: turn + 1 });
+            if at <= now && !std::mem::replace(&mut connection.has_more, true) {
+                self.unread.push(handle);
+            }
+        }
+    }
+
     /// Sees to every connection that something happened to: what it wants to send goes to its outbox, its next
     /// deadline to `arm`, and what it has to say to `events`.
     pub fn poll(
@@ -524,7 +606,12 @@ impl Control {
             connection.dirty = false;
             connection.write_control();
             self.exchange_endpoint_events(handle, &mut connection);
+            self.take_messages(handle, &mut connection);
             self.read_events(handle, &mut connection);
+            if connection.streams.is_some_and(|later| later.at <= now && later.turn <= self.turn) {
+                connection.streams = None;
+                self.events.push((handle, Event::Opened));
+            }
             connection.write_control();
             self.transmit(&mut connection, lanes, underlays, now);
             // Sending may have used up connection IDs or ended the draining period.
@@ -549,8 +636,12 @@ impl Control {
                 connection.remote = to;
                 self.events.push((handle, Event::Moved { from, to }));
             }
-            let deadlines =
-                [connection.quinn.poll_timeout(), connection.establish_by, connection.pace.deadline()];
+            let deadlines = [
+                connection.quinn.poll_timeout(),
+                connection.establish_by,
+                connection.pace.deadline(),
+                connection.streams.map(|later| later.at),
+            ];
             if let Some(at) = deadlines.into_iter().flatten().min() {
                 arm(handle, at);
             }
@@ -560,6 +651,7 @@ impl Control {
             self.events.push((handle, Event::Overflow));
         }
         events.append(&mut self.events);
+        self.events.shrink_to(SPARE_EVENTS);
     }
 
     pub(super) fn insert(&mut self, handle: ConnectionHandle, connection: ControlConnection) {
@@ -593,6 +685,7 @@ impl Control {
     }
 
     fn read_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        self.named.clear();
         while let Some(event) = connection.quinn.poll() {
             match event {
                 QuinnEvent::Connected => {
@@ -621,14 +714,14 @@ impl Control {
     ) {
         match event {
             StreamEvent::Opened { .. } => {
-                while let Some(id) = connection.quinn.streams().accept(Dir::Bi) {
-                    // The dialler's first stream is the control stream.
-                    if connection.control.is_none() && connection.quinn.side() == Side::Server {
-                        connection.control = Some(id);
-                        self.read_control(handle, connection);
-                    } else {
-                        self.events.push((handle, Event::Opened(id)));
-                    }
+                // The dialler's first stream is the control stream.
+                if connection.control.is_none() && connection.quinn.side() == Side::Server {
+                    connection.control = connection.quinn.streams().accept(Dir::Bi);
+                    self.read_control(handle, connection);
+                }
+                // What waits for its turn waits on, and those with it.
+                if connection.streams.is_none() {
+                    self.events.push((handle, Event::Opened));
                 }
             }
             StreamEvent::Readable { id } if connection.control == Some(id) => {
@@ -638,40 +731,54 @@ impl Control {
             StreamEvent::Readable { id }
             | StreamEvent::Writable { id }
             | StreamEvent::Finished { id }
-            | StreamEvent::Stopped { id, .. } => self.events.push((handle, Event::Stream(id))),
+            | StreamEvent::Stopped { id, .. } => {
+                // quinn-proto says so for each frame.
+                if self.named.insert(id) {
+                    self.events.push((handle, Event::Stream(id)));
+                }
+            }
             StreamEvent::Available { .. } => {}
         }
     }
 
+    /// Takes what has come of the control stream.
     fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
         let Some(id) = connection.control else { return };
         let mut stream = connection.quinn.recv_stream(id);
-        let Ok(mut chunks) = stream.read(true) else { return };
-        'stream: while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
-            let mut input = chunk.bytes;
-            loop {
-                let message = match connection.framer.pull(&mut input) {
-                    Ok(Some(bytes)) => Message::decode(&bytes),
-                    Ok(None) => break,
-                    Err(too_long) => Err(too_long.into()),
-                };
-                match message {
-                    Ok(message) => {
-                        self.stats.messages_received += 1;
-                        self.events.push((handle, Event::Message(message)));
-                    }
-                    Err(why) => {
-                        let fatal = why.close_reason().is_some();
-                        self.events.push((handle, Event::Violation(why)));
-                        if fatal {
-                            break 'stream;
-                        }
-                    }
-                }
+        let Ok(mut chunks) = stream.read(false) else { return };
+        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
+            if connection.inward.add(chunk.offset, chunk.bytes).is_err() {
+                self.events.push((handle, Event::Flooded));
             }
         }
         // The transmission that it may ask for follows in any case: the connection is being polled.
         let _transmit = chunks.finalize();
+        self.take_messages(handle, connection);
+    }
+
+    /// Hands out what a connection has to say, as much of it as a turn takes.
+    fn take_messages(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        let Portion { turn, left } = connection.portion;
+        let mut left = if turn == self.turn { left } else { UNITS_PER_TURN };
+        while left > 0
+            && !connection.lost
+            && let Some(Pulled { message, units }) = connection.inward.pull()
+        {
+            left = left.saturating_sub(units);
+            let event = match message {
+                Ok(message) => {
+                    self.stats.messages_received += 1;
+                    Event::Message { message, units }
+                }
+                Err(error) => Event::Violation { error, units },
+            };
+            self.events.push((handle, event));
+        }
+        connection.portion = Portion { turn: self.turn, left };
+        let waits = !connection.lost && connection.inward.has_more();
+        if waits && !std::mem::replace(&mut connection.has_more, true) {
+            self.unread.push(handle);
+        }
     }
 
     fn transmit(

@@ -41,6 +41,9 @@ pub enum MessageError {
     /// The bytes are not protobuf, or a field has another type.
     #[error("not a protobuf message")]
     Malformed(#[from] prost::DecodeError),
+    /// It says nothing, not even of a kind that a later version added: that has a field.
+    #[error("an empty message")]
+    Empty,
     /// A kind of message that a later version added.
     #[error("a message of an unknown kind")]
     UnknownKind,
@@ -88,7 +91,7 @@ pub enum MessageError {
 
 impl MessageError {
     /// All values of [`label`](Self::label).
-    pub const LABELS: [&'static str; 9] = [
+    pub const LABELS: [&'static str; 10] = [
         "too_long",
         "malformed",
         "unknown_kind",
@@ -98,6 +101,7 @@ impl MessageError {
         "control_character",
         "too_many_services",
         "duplicate_service",
+        "empty",
     ];
 
     /// The value of the label `reason` in `culvert_control_message_errors_total`.
@@ -112,6 +116,7 @@ impl MessageError {
             Self::ControlCharacter { .. } => 6,
             Self::TooManyServices { .. } => 7,
             Self::DuplicateService { .. } => 8,
+            Self::Empty => 9,
         }]
     }
 
@@ -122,6 +127,7 @@ impl MessageError {
             Self::VersionMismatch { .. } => Some(CloseReason::VersionMismatch),
             Self::TooLong(_)
             | Self::Malformed(_)
+            | Self::Empty
             | Self::Length { .. }
             | Self::Range { .. }
             | Self::ControlCharacter { .. }
@@ -288,6 +294,9 @@ pub enum LaneCloseCause {
 impl Message {
     /// Parses and checks one message, without its length.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        if bytes.is_empty() {
+            return Err(MessageError::Empty);
+        }
         match wire::Envelope::decode(bytes)?.kind.ok_or(MessageError::UnknownKind)? {
             wire::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
             wire::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),

@@ -227,11 +227,16 @@ fn unknown_fields_are_ignored_and_unknown_kinds_are_counted() {
     // Field 1000, a string.
     fields.extend([leb128(1000 << 3 | 2), vec![3], b"new".to_vec()].concat());
     assert!(Message::decode(&hand.bytes("Envelope.lane_open", &fields)).is_ok());
-    for unknown in [vec![], [leb128(1000 << 3 | 2), vec![0]].concat()] {
-        let error = Message::decode(&unknown).unwrap_err();
-        assert_eq!(error, MessageError::UnknownKind);
-        assert_eq!(error.close_reason(), None);
-    }
+    let error = Message::decode(&[leb128(1000 << 3 | 2), vec![0]].concat()).unwrap_err();
+    assert_eq!(error, MessageError::UnknownKind);
+    assert_eq!(error.close_reason(), None);
+}
+
+#[test]
+fn an_empty_message_is_no_message_of_any_version() {
+    let error = Message::decode(&[]).unwrap_err();
+    assert_eq!(error, MessageError::Empty);
+    assert_eq!(error.close_reason(), Some(CloseReason::ProtocolViolation));
 }
 
 /// What becomes of a hello that `change` made wrong.
@@ -318,6 +323,7 @@ fn every_error_has_a_label_of_its_own() {
         ("version_mismatch", Some(CloseReason::VersionMismatch))
     );
     assert_eq!(MessageError::DuplicateService { number: 1 }.label(), "duplicate_service");
+    assert_eq!(MessageError::Empty.label(), "empty");
     let labels: std::collections::BTreeSet<_> = MessageError::LABELS.into_iter().collect();
     assert_eq!(labels.len(), MessageError::LABELS.len());
 }

@@ -8,6 +8,7 @@
 //! | what do connection IDs look like? | `cid.rs` |
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
+//! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
@@ -21,6 +22,7 @@ pub mod congestion;
 pub mod dial;
 pub mod driver;
 mod framing;
+mod inward;
 pub mod knock;
 pub mod messages;
 pub mod suite;
@@ -29,6 +31,7 @@ mod traffic;
 pub mod vigil;
 mod wire;
 
+pub use inward::MOST_WAITING_BYTES;
 pub use traffic::{Traffic, Way};
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 
 use quic_core::{ConnectionId, OpenError};
 
-use super::{flows::keeper, pieces::Cutting, uplink::Uplink};
+use super::{flows::keeper, pieces::Cutting, uplink::Uplink, work::Work};
 use crate::{
     config::Config,
     control::driver::Control,
@@ -73,6 +73,8 @@ pub struct Notes {
     pub spoofed: Option<(PeerId, IpAddr)>,
     /// Peers of whose datagrams pieces are missing.
     pub incomplete: Vec<PeerId>,
+    /// What the passes of this turn took.
+    pub work: Work,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
@@ -122,14 +124,46 @@ pub struct Received {
     pub port: Option<usize>,
 }
 
+/// A datagram's place in a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Which buffer it is in.
+    slot: usize,
+    /// Its number there.
+    datagram: usize,
+}
+
 impl Downlink<'_> {
-    /// Takes a whole received batch of one underlay socket. Payloads are listed for delivery, not yet delivered.
-    pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
+    /// Takes a received batch of one underlay socket, beginning at `from`, until the turn has had its share of work; returns where it goes
+    /// on in the next turn. Payloads are listed for delivery, not yet delivered.
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received, from: Place) -> Option<Place> {
+        self.batch_from(batch, received, from, false)
+    }
+
+    /// Takes all of a batch that another worker received.
+    pub fn whole_batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
+        let rest = self.batch_from(batch, received, Place::default(), true);
+        debug_assert_eq!(rest, None, "nothing of it is left");
+    }
+
+    fn batch_from(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        received: Received,
+        from: Place,
+        whole: bool,
+    ) -> Option<Place> {
         self.notes.recent = None;
-        for slot in 0..batch.len() {
-            self.buffer(batch, received, slot);
+        let mut rest = None;
+        for slot in from.slot..batch.len() {
+            let datagram = if slot == from.slot { from.datagram } else { 0 };
+            if let Some(datagram) = self.buffer(batch, received, Place { slot, datagram }, whole) {
+                rest = Some(Place { slot, datagram });
+                break;
+            }
         }
         self.confirm();
+        rest
     }
 
     /// Confirms the openings of a batch.
@@ -143,6 +177,7 @@ impl Downlink<'_> {
     /// 0), or another worker received them on lane `lane`.
     pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
         self.notes.recent = None;
+        self.notes.work.frames(batch.len());
         let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
@@ -155,8 +190,16 @@ impl Downlink<'_> {
         self.confirm();
     }
 
-    /// Takes one buffer: datagrams of one 4-tuple, joined by GRO.
-    fn buffer(&mut self, batch: &mut ReceiveBatch, received: Received, slot: usize) {
+    /// Takes one buffer, datagrams of one 4-tuple that GRO joined, beginning at `from`. Returns the first one that it leaves,
+    /// because the turn has had its share, unless it is to take the `whole`.
+    fn buffer(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        received: Received,
+        from: Place,
+        whole: bool,
+    ) -> Option<usize> {
+        let Place { slot, datagram: first } = from;
         let meta = *batch.meta(slot);
         let origins = Origins {
             underlay: received.underlay,
@@ -165,7 +208,10 @@ impl Downlink<'_> {
             age: meta.age,
         };
         let mut known: Option<(ConnectionId, LaneId)> = None;
-        for place in meta.segments() {
+        for (number, place) in meta.segments().enumerate().skip(first) {
+            if !whole && self.notes.work.is_over() {
+                return Some(number);
+            }
             let datagram = &batch.buffer(slot)[place.clone()];
             let lane = quic_core::destination(datagram).and_then(|cid| match known {
                 Some((last, lane)) if last == cid => Some(lane),
@@ -183,6 +229,7 @@ impl Downlink<'_> {
                 }
             }
         }
+        None
     }
 
     /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or a stranger's.
@@ -253,6 +300,7 @@ impl Downlink<'_> {
                 .datagrams()
                 .map(|datagram| place.start + datagram.range.start..place.start + datagram.range.end),
         );
+        self.notes.work.frames(ranges.len());
         let (challenge, response, number) =
             (opened.path_challenge, opened.path_response, opened.packet_number);
         let (peer, index) = (slot.peer, slot.index);

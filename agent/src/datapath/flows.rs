@@ -1,6 +1,6 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
-use super::downlink::Downlink;
+use super::{downlink::Downlink, work};
 use crate::{
     peer::PeerId,
     relay::{
@@ -42,10 +42,11 @@ impl Downlink<'_> {
                 }
                 Ok(flow)
             }
-            Err((refusal, reason)) => {
+            Err(Unopened::Refused(refusal, reason)) => {
                 self.say(peer, lane, Context::Refused(number, refusal));
                 Err(reason)
             }
+            Err(Unopened::TooFast) => Err(DropReason::FlowRate),
         }
     }
 
@@ -56,21 +57,27 @@ impl Downlink<'_> {
         lane: u8,
         number: FlowNumber,
         service: ServiceNumber,
-    ) -> Result<FlowId, (Refusal, DropReason)> {
-        let state = self.peers.get_mut(peer.0 as usize).ok_or((Refusal::Limit, DropReason::UnknownFlow))?;
+    ) -> Result<FlowId, Unopened> {
+        let unknown = Unopened::Refused(Refusal::Limit, DropReason::UnknownFlow);
+        let state = self.peers.get_mut(peer.0 as usize).ok_or(unknown)?;
+        if self.notes.work.is_spent() || !state.allowances.flows.take(1, self.now) {
+            state.relay.stats.openings_refused += 1;
+            return Err(Unopened::TooFast);
+        }
+        self.notes.work.charge(work::OPENING);
         let place = service.0 as usize;
-        let unknown = (Refusal::UnknownService, DropReason::UnknownService);
+        let unknown = Unopened::Refused(Refusal::UnknownService, DropReason::UnknownService);
         let offered = self.config.services.get(place).filter(|service| service.udp).ok_or(unknown)?;
         if !state.config.services.contains(&place) {
-            return Err((Refusal::NotAllowed, DropReason::NotAllowed));
+            return Err(Unopened::Refused(Refusal::NotAllowed, DropReason::NotAllowed));
         }
         if state.relay.is_full(self.config.limits.flows) {
-            return Err((Refusal::Limit, DropReason::FlowLimit));
+            return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
         let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
             state.relay.stats.sockets_refused += 1;
             state.relay.socket_error = Some(error);
-            (Refusal::Upstream, DropReason::SocketOpen)
+            Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)
         })?;
         let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
         self.locals.set_flow(socket, id);
@@ -111,8 +118,8 @@ impl Downlink<'_> {
                     }
                     if refusal.is_temporary() {
                         self.end_flow(peer, id);
-                    } else if let Some(flow) = relay.flows.get_mut(id) {
-                        flow.standing = Standing::Refused;
+                    } else {
+                        relay.flows.refuse(id);
                     }
                 }
             }
@@ -133,6 +140,7 @@ impl Downlink<'_> {
     fn end_flow(&mut self, peer: PeerId, id: FlowId) {
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         if let Some(flow) = state.relay.remove_flow(id) {
+            self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;
             match flow.origin {
                 Origin::Upstream { socket, .. } => self.doors.close_later(socket),
@@ -140,6 +148,15 @@ impl Downlink<'_> {
             }
         }
     }
+}
+
+/// Why an opening leads to no flow.
+#[derive(Clone, Copy, Debug)]
+enum Unopened {
+    /// The peer is told so.
+    Refused(Refusal, DropReason),
+    /// The peer opens flows faster than it may: it hears nothing, and its next datagram asks again.
+    TooFast,
 }
 
 /// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.

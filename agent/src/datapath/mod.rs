@@ -36,6 +36,7 @@
 //! * Nothing is allocated per datagram; a queue item, made only when a lane is missing or full, is a batch.
 //! * A bad datagram costs itself only: its error is counted, never returned out of a batch.
 //! * Time is read once per turn of the worker.
+//! * What a turn takes is bounded in frames and in what they ask for, not in datagrams alone: `work.rs`.
 
 pub mod downlink;
 mod flows;
@@ -43,3 +44,4 @@ mod ip_downlink;
 pub mod ip_uplink;
 mod pieces;
 pub mod uplink;
+pub mod work;

@@ -249,7 +249,7 @@ metrics! {
         reload_successful: level "culvert_config_last_reload_successful" [], "1 if the last reload put its configuration into effect, 0 if the old one still runs.";
         reload_time: gauge "culvert_config_last_reload_success_timestamp_seconds" [], "When the configuration that runs was read, since the Unix epoch.";
         limit: level "culvert_limit" [limit], "Ceilings of the section limits, by key; those on what grows.";
-        limit_reached: counter "culvert_limit_reached_total" [limit], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets and used_tokens have none there.";
+        limit_reached: counter "culvert_limit_reached_total" [limit], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.";
         ready: level "culvert_ready" [], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.";
         workers: level "culvert_workers" [], "Threads that move packets.";
         worker_beats: counter "culvert_worker_beats_total" [worker], "Times that a worker showed that it is alive: at least once a second.";

@@ -48,6 +48,8 @@ pub enum DropReason {
     TooLarge,
     /// The ceiling on flows is reached.
     FlowLimit,
+    /// The peer opens flows faster than it may.
+    FlowRate,
     /// The peer, or this agent, offers no service of that name or number.
     UnknownService,
     /// The peer may not use this service.
@@ -99,7 +101,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::QueueMemory,
@@ -107,6 +109,7 @@ impl DropReason {
         Self::Expired,
         Self::TooLarge,
         Self::FlowLimit,
+        Self::FlowRate,
         Self::UnknownService,
         Self::NotAllowed,
         Self::FlowRefused,
@@ -142,6 +145,7 @@ impl DropReason {
             Self::Expired => "expired",
             Self::TooLarge => "too_large",
             Self::FlowLimit => "flow_limit",
+            Self::FlowRate => "flow_rate",
             Self::UnknownService => "unknown_service",
             Self::NotAllowed => "not_allowed",
             Self::FlowRefused => "flow_refused",

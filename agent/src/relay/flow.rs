@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use slab::Slab;
 
 use super::{
@@ -128,6 +128,8 @@ pub struct Flows {
     by_number: FxHashMap<FlowNumber, FlowId>,
     /// Keyed by what strangers choose (addresses), so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
+    /// Those opened here that the far end refused, and perhaps some that it has confirmed since.
+    refused: FxHashSet<FlowId>,
     /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
     next: u64,
     /// Which worker this is, and of how many.
@@ -145,6 +147,7 @@ impl Flows {
             flows: Slab::new(),
             by_number: FxHashMap::default(),
             by_client: HashMap::new(),
+            refused: FxHashSet::default(),
             next: u64::from(place.0) << 1 | parity & 1,
             place,
             registry,
@@ -217,13 +220,26 @@ impl Flows {
         self.flows.get_mut(id.0 as usize)
     }
 
-    /// Has flows that were refused ask once more: the peer offers something else.
-    pub fn ask_again(&mut self) {
-        for (_, flow) in &mut self.flows {
-            if flow.standing == Standing::Refused {
+    /// The far end refuses a flow that was opened here, for good.
+    pub fn refuse(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.get_mut(id.0 as usize) {
+            flow.standing = Standing::Refused;
+            self.refused.insert(id);
+        }
+    }
+
+    /// Has flows that were refused ask once more: the peer offers something else. Returns how many it looked at: those alone, however
+    /// many others there are.
+    pub fn ask_again(&mut self) -> usize {
+        let refused = std::mem::take(&mut self.refused);
+        for id in &refused {
+            if let Some(flow) = self.flows.get_mut(id.0 as usize)
+                && flow.standing == Standing::Refused
+            {
                 flow.standing = Standing::Opening;
             }
         }
+        refused.len()
     }
 
     /// Whether a flow with this number would have been opened at this end.
@@ -294,6 +310,7 @@ impl Flows {
         self.by_number.remove(&flow.number);
         match flow.origin {
             Origin::Ingress { client, .. } => {
+                self.refused.remove(&id);
                 self.by_client.remove(&client);
                 self.registry.leave(None);
             }
@@ -306,6 +323,7 @@ impl Flows {
     ///
     /// `parity` is the low bit of our numbers towards it. If that has changed, they get new numbers.
     pub fn reopen_all(&mut self, parity: u64) {
+        self.refused.clear();
         let renumber = self.next & 1 != parity & 1;
         self.next ^= u64::from(renumber);
         for (id, flow) in &mut self.flows {
@@ -465,6 +483,23 @@ mod tests {
             assert_eq!(keepers.len(), 2, "{number:?} lives at one of three");
             assert_eq!(keepers[0], keepers[1]);
         }
+    }
+
+    #[test]
+    fn refused_flows_alone_are_looked_at_to_ask_again() {
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(0, (0, 1), Arc::default());
+        let ids: Vec<FlowId> = (0..100).map(|port| open(&mut flows, port, 1, now)).collect();
+        for id in &ids[..10] {
+            flows.refuse(*id);
+        }
+        flows.remove(ids[0]);
+        flows.get_mut(ids[1]).unwrap().standing = Standing::Confirmed;
+        assert_eq!(flows.ask_again(), 9);
+        let standing = |flows: &Flows, id| flows.get(id).unwrap().standing;
+        assert_eq!(standing(&flows, ids[1]), Standing::Confirmed, "the peer had thought better of it");
+        assert_eq!(standing(&flows, ids[9]), Standing::Opening);
+        assert_eq!(flows.ask_again(), 0, "they have asked");
     }
 
     #[test]

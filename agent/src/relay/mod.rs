@@ -75,6 +75,8 @@ pub struct RelayStats {
     pub flows_refused: [u64; 2],
     /// Flows of the peer refused because no socket to the service could be opened.
     pub sockets_refused: u64,
+    /// Openings of flows that came faster than the peer may open them.
+    pub openings_refused: u64,
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
@@ -221,8 +223,8 @@ impl DatagramRelay {
         self.set_services(&offered);
     }
 
-    /// Learns what the peer offers.
-    pub fn set_services(&mut self, offered: &[messages::Service]) {
+    /// Learns what the peer offers. Returns how many flows it looked at.
+    pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
         self.offered = offered.to_vec();
         for (name, known) in &mut self.services {
             *known = offered.iter().find(|service| service.udp && *service.name == **name).map(|service| {
@@ -234,7 +236,7 @@ impl DatagramRelay {
             });
         }
         // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
-        self.flows.ask_again();
+        self.flows.ask_again()
     }
 
     /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
@@ -255,7 +257,7 @@ impl DatagramRelay {
     /// which is counted.
     pub fn is_full(&mut self, in_total: usize) -> bool {
         let registry = self.flows.registry();
-        let full = [registry.total() >= in_total, registry.count() >= self.max_flows];
+        let full = [registry.is_full(in_total), registry.count() >= self.max_flows];
         let reached = full.iter().position(|full| *full);
         if let Some(ceiling) = reached {
             self.stats.flows_refused[ceiling] += 1;

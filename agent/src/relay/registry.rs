@@ -13,11 +13,16 @@ use std::{
 
 use super::{context::FlowNumber, memory::QueueMemory};
 
+/// The part of all flows that is set aside, so that no peer takes what others need.
+const RESERVED_PART: usize = 8;
+
 /// What all peers of an agent have together.
 #[derive(Debug, Default)]
 pub struct AgentTotals {
     /// Flows, opened here or there.
     flows: AtomicUsize,
+    /// Peers that have a registry.
+    peers: AtomicUsize,
     /// What waits.
     memory: Arc<QueueMemory>,
 }
@@ -37,7 +42,18 @@ impl FlowRegistry {
     /// The registry of one more peer of an agent that counts `total`.
     #[must_use]
     pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {
-        Arc::new(Self { total: Arc::clone(total), ..Self::default() })
+        total.peers.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { total: Arc::clone(total), count: AtomicUsize::default(), keepers: Mutex::default() })
+    }
+
+    /// Whether this peer may have no further flow, because all peers together have `most`, or because what is left of that is set aside
+    /// for others: of an eighth of `most` each peer has its part for itself, however many flows the others have.
+    #[must_use]
+    pub fn is_full(&self, most: usize) -> bool {
+        let (total, peers) = (self.total(), self.total.peers.load(Ordering::Relaxed));
+        let reserve = if peers > 1 { most / RESERVED_PART } else { 0 };
+        let part = reserve / peers.max(1);
+        total >= most || total >= most - reserve && self.count() >= part
     }
 
     /// Flows of all peers.
@@ -95,6 +111,14 @@ impl FlowRegistry {
     }
 }
 
+impl Drop for FlowRegistry {
+    fn drop(&mut self) {
+        // One that was made for itself alone counts for nobody.
+        let one_less = |peers: usize| peers.checked_sub(1);
+        let _counted = self.total.peers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +134,30 @@ mod tests {
         registry.leave(Some(number));
         assert_eq!((registry.keeper(number), registry.count(), registry.total()), (None, 0, 0));
         assert_eq!(registry.claim(number, 0), 0);
+    }
+
+    #[test]
+    fn a_peer_cannot_take_what_is_set_aside_for_the_others() {
+        let total = Arc::default();
+        let alone = FlowRegistry::of_agent(&total);
+        let fill = |registry: &FlowRegistry| {
+            while !registry.is_full(80) {
+                registry.enter();
+            }
+        };
+        fill(&alone);
+        assert_eq!(alone.count(), 80, "nobody else needs any");
+        let second = FlowRegistry::of_agent(&total);
+        for _ in 0..80 {
+            alone.leave(None);
+        }
+        fill(&alone);
+        assert_eq!(alone.count(), 70);
+        fill(&second);
+        assert_eq!(second.count(), 5, "its part of the eighth");
+        assert!(alone.is_full(80));
+        drop(second);
+        assert!(!alone.is_full(80), "it is gone");
     }
 
     #[test]

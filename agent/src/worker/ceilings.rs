@@ -5,8 +5,11 @@
 
 use std::{io, time::Instant};
 
+use quinn_proto::ConnectionHandle;
+
 use super::{LOG_INTERVAL, Worker};
 use crate::{
+    control::messages::CloseReason,
     io::process::is_out_of_descriptors,
     log::RateLimit,
     peer::PeerId,
@@ -25,6 +28,8 @@ pub enum Ceiling {
     QueueBytes,
     /// Sockets to services: descriptors, ports, memory of the kernel.
     Sockets,
+    /// Openings of flows of one peer in a time.
+    FlowRate,
     /// TCP forwards of one peer.
     TcpStreamsPerPeer,
     /// Handshakes that others have begun.
@@ -35,6 +40,8 @@ pub enum Ceiling {
     UsedTokens,
     /// Strangers at the decoy.
     DecoyFlows,
+    /// Control messages of one peer in a time.
+    ControlMessages,
 }
 
 impl Ceiling {
@@ -42,21 +49,23 @@ impl Ceiling {
     pub const COUNT: usize = Self::LABELS.len();
 
     /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
-    pub const LABELS: [&'static str; 9] = [
+    pub const LABELS: [&'static str; 11] = [
         "flows",
         "flows_per_peer",
         "queue_bytes",
         "sockets",
+        "flow_rate",
         "tcp_streams_per_peer",
         "handshakes",
         "open_peers",
         "used_tokens",
         "decoy_flows",
+        "control_messages",
     ];
 }
 
 /// What one relay refused, by the ceilings that concern relays: the first ones, in their order.
-pub(crate) type Refused = [u64; 4];
+pub(crate) type Refused = [u64; 5];
 
 /// What a relay has refused until now.
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
@@ -66,6 +75,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
         stats.flows_refused[1],
         relay.uplink.dropped[DropReason::QueueMemory as usize],
         stats.sockets_refused,
+        stats.openings_refused,
     ]
 }
 
@@ -75,13 +85,20 @@ pub(super) struct Ceilings {
     logs: [RateLimit; Ceiling::COUNT],
     /// TCP forwards refused.
     pub(super) tcp: u64,
+    /// Connections closed because the peer said more than it may.
+    pub(super) messages: u64,
     /// Strangers at the decoy who gave way, when last looked at.
     pub(super) strangers: u64,
 }
 
 impl Ceilings {
     pub(super) fn new() -> Self {
-        Self { logs: std::array::from_fn(|_| RateLimit::new(LOG_INTERVAL)), tcp: 0, strangers: 0 }
+        Self {
+            logs: std::array::from_fn(|_| RateLimit::new(LOG_INTERVAL)),
+            tcp: 0,
+            messages: 0,
+            strangers: 0,
+        }
     }
 
     fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
@@ -103,6 +120,22 @@ impl Worker {
                  opens so many)"
             );
         }
+    }
+
+    /// The peer behind a connection sends more control messages than it may: it is cut off.
+    pub(super) fn flooded(&mut self, handle: ConnectionHandle, now: Instant) {
+        if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
+            return;
+        }
+        self.ceilings.messages += 1;
+        if let Some(suppressed) = self.ceilings.allow(Ceiling::ControlMessages, now) {
+            tracing::warn!(
+                peer = self.name_of(handle),
+                suppressed,
+                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
+            );
+        }
+        self.close(handle, CloseReason::LimitReached, now);
     }
 
     /// Says which ceilings were reached since a peer was last looked at.
@@ -144,6 +177,15 @@ impl Worker {
                 suppressed,
                 "limits.queue_bytes is reached: what cannot be sent at once is dropped (remedy: a higher one if there is \
                  memory, or smaller peer.queue.bytes and peer.queue.time)"
+            );
+        }
+        if more(Ceiling::FlowRate)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::FlowRate, now)
+        {
+            tracing::warn!(
+                peer = name,
+                suppressed,
+                "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher                  limits.flows_per_peer raises the rate, a fifth of it a second)"
             );
         }
         if more(Ceiling::Sockets)

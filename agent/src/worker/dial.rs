@@ -216,7 +216,9 @@ impl Worker {
         let words = in_words(reason);
         let Some(id) = peer else {
             self.totals.handshakes.failed += 1;
-            tracing::debug!(%reason, "a handshake that another started has failed");
+            if let Some(suppressed) = self.details_log.allow(now) {
+                tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
+            }
             return;
         };
         let session = self.session_of(id).is_some_and(|session| session.handle == handle);

@@ -54,6 +54,8 @@ pub struct Doors {
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
     books: SocketBooks,
+    /// Sockets and connections that it opened.
+    opened: u64,
 }
 
 /// What all UDP sockets have in common.
@@ -115,7 +117,21 @@ impl Doors {
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
         let udp = UdpDefaults::new(config);
-        Self { net, tokens: Slab::new(), rng, udp, closing: Vec::new(), books: SocketBooks::default() }
+        Self {
+            net,
+            tokens: Slab::new(),
+            rng,
+            udp,
+            closing: Vec::new(),
+            books: SocketBooks::default(),
+            opened: 0,
+        }
+    }
+
+    /// How many sockets and connections it has opened, or tried to.
+    #[must_use]
+    pub fn opened(&self) -> u64 {
+        self.opened
     }
 
     /// Takes ports that were bound for this worker, for [`Doors::ingress`] and [`Doors::tcp_listen`].
@@ -340,6 +356,7 @@ impl Doors {
     /// The kernel's.
     pub fn tcp_connect(&mut self, address: SocketAddr, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
         let token = self.token(Source::Tcp(id));
+        self.opened += 1;
         match self.net.tcp_connect(address, token) {
             Ok(stream) => Ok((stream, token)),
             Err(error) => {
@@ -373,6 +390,7 @@ impl Doors {
 
     fn socket(&mut self, options: &UdpOptions, source: Source) -> io::Result<(Box<dyn UdpSocket>, Token)> {
         let token = self.token(source);
+        self.opened += 1;
         match self.net.udp(options, token) {
             Ok(socket) => Ok((socket, token)),
             Err(error) => {

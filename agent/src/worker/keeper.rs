@@ -152,12 +152,14 @@ impl Worker {
         self.note_path(id, now);
         self.note_phase(id, Phase::Up, now);
         self.totals.path_moves[0] += u64::from(from.is_some());
-        let peer = self.peer_name(lane.peer);
-        match from {
-            Some(from) => {
-                tracing::debug!(peer, lane = lane.index, %from, to = ?destination, "lane moved");
+        if let Some(suppressed) = self.details_log.allow(now) {
+            let (peer, lane) = (self.peer_name(lane.peer), lane.index);
+            match from {
+                Some(from) => {
+                    tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
+                }
+                None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
-            None => tracing::debug!(peer, lane = lane.index, remote = ?destination, "lane up"),
         }
         self.tell_owner(lane, Order::LaneUp { lane }, now);
         let (peer, session) = (lane.peer, lane.session);
@@ -175,12 +177,15 @@ impl Worker {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let Some(bytes) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
-        tracing::debug!(
-            peer = self.peer_name(lane.peer),
-            lane = lane.index,
-            bytes,
-            "what the lane's path carries"
-        );
+        if let Some(suppressed) = self.details_log.allow(now) {
+            tracing::debug!(
+                peer = self.peer_name(lane.peer),
+                lane = lane.index,
+                bytes,
+                suppressed,
+                "what the lane's path carries"
+            );
+        }
         self.tell_owner(lane, Order::LaneBudget { lane, bytes }, now);
     }
 
@@ -309,8 +314,10 @@ impl Worker {
                 slot.set_budget(bytes);
             }
         }
-        if before != bytes {
-            tracing::debug!(peer = self.peer_name(peer), bytes, "packet size");
+        if before != bytes
+            && let Some(suppressed) = self.details_log.allow(now)
+        {
+            tracing::debug!(peer = self.peer_name(peer), bytes, suppressed, "packet size");
         }
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what happens in a turn, in which order | this one: [`Worker::turn`] |
 //! | which source has its turn, and how much of it | `sources.rs` |
+//! | how much work a turn takes, and what is left of a batch that holds more | `work.rs` |
 //! | what waits for room in a socket | `waiting.rs` |
 //! | what it is made of, and how it begins | `start.rs` |
 //! | dialling, and what an operator is told when it fails | `dial.rs` |
@@ -59,8 +60,9 @@ use crate::{
         tls::TlsIdentity,
     },
     datapath::{
-        downlink::{Downlink, Notes, Received},
+        downlink::{Downlink, Notes, Place, Received},
         uplink::Uplink,
+        work::{FRAMES_PER_UNIT, Work},
     },
     forward::{
         Local, LocalId, Locals,
@@ -72,6 +74,7 @@ use crate::{
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
+    rate::Lines,
     relay::{Context, FlowId, Origin},
     roster::Roster,
     timers::Timers,
@@ -111,6 +114,7 @@ mod tests;
 mod tun;
 mod vigil;
 mod waiting;
+mod work;
 
 pub use books::{
     Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
@@ -134,6 +138,8 @@ pub use start::{Addresses, Setup, StartError, TunSetup};
 pub use strangers::Strangers;
 pub use streams::TcpRefusal;
 pub(crate) use tun::most_mtu;
+pub use work::TurnWork;
+use work::{Rest, Rests};
 
 /// How often counts are published while there is something new.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
@@ -243,6 +249,12 @@ pub struct Worker {
     fresh: Vec<Token>,
     batch: Box<ReceiveBatch>,
     notes: Notes,
+    /// What is left of batches that held more work than a turn takes.
+    rests: Rests,
+    /// What this turn did.
+    work: TurnWork,
+    /// Connections of peers in standard mode that have more frames than a turn takes.
+    plain_waiting: Vec<ConnectionHandle>,
     events: Vec<(ConnectionHandle, Event)>,
     inbox: Arc<shell::Inbox>,
     stopping: bool,
@@ -269,6 +281,8 @@ pub struct Worker {
     /// Whose queue is sent from first, once a socket has room again: who comes after the first that got something the last time.
     first_to_drain: usize,
     violation_log: RateLimit,
+    /// What is said at debug level of single events.
+    details_log: Lines,
     /// Where TCP is read into.
     piece: Vec<u8>,
 }
@@ -301,6 +315,10 @@ impl Worker {
             self.add_source(token);
         }
         self.fresh = fresh;
+        self.notes.work = Work::default();
+        self.work.begin(self.doors.opened());
+        self.control.begin_turn();
+        self.rests.forget(|id| self.underlays.get(id).is_none());
         let all_stopped = self.exchange.all_stopped();
         self.commands(now);
         self.read_orders(now);
@@ -331,8 +349,13 @@ impl Worker {
             self.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoys.as_ref().is_some_and(decoy::Decoys::is_busy);
-        let busy =
-            decoys_busy || !self.sources.is_empty() || !self.parcels.is_empty() || !self.ready.is_empty();
+        self.work.end(&self.notes.work, self.doors.opened());
+        let waits = self.control.has_unread() || !self.plain_waiting.is_empty();
+        let busy = decoys_busy
+            || waits
+            || !self.sources.is_empty()
+            || !self.parcels.is_empty()
+            || !self.ready.is_empty();
         Turn { busy, deadline: self.timers.next(), ended: self.ended }
     }
 
@@ -341,9 +364,10 @@ impl Worker {
     fn serve_sources(&mut self, now: Instant) -> usize {
         let mut batches = 0;
         for class in Class::ALL {
+            self.notes.work.begin_share();
             let mut left = self.sources.budget(class);
             for _ in 0..self.sources.count(class) {
-                if left <= 0 {
+                if left <= 0 || class == Class::Underlay && self.notes.work.is_over() {
                     self.totals.turns_full += 1;
                     break;
                 }
@@ -385,7 +409,7 @@ impl Worker {
         self.unpublished = true;
         self.batch.clear();
         let more = match self.doors.source(token) {
-            Some(Source::Underlay(id)) => self.service_underlay(id, now),
+            Some(Source::Underlay(id)) => return self.service_underlay(id, now),
             Some(Source::Local(id)) => self.service_local(id, now),
             Some(Source::Tun) => self.service_tun(now),
             Some(Source::Listener(place)) => self.accept_tcp(place, now),
@@ -412,8 +436,43 @@ impl Worker {
         Served { more, units: self.batch.units() }
     }
 
-    /// A batch from a socket that carries QUIC.
-    fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
+    /// A batch from a socket that carries QUIC, or what an earlier turn left of one.
+    fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> Served {
+        let before = self.notes.work.done();
+        let more = match self.rests.take_of(id) {
+            Some(rest) => {
+                self.resume(rest, now);
+                true
+            }
+            // Where nothing more can be laid aside nothing is taken that may have to be.
+            None if self.rests.is_full() => true,
+            None => self.receive_underlay(id, now),
+        };
+        let work = self.notes.work.done() - before;
+        let units = u32::try_from(work / FRAMES_PER_UNIT).unwrap_or(u32::MAX);
+        Served { more, units: self.batch.units().max(units) }
+    }
+
+    /// Goes on with what an earlier turn left of a batch.
+    fn resume(&mut self, rest: Rest, now: Instant) {
+        let fresh = std::mem::replace(&mut self.batch, rest.batch);
+        self.rests.keep(fresh);
+        self.take_batch(rest.received, rest.from, now);
+        // What it counts for in datagrams it counted for when it came.
+        self.batch.clear();
+    }
+
+    /// Takes the received batch as far as the turn's share of work goes, and lays the rest aside.
+    fn take_batch(&mut self, received: Received, from: Place, now: Instant) {
+        let mut left = None;
+        self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
+        if let Some(from) = left {
+            let batch = std::mem::replace(&mut self.batch, self.rests.fresh());
+            self.rests.lay_aside(Rest { batch, received, from });
+        }
+    }
+
+    fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
         if self.underlays.unblock(id, &mut self.lanes, now) {
             self.unblocked(id, now);
         }
@@ -433,7 +492,7 @@ impl Worker {
             UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let received = Received { underlay: id, port };
-        self.downlink(now, |downlink, batch| downlink.batch(batch, received));
+        self.take_batch(received, Place::default(), now);
         true
     }
 
@@ -550,6 +609,7 @@ impl Worker {
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => {
                 self.housekeeping(now);
+                self.rests.tidy();
                 self.unpublished = true;
                 self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }

@@ -91,7 +91,7 @@ impl Worker {
                 if self.link_named(peer, session).is_some()
                     && let Some(state) = self.peers.get_mut(peer.0 as usize)
                 {
-                    state.relay.set_services(&services);
+                    self.work.walked += state.relay.set_services(&services) as u64;
                 }
             }
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
@@ -147,7 +147,7 @@ impl Worker {
         };
         let pool = Pool::new(owner, self.place, wanted);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.relay.set_services(&hello.services);
+        self.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
         let same_process = peer.instance == Some(hello.instance);
         peer.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
@@ -252,6 +252,7 @@ impl Worker {
                 Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
                 Origin::Upstream { .. } => false,
             });
+            self.work.walked += peer.relay.flows.len() as u64;
             moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -403,6 +404,9 @@ impl Worker {
     /// Takes in some of what other workers handed over, before this one's own sockets.
     pub(super) fn take_parcels(&mut self, now: Instant) {
         for _ in 0..PARCELS_PER_TURN {
+            if self.notes.work.is_over() {
+                return;
+            }
             let Some(parcel) = self.parcels.pop_front() else { return };
             self.unpublished = true;
             self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
@@ -466,7 +470,7 @@ impl Worker {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
         self.take_batches(parcel, |worker| {
-            worker.downlink(now, |downlink, batch| downlink.batch(batch, received));
+            worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
         });
     }
 

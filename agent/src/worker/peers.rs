@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Exchange, LOG_INTERVAL, Timer, Worker, number, session, start::dials};
+use super::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials};
 use crate::{
     config::{self, Config},
     control::{dial::Dialler, messages::CloseReason},
@@ -17,7 +17,7 @@ use crate::{
     log::RateLimit,
     meter::Meter,
     metrics::{PeerDirectionMetrics, PeerMetrics},
-    peer::{Peer, PeerId, Standing},
+    peer::{Allowances, Peer, PeerId, Standing},
     relay::{DatagramRelay, Direction, DropReason},
     roster::Origin,
 };
@@ -63,7 +63,7 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             too_large: None,
-            refused: [0; 4],
+            refused: Refused::default(),
             known_services: None,
             route_asked: None,
             dialled: None,
@@ -72,6 +72,7 @@ impl PeerMaker<'_> {
             attempts_log: RateLimit::new(LOG_INTERVAL),
             connections_log: RateLimit::new(LOG_INTERVAL),
             brakes: crate::peer::Brakes::new(LOG_INTERVAL),
+            allowances: Allowances::new(&self.config.limits, now),
         }
     }
 

@@ -94,6 +94,12 @@ impl Worker {
             return;
         };
         loop {
+            if self.notes.work.is_over() {
+                if !self.plain_waiting.contains(&handle) {
+                    self.plain_waiting.push(handle);
+                }
+                return;
+            }
             self.batch.clear();
             let Some(quinn) = self.control.quinn(handle) else { return };
             let mut full = false;

@@ -395,12 +395,25 @@ impl Worker {
 
     /// What was refused at each ceiling.
     fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, sockets] = sums.refused;
+        let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
         let shared = if self.place.0 == 0 { self.refusals.at_ceilings() } else { [0; 3] };
         let [handshakes, open_peers, used_tokens] = shared;
         let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
-        [flows, flows_per_peer, queue_bytes, sockets, tcp, handshakes, open_peers, used_tokens, strangers]
+        let messages = self.ceilings.messages;
+        [
+            flows,
+            flows_per_peer,
+            queue_bytes,
+            sockets,
+            flow_rate,
+            tcp,
+            handshakes,
+            open_peers,
+            used_tokens,
+            strangers,
+            messages,
+        ]
     }
 
     /// Peers in the order of [`ORIGINS`].

@@ -9,12 +9,13 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
-use super::{Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
+use super::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
 use crate::{
     config::{self, Config, Forward, Service},
     control::messages::{self, CloseReason, Message},
     forward::IngressId,
     identity::PublicKey,
+    log::RateLimit,
     relay::{FlowId, Origin},
 };
 
@@ -34,11 +35,13 @@ impl Worker {
         for peer in &mut self.peers {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
+            peer.allowances.set(&config.limits);
             peer.relay.set_ingresses(&names);
             peer.relay.set_oversize(&config.services);
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
+                peer.brakes.no_service = RateLimit::new(LOG_INTERVAL);
             }
         }
         self.follow_udp(&old, &config, now);
@@ -51,7 +54,7 @@ impl Worker {
         self.follow_decoy(now);
         for id in self.peer_ids() {
             self.offer_services(id);
-            self.warn_of_missing_services(id);
+            self.warn_of_missing_services(id, now);
         }
         self.unpublished = true;
     }
@@ -62,6 +65,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|peer| peer.is_live()) else { return };
         let old = mem::replace(&mut peer.config, Arc::clone(&wanted));
         peer.relay.set_bounds(&wanted, &self.config.limits);
+        peer.allowances.set(&self.config.limits);
         if old.public_keys != wanted.public_keys {
             self.end_connections_of_other_keys(id, &wanted.public_keys, now);
         }

@@ -44,9 +44,19 @@ const MOST_CROSSING: Duration = Duration::from_secs(2);
 /// How long an ACK of a lane may be delayed (RFC 9000 §18.2), and then some.
 const ANSWER_DELAY: Duration = Duration::from_millis(30);
 
+/// Missing services that a line of the log names.
+const MOST_NAMED: usize = 10;
+
+/// Events that there is room for without asking for memory: more than a turn has, as a rule.
+const SPARE_EVENTS: usize = 256;
+
 impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
+        self.notes.work.begin_share();
+        for handle in std::mem::take(&mut self.plain_waiting) {
+            self.plain_datagrams(handle, now);
+        }
         loop {
             let moved = self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);
@@ -54,9 +64,11 @@ impl Worker {
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
             self.control.poll(&mut self.lanes, &mut self.underlays, now, arm, &mut events);
             let quiet = events.is_empty();
+            self.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
             }
+            events.shrink_to(SPARE_EVENTS);
             self.events = events;
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
@@ -82,9 +94,17 @@ impl Worker {
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
         match event {
             Event::Connected { key } => self.connected(handle, &key, now),
-            Event::Message(message) => self.message(handle, message, now),
-            Event::Violation(error) => self.control_violation(handle, &error, now),
-            Event::Opened(stream) => self.stream_opened(handle, stream, now),
+            Event::Message { message, units } => {
+                if self.may_say(handle, units, now) {
+                    self.message(handle, message, now);
+                }
+            }
+            Event::Violation { error, units } => {
+                if self.may_say(handle, units, now) {
+                    self.control_violation(handle, &error, now);
+                }
+            }
+            Event::Opened => self.streams_opened(handle, now),
             Event::Stream(stream) => self.stream_ready(handle, stream, now),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
@@ -94,8 +114,22 @@ impl Worker {
                 self.log_overflow(handle, now);
                 self.close(handle, CloseReason::LimitReached, now);
             }
+            Event::Flooded => self.flooded(handle, now),
             Event::Drained => self.drained(handle, now),
         }
+    }
+
+    /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
+    fn may_say(&mut self, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
+        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+            return false;
+        };
+        let peer = connection.peer.and_then(|id| self.peers.get_mut(id.0 as usize));
+        if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
+            return true;
+        }
+        self.flooded(handle, now);
+        false
     }
 
     /// A handshake is complete.
@@ -322,7 +356,11 @@ impl Worker {
                 }
                 self.close(handle, reason, now);
             }
-            None => tracing::debug!(peer = self.name_of(handle), %error, "control message ignored"),
+            None => {
+                if let Some(suppressed) = self.details_log.allow(now) {
+                    tracing::debug!(peer = self.name_of(handle), %error, suppressed, "control message ignored");
+                }
+            }
         }
     }
 
@@ -363,7 +401,13 @@ impl Worker {
         let Ok(replaced) =
             self.exchange.establish(&connected, |old| !doubted && self.old_session_stays(&connected, old))
         else {
-            tracing::debug!(peer = self.name_of(handle), "a second connection was not needed");
+            if let Some(suppressed) = self.details_log.allow(now) {
+                tracing::debug!(
+                    peer = self.name_of(handle),
+                    suppressed,
+                    "a second connection was not needed"
+                );
+            }
             self.close(handle, CloseReason::Replaced, now);
             return;
         };
@@ -378,7 +422,11 @@ impl Worker {
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
-            roster::Origin::Open => tracing::debug!(peer = peer_name, remote, software, "a guest connected"),
+            roster::Origin::Open => {
+                if let Some(suppressed) = self.details_log.allow(now) {
+                    tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
+                }
+            }
             roster::Origin::Config | roster::Origin::State => {
                 if let Some(suppressed) = peer.brakes.connected.allow(now) {
                     tracing::info!(
@@ -421,7 +469,7 @@ impl Worker {
         }
         // They may have changed since the hello was sent.
         self.offer_services(id);
-        self.warn_of_missing_services(id);
+        self.warn_of_missing_services(id, now);
         self.warn_of_missing_tunnel(id, now);
         // A client without lanes may have sent datagrams that overtook its hello.
         self.plain_datagrams(handle, now);
@@ -471,34 +519,44 @@ impl Worker {
         self.doors.close_now(&mut self.locals);
     }
 
-    /// Says once which of the services that our forwards need the peer does not offer, and again when that changes.
-    pub(super) fn warn_of_missing_services(&mut self, id: PeerId) {
+    /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
+    pub(super) fn warn_of_missing_services(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        let offered = peer.session.as_ref().map(|session| session.hello.services.clone());
-        if offered == peer.known_services {
+        let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
+        if Some(offered) == peer.known_services.as_ref() {
             return;
         }
-        peer.known_services = offered;
-        let Some(session) = peer.session.as_ref() else { return };
         let offers = |name: &str, udp: bool| {
-            session
-                .hello
-                .services
-                .iter()
-                .any(|service| service.name == name && if udp { service.udp } else { service.tcp })
+            offered.iter().any(|service| service.name == name && if udp { service.udp } else { service.tcp })
         };
         let wanted = self.config.udp.iter().map(|forward| (forward, true));
-        for (forward, udp) in wanted.chain(self.config.tcp.iter().map(|forward| (forward, false))) {
+        let wanted = wanted.chain(self.config.tcp.iter().map(|forward| (forward, false)));
+        let missing = wanted.filter(|(forward, udp)| {
             let leads_here = forward.open && self.forward_peers.get(forward.peer) == Some(&id);
-            if leads_here && !offers(&forward.service, udp) {
-                tracing::warn!(
-                    peer = &*peer.name,
-                    service = &*forward.service,
-                    protocol = if udp { "udp" } else { "tcp" },
-                    listen = %forward.listen,
-                    "the peer does not offer this service to us (remedy: add it to `services` of our [[peer]] there)"
-                );
-            }
+            leads_here && !offers(&forward.service, *udp)
+        });
+        let missing: Vec<_> = missing.collect();
+        let suppressed = match missing.is_empty() {
+            true => 0,
+            // What is not said now is said when the peer connects again.
+            false => match peer.brakes.no_service.allow(now) {
+                Some(suppressed) => suppressed,
+                None => return,
+            },
+        };
+        peer.known_services = Some(offered.clone());
+        if !missing.is_empty() {
+            let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
+                let protocol = if *udp { "udp" } else { "tcp" };
+                format!("{} ({protocol} {})", forward.service, forward.listen)
+            });
+            tracing::warn!(
+                peer = &*peer.name,
+                missing = missing.len(),
+                services = crate::log::list(named),
+                suppressed,
+                "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
+            );
         }
     }
 

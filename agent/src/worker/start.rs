@@ -8,7 +8,12 @@ use slab::Slab;
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-    Worker, books, decoy, endpoint, number, peers::PeerMaker, shell, sources::Sources, tun,
+    Worker, books, decoy, endpoint, number,
+    peers::PeerMaker,
+    shell,
+    sources::Sources,
+    tun,
+    work::{Rests, TurnWork},
 };
 use crate::{
     clock::Clock,
@@ -24,6 +29,7 @@ use crate::{
     lanes::{Lanes, Underlays},
     log::RateLimit,
     peer::{Peer, PeerId},
+    rate::Lines,
     roster::Roster,
     timers::Timers,
     tunnel::Board,
@@ -207,6 +213,9 @@ impl Worker {
             fresh: Vec::new(),
             batch: Box::default(),
             notes: Notes::default(),
+            rests: Rests::default(),
+            work: TurnWork::default(),
+            plain_waiting: Vec::new(),
             events: Vec::new(),
             inbox: Arc::new(inbox),
             stopping: false,
@@ -230,6 +239,7 @@ impl Worker {
             served: Vec::new(),
             first_to_drain: 0,
             violation_log: RateLimit::new(LOG_INTERVAL),
+            details_log: Lines::new(now),
             piece: vec![0; tcp::PIECE],
             config,
         };

@@ -61,18 +61,20 @@ pub struct WorkerBooks {
     pub upstreams: usize,
     /// TCP forwards.
     pub forwards: usize,
+    /// What one of its turns did beyond what any turn may, in words.
+    pub excess: Option<String>,
 }
 
 impl World {
     /// The books of an agent, by worker; none while it is not running.
     pub fn books(&self, place: usize) -> Vec<WorkerBooks> {
         let agent = self.agents.get(place).and_then(Option::as_ref);
-        let workers = agent.map_or(&[][..], |agent| &agent.workers);
-        workers.iter().map(books).collect()
+        let Some(agent) = agent else { return Vec::new() };
+        agent.workers.iter().zip(&agent.excess).map(|(worker, excess)| books(worker, excess)).collect()
     }
 }
 
-fn books(worker: &Worker) -> WorkerBooks {
+fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     let peers = worker.peers.iter().map(|peer| {
         let relay = &peer.relay;
         let direction = |direction| DirectionBooks {
@@ -102,6 +104,7 @@ fn books(worker: &Worker) -> WorkerBooks {
         underlays: worker.underlays.iter().count(),
         upstreams: worker.locals.iter().filter(|socket| !is_ingress(socket)).count(),
         forwards: worker.tcp.len(),
+        excess: excess.clone(),
     }
 }
 

@@ -36,7 +36,7 @@ use crate::{
     metrics::Metrics,
     reload::follow,
     roster::{Roster, RosterError},
-    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
+    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
@@ -92,6 +92,10 @@ pub struct Agent {
     snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
+    /// The most of each kind that any turn did since this was last asked.
+    most: TurnWork,
+    /// Of each worker, what a turn did beyond its bound, in words: the first that did.
+    excess: Vec<Option<String>>,
 }
 
 impl Agent {
@@ -103,6 +107,11 @@ impl Agent {
     /// Local sockets of all workers, ports for clients included.
     pub fn local_sockets(&self) -> usize {
         self.workers.iter().map(|worker| worker.locals.iter().count()).sum()
+    }
+
+    /// The most of each kind of work that any turn did since this was last asked.
+    pub fn most_work(&mut self) -> TurnWork {
+        std::mem::take(&mut self.most)
     }
 
     /// Its TUN device, which its configuration asks for.
@@ -308,8 +317,19 @@ impl World {
         });
         let workers: Vec<Worker> = workers.collect();
         let deadlines = workers.iter().map(|_| Some(None)).collect();
-        self.agents[place] =
-            Some(Agent { workers, metrics, roster, config, exchange, tun, snapshots, deadlines });
+        let excess = vec![None; workers.len()];
+        self.agents[place] = Some(Agent {
+            workers,
+            metrics,
+            roster,
+            config,
+            exchange,
+            tun,
+            snapshots,
+            deadlines,
+            most: TurnWork::default(),
+            excess,
+        });
     }
 
     fn read(&self, toml: &str) -> Config {
@@ -437,6 +457,11 @@ impl World {
         true
     }
 
+    /// What a turn of an agent did beyond what any turn may, in words: the first that did.
+    pub fn excess(&self, place: usize) -> Option<&str> {
+        self.agents.get(place)?.as_ref()?.excess.iter().flatten().map(String::as_str).next()
+    }
+
     /// The time of the world.
     pub fn now(&self) -> Instant {
         self.clock.now()
@@ -462,12 +487,17 @@ impl World {
                     }
                     *next = now + *turn;
                 }
-                for (worker, deadline) in agent.workers.iter_mut().zip(&mut agent.deadlines) {
+                let workers = agent.workers.iter_mut().zip(&mut agent.excess);
+                for ((worker, excess), deadline) in workers.zip(&mut agent.deadlines) {
                     let Some(due) = *deadline else { continue };
                     if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
                         continue;
                     }
                     let turn = worker.turn(now);
+                    agent.most = agent.most.max(worker.turn_work());
+                    if excess.is_none() {
+                        *excess = worker.excess_of_turn();
+                    }
                     // What is busy is due at once.
                     let due = if turn.busy { Some(now) } else { turn.deadline };
                     *deadline = (!turn.ended).then_some(due);

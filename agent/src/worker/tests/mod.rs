@@ -21,6 +21,7 @@ mod gate;
 mod handshakes;
 mod hijack;
 mod hostile;
+mod hostile_work;
 mod inspect;
 mod keys;
 mod mtu;

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side,
-    StreamEvent, StreamId, VarInt,
+    StreamEvent, StreamId, TransportConfig, VarInt, congestion::NewRenoConfig,
 };
 use ring::hmac;
 
@@ -75,7 +75,23 @@ impl Rogue {
         window: Option<u32>,
         clock: &ManualClock,
     ) -> Self {
-        Self::start(host, (local, remote), (identity, expected), (window, true), clock)
+        Self::start(host, (local, remote), (identity, expected), (window, true), |_| (), clock)
+    }
+
+    /// Dials as a peer that puts all it has on the wire at once, and sends nothing again before seconds have passed.
+    pub(super) fn dial_greedily(
+        host: &mut Host,
+        addresses: (SocketAddr, SocketAddr),
+        keys: (&Identity, [u8; 32]),
+        clock: &ManualClock,
+    ) -> Self {
+        let greed = |transport: &mut TransportConfig| {
+            let mut window = NewRenoConfig::default();
+            window.initial_window(64 << 20);
+            transport.congestion_controller_factory(Arc::new(window));
+            transport.packet_threshold(1 << 30).time_threshold(20.0);
+        };
+        Self::start(host, addresses, keys, (None, true), greed, clock)
     }
 
     /// Dials as a client of another make does, which does not knock.
@@ -85,7 +101,7 @@ impl Rogue {
         keys: (&Identity, [u8; 32]),
         clock: &ManualClock,
     ) -> Self {
-        Self::start(host, addresses, keys, (None, false), clock)
+        Self::start(host, addresses, keys, (None, false), |_| (), clock)
     }
 
     fn start(
@@ -93,6 +109,7 @@ impl Rogue {
         (local, remote): (SocketAddr, SocketAddr),
         (identity, expected): (&Identity, [u8; 32]),
         (window, knocks): (Option<u32>, bool),
+        tune: impl FnOnce(&mut TransportConfig),
         clock: &ManualClock,
     ) -> Self {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
@@ -121,6 +138,7 @@ impl Rogue {
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
         }
+        tune(&mut transport);
         client.transport_config(Arc::new(transport));
         let (handle, quinn) = endpoint.connect(now, client, remote, tls::SERVER_NAME).unwrap();
         Self {
@@ -241,6 +259,26 @@ impl Rogue {
         packet[start..start + frames.len()].copy_from_slice(frames);
         lane.seal(&mut packet, true, now).unwrap();
         packet
+    }
+
+    /// Sends packets as they are.
+    pub(super) fn send_packets(&mut self, packets: &[Vec<u8>]) {
+        for packet in packets {
+            self.socket.send(self.remote, packet);
+        }
+    }
+
+    /// Opens a stream and begins it with these bytes; `None` if the agent allows no more.
+    pub(super) fn open_stream(&mut self, bytes: &[u8]) -> Option<StreamId> {
+        let id = self.quinn.streams().open(Dir::Bi)?;
+        self.quinn.send_stream(id).write(bytes).unwrap();
+        Some(id)
+    }
+
+    /// Gives a stream up, both ways.
+    pub(super) fn reset_stream(&mut self, id: StreamId) {
+        self.quinn.send_stream(id).reset(VarInt::from_u32(1)).unwrap();
+        self.quinn.recv_stream(id).stop(VarInt::from_u32(1)).unwrap();
     }
 
     /// Sends `data` in a DATAGRAM frame of the control connection, as standard mode does.

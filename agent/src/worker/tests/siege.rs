@@ -50,12 +50,31 @@ impl Siege {
 
     /// The exit has this many workers.
     pub(super) fn with_workers(seed: u64, workers: u8, limits: &str, window: Option<u32>) -> Self {
+        Self::begin(seed, workers, limits, |pair, host, identity| dial(pair, host, identity, 0, window))
+    }
+
+    /// The rogue puts all it has on the wire at once; it has said hello and has lane 0 in epoch 1.
+    pub(super) fn greedy(seed: u64, limits: &str) -> Self {
+        let dial = |pair: &Pair, host: &mut Host, identity: &Identity| {
+            let addresses = (address(ROGUE, 0), SocketAddr::new(EXIT, 4433));
+            let keys = (identity, pair.exit_key.public_key().0);
+            Rogue::dial_greedily(host, addresses, keys, &pair.world.clock)
+        };
+        Self::begin(seed, 1, limits, dial).given_a_lane()
+    }
+
+    fn begin(
+        seed: u64,
+        workers: u8,
+        limits: &str,
+        dial: impl FnOnce(&Pair, &mut Host, &Identity) -> Rogue,
+    ) -> Self {
         let identity = Identity::generate().unwrap();
         let exit_extra = format!("{}\n{limits}", peer_table("rogue", &identity));
         let mut pair = Pair::with_workers(seed, (1, workers), "", &exit_extra);
         pair.wait_for_lanes(1);
         let mut host = pair.world.host(&[ROGUE]);
-        let rogue = dial(&pair, &mut host, &identity, 0, window);
+        let rogue = dial(&pair, &mut host, &identity);
         let innocent = pair.client(9000);
         let mut siege = Self { pair, rogue, host, identity, innocent, next_number: 0 };
         siege.run(100);
@@ -65,12 +84,15 @@ impl Siege {
 
     /// The rogue has said hello and has lane 0 in epoch 1.
     pub(super) fn with_lane(seed: u64, limits: &str) -> Self {
-        let mut siege = Self::new(seed, limits);
-        siege.rogue.say(&Rogue::hello());
-        siege.rogue.ask_for_lane(0, 1);
-        siege.run(100);
-        assert_eq!(siege.rogue.lanes(), 1);
-        siege
+        Self::new(seed, limits).given_a_lane()
+    }
+
+    fn given_a_lane(mut self) -> Self {
+        self.rogue.say(&Rogue::hello());
+        self.rogue.ask_for_lane(0, 1);
+        self.run(100);
+        assert_eq!(self.rogue.lanes(), 1);
+        self
     }
 
     /// Lets time pass while the service answers and the rogue plays along.
