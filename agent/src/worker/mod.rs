@@ -62,6 +62,7 @@ use crate::{
         downlink::{Downlink, Notes, Received},
         uplink::Uplink,
     },
+    fault::{self, Fault},
     forward::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
@@ -117,7 +118,6 @@ pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-pub(crate) use exchange::lock;
 use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
@@ -300,6 +300,7 @@ impl Worker {
         }
         self.fresh = fresh;
         let all_stopped = self.exchange.all_stopped();
+        fault::point(Fault::Worker);
         self.commands(now);
         self.read_orders(now);
         self.take_parcels(now);
