@@ -261,7 +261,7 @@ mod tests {
         let (isolated, other) = tokio::join!(isolate_future(Part::Resolver, future), other);
         assert_eq!((isolated, other), (Ok((true, true)), false));
         let panicking = isolate_future(Part::Resolver, async { panic!("on purpose") });
-        assert_eq!(panicking.await.map(|()| ()), Err(Panicked));
+        assert_eq!(panicking.await, Err::<(), _>(Panicked));
     }
 
     #[test]
