@@ -30,7 +30,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{log::RateLimit, metrics::Metrics, task};
+use crate::{
+    fault::{self, Fault},
+    log::RateLimit,
+    metrics::Metrics,
+    panics::Part,
+    task,
+};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: u32 = 64;
@@ -66,10 +72,7 @@ async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Recei
         match accepted {
             Ok((stream, _)) => {
                 if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
-                    task::spawn(
-                        "admin connection",
-                        connection(stream, Arc::clone(&admin), stop.clone(), slot),
-                    );
+                    task::spawn(Part::Admin, connection(stream, Arc::clone(&admin), stop.clone(), slot));
                 }
             }
             Err(error) if is_of_one_connection(&error) => {}
@@ -144,6 +147,12 @@ type Answer = Response<Full<Bytes>>;
 
 impl Admin {
     fn answer(&self, method: &Method, path: &str) -> Answer {
+        #[cfg(feature = "fault-injection")]
+        if let Some(armed) = path.strip_prefix("/fault/").map(fault::arm) {
+            let status = if armed { StatusCode::OK } else { StatusCode::NOT_FOUND };
+            return text(status, "");
+        }
+        fault::point(Fault::Admin);
         let page = match path {
             "/metrics" => Self::metrics,
             "/healthz" => Self::healthz,

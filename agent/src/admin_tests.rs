@@ -33,7 +33,7 @@ async fn server_with(start: Instant, header_timeout: Duration) -> Server {
     let (stop, stopping) = watch::channel(false);
     let (shown, told) = (Arc::clone(&metrics), Arc::clone(&health));
     let admin = Admin { metrics: shown, health: told, clock, header_timeout };
-    let serving = task::spawn("admin", accept(listener, Arc::new(admin), stopping));
+    let serving = task::spawn(Part::Admin, accept(listener, Arc::new(admin), stopping));
     Server { address, health, metrics, stop, serving }
 }
 

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     path::Path,
     rc::Rc,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -35,6 +35,7 @@ use crate::{
     log,
     metrics::Metrics,
     operator::Running,
+    panics::{self, Part, lock},
     roster::Roster,
     service::Summary,
     tunnel::Tunnel,
@@ -316,7 +317,8 @@ impl WorkerStart {
                     tracing::debug!(worker, %error, "a worker's time slices stay as they are");
                 }
                 self.run(&started);
-                if let Some(ended) = ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                let ended = lock(&ended).take();
+                if let Some(ended) = ended {
                     // Nobody listens any more when the daemon is being stopped.
                     let _told = ended.send(()).is_ok();
                 }
@@ -405,12 +407,15 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
     let thread = std::thread::Builder::new()
         .name("culvert-admin".to_owned())
         .spawn(move || {
-            runtime.block_on(async {
+            let serving = panics::isolate_future(Part::Admin, async {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => admin::serve(listener, metrics, health, clock, stopped).await,
                     Err(error) => tracing::error!(%error, "cannot serve metrics"),
                 }
             });
+            if runtime.block_on(serving).is_err() {
+                tracing::error!("there is no admin server until the daemon is restarted");
+            }
         })
         .context("cannot start the admin thread")?;
     Ok((stop, thread, bound))

@@ -14,6 +14,7 @@ pub mod daemon;
 pub mod datapath;
 pub mod demo;
 pub mod doctor;
+mod fault;
 pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -27,6 +28,7 @@ pub mod log;
 pub mod meter;
 pub mod metrics;
 pub mod operator;
+pub mod panics;
 pub mod peer;
 pub mod probe;
 pub mod rate;

@@ -12,7 +12,7 @@ use std::{
     backtrace::{Backtrace, BacktraceStatus},
     env, fmt,
     io::{self, IsTerminal},
-    panic,
+    panic::PanicHookInfo,
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
@@ -34,7 +34,7 @@ use tracing_subscriber::{
 use crate::{
     config::{Log, LogFormat, LogLevel},
     io::process,
-    task,
+    panics,
 };
 
 /// The process has a subscriber already.
@@ -58,20 +58,22 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
     };
     let (subscriber, filter) = subscriber(log, place, io::stderr);
     subscriber.try_init().map_err(|_| AlreadySet)?;
-    panic::set_hook(Box::new(log_panic));
     FILTER.set(filter).map_err(|_| AlreadySet)
 }
 
 /// A panic is an event too, where std would write several lines of its own; with RUST_BACKTRACE, the way to it is a field.
-fn log_panic(panic: &panic::PanicHookInfo<'_>) {
+/// `part` is the isolated part that it happened in, `fate` what it ends.
+pub(crate) fn panicked(panic: &PanicHookInfo<'_>, part: Option<&'static str>, fate: &'static str) {
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     tracing::error!(
         thread = thread::current().name(),
+        part,
+        fate,
         location = panic.location().map(tracing::field::display),
         backtrace,
         "panic: {}",
-        task::panic_text(panic.payload())
+        panics::text(panic.payload())
     );
 }
 

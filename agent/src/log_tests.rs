@@ -1,6 +1,9 @@
 //! What is written for an event, at each place and level; the brake.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    panic,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use serde_json::Value;
 use tracing::level_filters::LevelFilter;
@@ -147,7 +150,7 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
 fn a_panic_is_one_event() {
     let text = logged(log(LogFormat::Text), Place::Journal, |_| {
         let before = panic::take_hook();
-        panic::set_hook(Box::new(log_panic));
+        panic::set_hook(Box::new(|info| panicked(info, Some("admin"), "it goes on")));
         let caught = panic::catch_unwind(|| panic!("on\npurpose"));
         panic::set_hook(before);
         assert!(caught.is_err());

@@ -5,7 +5,11 @@
 //!   └──────── an error up to here changes nothing ────────┘
 //! ```
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
 
 use crate::{
     config::{
@@ -14,12 +18,14 @@ use crate::{
     },
     control_socket::Reloaded,
     daemon,
+    fault::{self, Fault},
     io::ports::{self, PortError, Ports},
     log, metrics,
     operator::Running,
+    panics::Critical,
     roster::{Revision, Roster, RosterError},
     tunnel::{self, TunnelError},
-    worker::{Exchange, lock, more_ports, remedy},
+    worker::{Exchange, more_ports, remedy},
 };
 
 /// Why a reload changed nothing.
@@ -69,7 +75,7 @@ impl Running {
     /// # Errors
     /// What is wrong; nothing has changed then.
     pub fn reload_now(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
-        let _one_at_a_time = lock(&self.reloading);
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let reloaded = self.try_reload(dry_run);
         if !dry_run {
             if reloaded.is_ok() {
@@ -92,6 +98,7 @@ impl Running {
             return Err(ReloadError::NoRegularFile(path.clone()));
         }
         let (fresh, identity) = Config::load(path)?;
+        fault::point(Fault::Reload);
         let mut notes: Vec<String> =
             fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
         if identity.public_key() != self.own_key {
@@ -126,6 +133,7 @@ impl Running {
             return Ok(Reloaded { changes: plan.changes, notes });
         }
         let changes = std::mem::take(&mut plan.changes);
+        let _whole = Critical::begin();
         let config = follow(config, &plan, (&self.roster, &self.exchange), shares)?;
         if config.descriptors() > running.descriptors() {
             daemon::raise_descriptor_limit(&config);
@@ -196,6 +204,7 @@ pub(crate) fn follow(
     shares: Vec<Ports>,
 ) -> Result<Arc<Config>, RosterError> {
     roster.revise(revision(&config, plan))?;
+    fault::point(Fault::Follow);
     let config = Arc::new(config);
     exchange.configure(&config, shares);
     Ok(config)

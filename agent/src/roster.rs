@@ -23,9 +23,11 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, AccessMode, Config, PeerOrigin, defaults},
+    fault::{self, Fault},
     identity::PublicKey,
+    panics::lock,
     peer::PeerId,
-    worker::{Exchange, lock},
+    worker::Exchange,
 };
 
 /// How the names of peers of open mode begin; the rest is the beginning of the key.
@@ -261,6 +263,7 @@ impl Roster {
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         let slots = &lock(&self.book).slots;
+        fault::point(Fault::Roster);
         let listed = |(id, slot): (u32, &Slot)| Listed {
             id: PeerId(id),
             peer: Arc::clone(&slot.peer),

@@ -22,6 +22,7 @@ use crate::{
     control_socket::{Peers, Reloaded},
     daemon::Daemon,
     identity::Identity,
+    panics::{self, Panicked, Part},
     service::{ReloadEnd, Service},
 };
 
@@ -108,7 +109,6 @@ async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal
             _ = hang_up.recv() => wanted = true,
             end = until(reload.as_mut()) => {
                 reload = None;
-                // It has panicked, and said so.
                 let end = end.unwrap_or(ReloadEnd::Failed);
                 service.reloaded(end, daemon.summary(), now());
             }
@@ -119,9 +119,9 @@ async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal
 
 /// Reloads on a thread of its own, which may have to wait for a disk or for the workers: meanwhile the watchdog is told.
 fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<ReloadEnd>> {
-    let work = move || match running.reload(false) {
-        Ok(Reloaded { changes, .. }) => ReloadEnd::Done { changes: changes.len() },
-        Err(_) => ReloadEnd::Failed,
+    let work = move || match panics::isolate(Part::Reload, || running.reload(false)) {
+        Ok(Ok(Reloaded { changes, .. })) => ReloadEnd::Done { changes: changes.len() },
+        Ok(Err(_)) | Err(Panicked) => ReloadEnd::Failed,
     };
     match on_a_thread("culvert-reload", work) {
         Ok(end) => Some(end),

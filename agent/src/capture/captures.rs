@@ -1,7 +1,7 @@
 //! The captures of a daemon, as the control socket starts them, takes what they have, and stops them.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,7 @@ use crate::{
     config::{Config, Knock},
     control::messages::{CloseReason, MAX_LANES},
     roster::{Listed, Roster},
-    worker::{Exchange, lock},
+    worker::Exchange,
 };
 
 /// Captures that may run at once; each costs at most 4 MiB.
@@ -149,7 +149,7 @@ impl Captures {
         let named = self.roster.list().into_iter().find(|listed| *listed.peer.name == *order.peer);
         let listed = named.ok_or_else(|| Refusal::UnknownPeer(order.peer.clone()))?;
         let dialled = check(order, &listed, self.exchange.dialled(listed.id), config)?;
-        let running = &mut *lock(&self.running);
+        let running = &mut *self.running();
         self.forget_abandoned(running, now);
         let same = |one: &One| one.capture.peer == listed.id && one.capture.subject == order.subject;
         if running.captures.iter().any(same) {
@@ -190,7 +190,7 @@ impl Captures {
     /// If there is no such capture.
     pub fn take(&self, id: u64) -> Result<Taken, Refusal> {
         let now = self.clock.now();
-        let running = &mut *lock(&self.running);
+        let running = &mut *self.running();
         // One that was given up is not taken up again: its worker may have let it be.
         self.forget_abandoned(running, now);
         let one = running.captures.iter_mut().find(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
@@ -225,11 +225,16 @@ impl Captures {
     /// # Errors
     /// If there is no such capture.
     pub fn stop(&self, id: u64) -> Result<(), Refusal> {
-        let running = &mut *lock(&self.running);
+        let running = &mut *self.running();
         let place = running.captures.iter().position(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
         let one = running.captures.swap_remove(place);
         self.end(&one.capture, self.clock.now());
         Ok(())
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        // No worker takes it. A capture whose text was being written when a request panicked lacks that text.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget_abandoned(&self, running: &mut Running, now: Instant) {

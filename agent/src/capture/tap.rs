@@ -12,7 +12,7 @@ use std::{
 use quinn_proto::{QlogConfig, QlogStream};
 
 use super::Capture;
-use crate::{peer::PeerId, worker::lock};
+use crate::{panics::lock, peer::PeerId};
 
 /// Bytes of text that wait at most.
 const MOST_BYTES: usize = 1 << 20;

@@ -8,7 +8,7 @@ use super::Failure;
 use crate::{
     config::Config,
     io::process,
-    log,
+    log, panics,
     run::{self, Signals},
 };
 
@@ -28,6 +28,7 @@ impl Run {
         let hidden = process::hide_memory();
         let (config, identity) = Config::load(&self.config)?;
         log::init(config.log).map_err(anyhow::Error::from)?;
+        panics::install();
         if let Err(error) = hidden {
             tracing::warn!(%error, "this process's memory, keys included, may reach a core file or a debugger");
         }

@@ -28,7 +28,12 @@ use super::{
     Desk,
     wire::{Answer, MAX_REQUEST_BYTES},
 };
-use crate::{config::defaults, io::folder, task};
+use crate::{
+    config::defaults,
+    io::folder,
+    panics::{self, Part},
+    task,
+};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;
@@ -89,12 +94,15 @@ impl ControlSocket {
         let thread = std::thread::Builder::new()
             .name("culvert-control".to_owned())
             .spawn(move || {
-                runtime.block_on(async {
+                let serving = panics::isolate_future(Part::Control, async {
                     match tokio::net::UnixListener::from_std(listener) {
                         Ok(listener) => serve(listener, Arc::new(desk), stopped).await,
                         Err(error) => tracing::error!(%error, "cannot serve the control socket"),
                     }
                 });
+                if runtime.block_on(serving).is_err() {
+                    tracing::error!("there is no control socket until the daemon is restarted");
+                }
                 // A request may wait for a disk that does not answer.
                 runtime.shutdown_background();
             })
@@ -196,7 +204,7 @@ async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: wa
             Ok((stream, _)) => {
                 failing = false;
                 if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
-                    task::spawn("control connection", connection(stream, Arc::clone(&desk), slot));
+                    task::spawn(Part::Control, connection(stream, Arc::clone(&desk), slot));
                 }
             }
             Err(error) => {
@@ -225,8 +233,13 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
         let answer = if complete {
             // On a thread of its own: one that waits for a disk, or for the workers, holds no other up.
             let desk = Arc::clone(&desk);
-            let Ok(answer) = tokio::task::spawn_blocking(move || desk.answer(&line)).await else { return };
-            answer
+            let answer = move || panics::isolate(Part::Control, || desk.answer(&line));
+            match tokio::task::spawn_blocking(answer).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(panicked)) => Answer::Refused { bad_input: false, error: panicked.to_string() },
+                // The runtime is ending.
+                Err(_) => return,
+            }
         } else {
             let error = format!("not a line of at most {MAX_REQUEST_BYTES} bytes");
             Answer::Refused { bad_input: true, error }

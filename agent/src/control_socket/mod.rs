@@ -13,7 +13,7 @@
 
 use std::{
     error::Error,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
@@ -23,10 +23,10 @@ use crate::{
         reload::Change,
         state::{self, Edit},
     },
+    fault::{self, Fault},
     identity::PublicKey,
     reload::ReloadError,
     roster::{Listed, Origin},
-    worker::lock,
 };
 
 pub mod client;
@@ -105,14 +105,15 @@ impl Desk {
     /// The answer to one line, without its end.
     #[must_use]
     pub fn answer(&self, line: &[u8]) -> Answer {
+        fault::point(Fault::Control);
         match Request::from_line(line) {
             Ok(Request::PeerList {}) => self.list(),
             Ok(Request::PeerAdd(new)) => {
-                let _one_at_a_time = lock(&self.changing);
+                let _one_at_a_time = self.one_at_a_time();
                 self.add(&new.into())
             }
             Ok(Request::PeerRemove { name }) => {
-                let _one_at_a_time = lock(&self.changing);
+                let _one_at_a_time = self.one_at_a_time();
                 self.remove(&name)
             }
             Ok(Request::Reload { dry_run }) => self.reload(dry_run),
@@ -131,6 +132,11 @@ impl Desk {
             }
             Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
         }
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        // It guards no state: the roster and the file are each whole after a panic of a request.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn status(&self, scope: &Scope) -> Answer {

@@ -6,12 +6,16 @@ use std::{
     fmt,
     mem::{Discriminant, discriminant},
     net::SocketAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
-use crate::{identity::PublicKey, log::RateLimit};
+use crate::{
+    identity::PublicKey,
+    log::RateLimit,
+    panics::{Held, lock},
+};
 
 /// Refusals that are remembered.
 const REMEMBERED: usize = 16;
@@ -238,9 +242,8 @@ impl Refusals {
         self.lock().at_ceilings
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        // Nothing panics while it is held.
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, Inside> {
+        lock(&self.inside)
     }
 }
 

@@ -3,10 +3,10 @@
 use std::{
     cell::RefCell,
     io,
-    net::{IpAddr, Shutdown, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
     rc::Rc,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -25,7 +25,12 @@ use super::{
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
 };
-use crate::{clock::Clock, task};
+use crate::{
+    clock::Clock,
+    fault::{self, Fault},
+    panics::{self, Held, Part, lock},
+    task,
+};
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
 const LISTEN_BACKLOG: i32 = 1_024;
@@ -122,10 +127,18 @@ impl Net for KernelNet {
         let host = host.to_owned();
         let lookups = Arc::clone(&self.lookups);
         let ready = self.shared.ready.clone();
-        task::spawn("resolve", async move {
-            let answer = match tokio::net::lookup_host((host, port)).await {
-                Ok(addresses) => Ok(addresses.collect()),
-                Err(error) => Err(error),
+        // The resolver blocks.
+        let look_up = move || {
+            panics::isolate(Part::Resolver, || {
+                fault::point(Fault::Resolver);
+                (host, port).to_socket_addrs().map(Iterator::collect)
+            })
+        };
+        task::spawn(Part::Resolver, async move {
+            let answer = match tokio::task::spawn_blocking(look_up).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(panicked)) => Err(io::Error::other(panicked)),
+                Err(cancelled) => Err(io::Error::other(cancelled)),
             };
             if lock(&lookups).answer(token, generation, answer) {
                 ready.mark(token);
@@ -144,14 +157,9 @@ impl Net for KernelNet {
 }
 
 impl KernelNet {
-    fn lookups(&self) -> MutexGuard<'_, Lookups> {
+    fn lookups(&self) -> Held<'_, Lookups> {
         lock(&self.lookups)
     }
-}
-
-fn lock(lookups: &Mutex<Lookups>) -> MutexGuard<'_, Lookups> {
-    // Nothing panics while the lock is held.
-    lookups.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.

@@ -2,11 +2,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     task::{Wake, Waker},
 };
 
 use rustc_hash::FxHashSet;
+
+use crate::panics::{Held, lock};
 
 /// Names a source (a socket, a lookup) within its worker; chosen by the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,9 +74,8 @@ impl Ready {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while the lock is held, and the state is valid after each statement.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, State> {
+        lock(&self.state)
     }
 }
 

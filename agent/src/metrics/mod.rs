@@ -7,6 +7,7 @@
 //! | and its counts by size or age? | `histogram.rs` |
 //! | what about the process itself? | `process.rs` |
 //! | and the configuration: its limits, its reloads? | `configured.rs` |
+//! | and panics? | `panics.rs` |
 //!
 //! ```text
 //! worker: u64 += 1 per packet ──▶ handle.publish(total) per tick ──▶ shared atomic ──▶ /metrics
@@ -18,6 +19,7 @@
 mod configured;
 mod families;
 mod histogram;
+mod panics;
 mod process;
 
 use prometheus::{
@@ -26,6 +28,7 @@ use prometheus::{
     proto::MetricType,
 };
 
+use crate::fault::{self, Fault};
 pub use configured::Reload;
 pub use families::{
     ControlMetrics, DecoyMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics,
@@ -67,6 +70,7 @@ impl Metrics {
         let mut registrar = Registrar { registry: Registry::new(), info: Vec::new() };
         let families = Families::register(&mut registrar)?;
         registrar.collector(process::ProcessCollector::new()?)?;
+        registrar.collector(panics::PanicCollector::new()?)?;
         families.build_info.with_label_values(&[version]).set(1);
         let metrics = Self { registry: registrar.registry, families, info: registrar.info };
         metrics.bind_reloads();
@@ -85,6 +89,7 @@ impl Metrics {
 
     /// All values in Prometheus' text format, version 0.0.4.
     pub fn render(&self) -> Result<String, MetricsError> {
+        fault::point(Fault::Render);
         Ok(TextEncoder::new().encode_to_string(&self.registry.gather())?)
     }
 }
@@ -250,8 +255,8 @@ impl Registrar {
         Ok(family)
     }
 
-    /// Registers the process's own collector.
-    fn collector(&mut self, collector: process::ProcessCollector) -> Result<(), MetricsError> {
+    /// Registers what is read at each scrape.
+    fn collector(&mut self, collector: impl Collector + 'static) -> Result<(), MetricsError> {
         self.describe(&collector, process::kind_of);
         self.registry.register(Box::new(collector))?;
         Ok(())

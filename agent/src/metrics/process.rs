@@ -100,19 +100,22 @@ impl Collector for ProcessCollector {
         let Ok(process) = Process::read() else { return Vec::new() };
         let mut families: Vec<_> =
             PROCESS_FAMILIES.iter().map(|family| family_of(family, (family.value)(&process))).collect();
-        families.extend(threads().ok().map(|threads| family_of_threads(&threads)));
+        families.extend(threads().ok().map(|threads| labelled_counters(THREADS, threads.into_iter())));
         families
     }
 }
 
-fn family_of_threads(threads: &BTreeMap<String, f64>) -> proto::MetricFamily {
-    let (name, label, help) = THREADS;
-    let metric = |(thread, seconds): (&String, &f64)| {
+/// A family of counters with one label: its name, label and help, and each label value with its count.
+pub(super) fn labelled_counters(
+    (name, label, help): (&str, &str, &str),
+    values: impl Iterator<Item = (String, f64)>,
+) -> proto::MetricFamily {
+    let metric = |(labelled, value): (String, f64)| {
         let mut pair = proto::LabelPair::default();
         pair.set_name(label.to_owned());
-        pair.set_value(thread.clone());
+        pair.set_value(labelled);
         let mut counter = proto::Counter::default();
-        counter.set_value(*seconds);
+        counter.set_value(value);
         let mut metric = proto::Metric::default();
         metric.set_label(vec![pair]);
         metric.set_counter(counter);
@@ -122,7 +125,7 @@ fn family_of_threads(threads: &BTreeMap<String, f64>) -> proto::MetricFamily {
     out.set_name(name.to_owned());
     out.set_help(help.to_owned());
     out.set_field_type(proto::MetricType::COUNTER);
-    out.set_metric(threads.iter().map(metric).collect());
+    out.set_metric(values.map(metric).collect());
     out
 }
 

@@ -6,12 +6,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
 use super::{context::FlowNumber, memory::QueueMemory};
+use crate::panics::{Held, lock};
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;
@@ -105,9 +106,8 @@ impl FlowRegistry {
         self.keepers().get(&number).copied()
     }
 
-    fn keepers(&self) -> MutexGuard<'_, HashMap<FlowNumber, u8>> {
-        // Nothing panics while the lock is held.
-        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn keepers(&self) -> Held<'_, HashMap<FlowNumber, u8>> {
+        lock(&self.keepers)
     }
 }
 

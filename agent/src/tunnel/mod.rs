@@ -20,7 +20,7 @@
 use std::{
     fs, io,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -36,11 +36,13 @@ use crate::{
     admin::Health,
     clock::{Clock, SystemClock},
     config::{self, Config},
+    fault::{self, Fault},
     io::{
         netlink::{Link, LinkChange, Netlink, Which},
         tun::{TunDevice, TunHold, TunPort},
     },
     metrics::{Counters, Metrics},
+    panics::{Held, lock},
     peer::PeerId,
     relay::Direction,
     roster::{Origin, Roster},
@@ -110,20 +112,15 @@ impl Board {
     /// Waits for a change, or that `within` is over; then for more changes to come. `None` when it is to end.
     fn wait(&self, within: Duration) -> Option<Mtus> {
         let quiet = |state: &mut State| !state.changed && !state.stopped;
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(self.lock(), within, quiet)
-            .unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock().wait_while(&self.changed, within, quiet);
         let more = |state: &mut State| state.changed && !state.stopped;
-        let (mut state, _) =
-            self.changed.wait_timeout_while(state, GATHER, more).unwrap_or_else(PoisonError::into_inner);
+        let mut state = state.wait_while(&self.changed, GATHER, more);
         state.changed = false;
         (!state.stopped).then(|| state.mtus.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while the lock is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, State> {
+        lock(&self.state)
     }
 }
 
@@ -283,6 +280,7 @@ impl Keeper {
 
     /// Looks at the device and its counters.
     fn look(&mut self, now: Instant) {
+        fault::point(Fault::Tunnel);
         let link = match self.kernel.netlink().link(Which::Index(self.index)) {
             Ok(link) => link,
             Err(error) => return tracing::debug!(%error, "the TUN device cannot be looked at"),

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,7 @@ use crate::{
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
     meter::Meter,
+    panics::lock,
     peer::{Failure, PeerId},
     relay::{Account, Context, DatagramRelay, Direction, DropReason},
     roster::Origin,
@@ -391,7 +392,7 @@ impl Snapshots {
     /// The agent: the sum over its workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
-        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = lock(&self.0);
         let mut sum = Snapshot::default();
         for worker in workers.iter() {
             sum.add(worker);
@@ -412,7 +413,7 @@ impl Snapshots {
     /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = lock(&self.0);
         let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
         let mut summary = Summary::default();
         for place in 0..places {
@@ -428,7 +429,7 @@ impl Snapshots {
 
     /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
     pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
-        let mut workers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = lock(&self.0);
         if workers.len() <= worker {
             workers.resize_with(worker + 1, Snapshot::default);
         }

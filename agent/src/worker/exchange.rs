@@ -13,7 +13,7 @@ use std::{
     fmt,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -33,6 +33,7 @@ use crate::{
     },
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
+    panics::lock,
     peer::{Doubt, PeerId, SessionId},
     relay::{AgentTotals, FlowRegistry},
     roster::Origin,
@@ -510,11 +511,6 @@ impl Mailbox {
             ready.mark(*token);
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while one of these locks is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -19,8 +19,7 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
-use super::exchange::lock;
-use crate::{io::batch::Meta, l3::cut::Cut, peer::PeerId, relay::context::Header};
+use crate::{io::batch::Meta, l3::cut::Cut, panics::lock, peer::PeerId, relay::context::Header};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;

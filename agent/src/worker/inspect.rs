@@ -11,7 +11,7 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     net::SocketAddr,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
 
@@ -27,6 +27,7 @@ use crate::{
     io::{Gso, TunOffload, TunStats, UdpOffload, UdpRole},
     lanes::{LaneSlot, LaneState},
     meter::Growth,
+    panics::lock,
     peer::{Peer, PeerId},
     relay::{Flow, NO_LANE, Origin, flow},
 };
@@ -208,14 +209,13 @@ impl Inspection {
     #[must_use]
     pub fn wait(&self, within: Duration) -> Vec<Option<WorkerView>> {
         let missing = |views: &mut Vec<Option<WorkerView>>| views.iter().any(Option::is_none);
-        let views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.answered.wait_timeout_while(views, within, missing);
-        let (mut views, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let views = lock(&self.views);
+        let mut views = views.wait_while(&self.answered, within, missing);
         views.iter_mut().map(Option::take).collect()
     }
 
     fn answer(&self, worker: u8, view: WorkerView) {
-        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut views = lock(&self.views);
         if let Some(place) = views.get_mut(usize::from(worker)) {
             *place = Some(view);
             self.answered.notify_one();

@@ -64,6 +64,7 @@ use crate::{
         uplink::Uplink,
         work::{FRAMES_PER_UNIT, Work},
     },
+    fault::{self, Fault},
     forward::{
         Local, LocalId, Locals,
         tcp::{TcpForward, TcpId},
@@ -123,7 +124,6 @@ pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
-pub(crate) use exchange::lock;
 use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
@@ -320,6 +320,7 @@ impl Worker {
         self.control.begin_turn();
         self.rests.forget(|id| self.underlays.get(id).is_none());
         let all_stopped = self.exchange.all_stopped();
+        fault::point(Fault::Worker);
         self.commands(now);
         self.read_orders(now);
         self.take_parcels(now);

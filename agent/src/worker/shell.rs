@@ -1,16 +1,12 @@
 //! The thread and the runtime around a worker: they wait for it, and give it the time.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    sync::{Mutex, PoisonError},
-    task::Poll,
-};
+use std::{collections::VecDeque, future::poll_fn, sync::Mutex, task::Poll};
 
 use super::{Command, Worker};
 use crate::{
     clock::Clock,
     io::{Ready, Token},
+    panics::lock,
 };
 
 /// Commands that may wait at once; they are few, and looked at in every turn.
@@ -31,7 +27,7 @@ impl Inbox {
 
     /// Puts a command and wakes the worker; false if too many wait.
     pub fn put(&self, command: Command) -> bool {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = lock(&self.commands);
         if commands.len() >= MAX_COMMANDS {
             return false;
         }
@@ -42,7 +38,7 @@ impl Inbox {
     }
 
     pub(super) fn take(&self) -> Option<Command> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        lock(&self.commands).pop_front()
     }
 }
 
