@@ -21,7 +21,6 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId,
 };
-use rustc_hash::FxHashMap;
 use zeroize::Zeroizing;
 
 use super::{
@@ -33,6 +32,7 @@ use super::{
 };
 use crate::{
     io::Path,
+    hash::{Issued, IssuedMap},
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
 };
@@ -219,9 +219,11 @@ pub struct Control {
     pub(super) pending: Pending,
     /// Retry packets to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
-    connections: FxHashMap<ConnectionHandle, ControlConnection>,
+    connections: IssuedMap<ConnectionHandle, ControlConnection>,
     dirty: Vec<ConnectionHandle>,
     /// Connections whose far end does not read what it asked for.
+impl Issued for ConnectionHandle {}
+
     overflowing: Vec<ConnectionHandle>,
     events: Vec<(ConnectionHandle, Event)>,
     /// No further connection is accepted.
@@ -243,7 +245,7 @@ impl Control {
             acceptance,
             pending: Pending::new(most_handshakes),
             retries: Vec::new(),
-            connections: FxHashMap::default(),
+            connections: IssuedMap::default(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
             events: Vec::new(),

@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 
@@ -25,7 +24,7 @@ use super::{
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
 };
-use crate::{clock::Clock, task};
+use crate::{clock::Clock, hash::IssuedMap, task};
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
 const LISTEN_BACKLOG: i32 = 1_024;
@@ -158,7 +157,7 @@ fn lock(lookups: &Mutex<Lookups>) -> MutexGuard<'_, Lookups> {
 #[derive(Default)]
 struct Lookups {
     generation: u64,
-    open: FxHashMap<Token, Lookup>,
+    open: IssuedMap<Token, Lookup>,
 }
 
 struct Lookup {

@@ -6,11 +6,13 @@ use std::{
     task::{Wake, Waker},
 };
 
-use rustc_hash::FxHashSet;
+use crate::hash::{Issued, IssuedSet};
 
 /// Names a source (a socket, a lookup) within its worker; chosen by the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
+
+impl Issued for Token {}
 
 /// The queue of ready tokens of one worker; clones share it.
 ///
@@ -24,7 +26,7 @@ pub struct Ready {
 #[derive(Default)]
 struct State {
     queue: Vec<Token>,
-    queued: FxHashSet<Token>,
+    queued: IssuedSet<Token>,
     worker: Option<Waker>,
 }
 

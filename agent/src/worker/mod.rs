@@ -47,7 +47,6 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
-use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::{
@@ -68,6 +67,7 @@ use crate::{
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
+    hash::{Issued, PeerMap},
     io::{self as sockets, Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     log::RateLimit,
@@ -188,6 +188,8 @@ enum Timer {
     Stop,
 }
 
+impl Issued for Timer {}
+
 /// One worker.
 pub struct Worker {
     config: Arc<Config>,
@@ -232,7 +234,8 @@ pub struct Worker {
     /// By place in [`Config::tcp`]; none where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
-    tcp_by_stream: FxHashMap<StreamKey, TcpId>,
+    /// Keyed by streams that a peer opened, and chose which of them stay open.
+    tcp_by_stream: PeerMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
     /// What is due in this turn.
     due: Vec<Timer>,
