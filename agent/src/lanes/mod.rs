@@ -208,6 +208,15 @@ impl LaneSlot {
         }
     }
 
+    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes, which
+    /// [`LaneSlot::came_by`] was told of; `None` if it is not to be answered.
+    pub fn answer_bytes(&mut self, source: &Path, len: usize) -> Option<usize> {
+        match self.state {
+            LaneState::Validating | LaneState::Up => Some(self.paths.answer_bytes(source, len)),
+            LaneState::Draining { .. } => None,
+        }
+    }
+
     /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, and that was not said
     /// within `interval`. It does so once at first, and repeats that with the same data.
     pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
@@ -329,6 +338,13 @@ pub enum Due {
     Remove,
 }
 
+/// A connection ID that we drew for a lane of ours. Which of them there are, and so how many share a place, peers have no say in;
+/// they only choose what is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OwnId(ConnectionId);
+
+impl Issued for OwnId {}
+
 /// All lanes of a worker, found by place or by the connection ID of a received packet.
 #[derive(Debug, Default)]
 pub struct Lanes {
@@ -337,13 +353,6 @@ pub struct Lanes {
     /// Lanes that sent or received in this turn, each once.
     touched: Vec<LaneId>,
 }
-
-/// A connection ID that we drew for a lane of ours. Which of them there are, and so how many share a place, peers have no say in;
-/// they only choose what is looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct OwnId(ConnectionId);
-
-impl Issued for OwnId {}
 
 impl Lanes {
     /// Adds a lane.
