@@ -9,6 +9,7 @@
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
+//! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
@@ -16,6 +17,7 @@
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
 
 pub mod accept;
+mod ahead;
 pub mod cid;
 pub mod dial;
 pub mod driver;

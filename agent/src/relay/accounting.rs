@@ -92,6 +92,8 @@ pub enum DropReason {
     NotEcnCapable,
     /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
     Incomplete,
+    /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
+    PlainOverflow,
 }
 
 impl DropReason {
@@ -99,7 +101,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::QueueMemory,
@@ -129,6 +131,7 @@ impl DropReason {
         Self::NoTun,
         Self::NotEcnCapable,
         Self::Incomplete,
+        Self::PlainOverflow,
     ];
 
     /// The value of the metric label `reason`.
@@ -164,6 +167,7 @@ impl DropReason {
             Self::NoTun => "no_tun",
             Self::NotEcnCapable => "not_ecn_capable",
             Self::Incomplete => "incomplete",
+            Self::PlainOverflow => "plain_overflow",
         }
     }
 }

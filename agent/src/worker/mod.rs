@@ -386,7 +386,12 @@ impl Worker {
         self.unpublished = true;
         self.batch.clear();
         let more = match self.doors.source(token) {
-            Some(Source::Underlay(id)) => self.service_underlay(id, now),
+            Some(Source::Underlay(id)) => {
+                let more = self.service_underlay(id, now);
+                let units = self.batch.units();
+                self.take_plain(now);
+                return Served { more, units };
+            }
             Some(Source::Local(id)) => self.service_local(id, now),
             Some(Source::Tun) => self.service_tun(now),
             Some(Source::Listener(place)) => self.accept_tcp(place, now),
@@ -621,7 +626,7 @@ impl Worker {
 
     /// Books what became of payloads in outboxes and deliveries.
     fn settle(&mut self) {
-        for settled in self.underlays.settlements() {
+        for settled in self.underlays.settlements().chain(self.control.settlements()) {
             if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
                 peer.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {

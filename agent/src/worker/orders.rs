@@ -201,7 +201,7 @@ impl Worker {
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);
-            self.settle_plain(id, Some(DropReason::LaneClosed));
+            self.settle_plain(id, DropReason::LaneClosed);
         }
         self.wake_listeners(id);
         self.redial(id, now);

@@ -47,6 +47,7 @@ const ANSWER_DELAY: Duration = Duration::from_millis(30);
 impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
+        self.take_plain(now);
         loop {
             let moved = self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);
