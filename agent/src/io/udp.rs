@@ -11,7 +11,7 @@ use std::{
     rc::Rc,
     sync::Once,
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -66,6 +66,22 @@ struct Ages {
 const STAMPED_CALLS: u32 = 16;
 
 impl Ages {
+    /// The newest that is known of the last buffer, or of an empty queue.
+    seen: Option<Seen>,
+}
+
+/// How long a buffer had waited at most, at some time of the monotonic clock. What is read later came later.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    age: Duration,
+    at: Instant,
+}
+
+impl Seen {
+    /// How long the next buffers have waited at most.
+    fn oldest(self, now: Instant) -> Duration {
+        self.age + now.saturating_duration_since(self.at)
+    }
     /// Receives into `batch`; also tells whether its buffers are stamped.
     fn receive(
         &mut self,
@@ -80,17 +96,27 @@ impl Ages {
         }
         let last = batch.len().checked_sub(1).map(|last| batch.meta(last).age);
         self.held = match &result {
+        clock: &dyn Clock,
             Ok(received) if received.buffers == batch.slots() => last.unwrap_or(self.held),
             Ok(_) | Err(_) => Duration::ZERO,
         };
         let received = result?;
         self.calls = self.calls.wrapping_add(1);
         Ok((received, stamped))
+        let now = (stamped || self.calls % STAMPED_CALLS == STAMPED_CALLS - 1).then(|| clock.now());
+        if stamped && let (Some(seen), Some(now)) = (self.seen, now) {
+            batch.limit_ages(seen.oldest(now));
+        }
     }
 }
 
 impl KernelUdp {
     /// Opens a socket and reports its first readiness under `token`.
+        if let Some(at) = now
+            && (stamped || self.held.is_zero())
+        {
+            self.seen = Some(Seen { age: self.held, at });
+        }
     ///
     /// It sets neither `SO_REUSEPORT` nor `SO_REUSEADDR`, so the bind is also the probe that finds a second daemon.
     pub(super) fn open(options: &UdpOptions, token: Token, shared: &Shared) -> io::Result<Self> {
@@ -195,7 +221,8 @@ impl UdpSocket for KernelUdp {
             };
             let mut guard = guard?;
             let scratch = &mut self.shared.scratch.borrow_mut();
-            let result = guard.try_io(|fd| self.ages.receive(fd.get_ref().as_fd(), batch, scratch));
+            let clock = &*self.shared.clock;
+            let result = guard.try_io(|fd| self.ages.receive(fd.get_ref().as_fd(), batch, scratch, clock));
             let (received, stamped) = match result {
                 Ok(result) => result?,
                 Err(_would_block) => continue,
@@ -373,4 +400,20 @@ fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+
+    #[test]
+    fn a_buffer_is_no_older_than_the_monotonic_clock_allows() {
+        let clock = ManualClock::default();
+        let seen = Seen { age: Duration::from_millis(3), at: clock.now() };
+        assert_eq!(seen.oldest(clock.now()), Duration::from_millis(3));
+        clock.advance(Duration::from_millis(20));
+        assert_eq!(seen.oldest(clock.now()), Duration::from_millis(23));
+        assert_eq!(Seen { age: Duration::ZERO, at: clock.now() }.oldest(clock.now()), Duration::ZERO);
+    }
 }
