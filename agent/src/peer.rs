@@ -71,6 +71,8 @@ pub struct Session {
 pub struct Link {
     /// Which session.
     pub session: SessionId,
+    /// The key that the peer proved.
+    pub key: [u8; 32],
     /// Whether this end dialled it.
     pub dialled: bool,
     /// Its lanes.

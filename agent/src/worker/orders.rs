@@ -157,6 +157,7 @@ impl Worker {
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
         peer.link = Some(Link {
             session,
+            key: *key,
             dialled,
             pool,
             budget,
