@@ -20,6 +20,7 @@ pub mod forward;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod gate;
+pub mod hash;
 pub mod identity;
 pub mod io;
 pub mod l3;

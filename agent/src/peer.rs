@@ -16,6 +16,7 @@ use crate::{
         vigil::Vigil,
     },
     datapath::uplink::{TooLarge, Uplink},
+    hash::Issued,
     identity::PublicKey,
     l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
@@ -30,6 +31,8 @@ use crate::{
 /// A peer's place in the list of the roster, which begins with the configuration's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
+
+impl Issued for PeerId {}
 
 /// Names a session among all that this agent has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,6 +72,8 @@ pub struct Session {
 pub struct Link {
     /// Which session.
     pub session: SessionId,
+    /// The key that the peer proved.
+    pub key: [u8; 32],
     /// Whether this end dialled it.
     pub dialled: bool,
     /// Its lanes.

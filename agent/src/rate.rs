@@ -46,6 +46,11 @@ impl Bucket {
         self.after_some(1, rate, now)
     }
 
+    /// The bucket with one token given back.
+    pub(crate) fn with_one_back(self, rate: &Rate) -> Self {
+        Self { full_at: self.full_at.saturating_sub(rate.each) }
+    }
+
     /// The bucket without `tokens` more; `None` if it does not hold that many.
     fn after_some(self, tokens: u32, rate: &Rate, now: u64) -> Option<Self> {
         let full_at = self.full_at.max(now) + rate.each * u64::from(tokens);

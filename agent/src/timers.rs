@@ -5,22 +5,22 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Instant};
 
-use rustc_hash::FxHashMap;
+use crate::hash::{Issued, IssuedMap};
 
 /// Deadlines by key, earliest first.
 #[derive(Debug)]
 pub struct Timers<K> {
     heap: BinaryHeap<Reverse<(Instant, K)>>,
-    armed: FxHashMap<K, Instant>,
+    armed: IssuedMap<K, Instant>,
 }
 
-impl<K: Copy + Ord + Hash> Default for Timers<K> {
+impl<K: Copy + Ord + Hash + Issued> Default for Timers<K> {
     fn default() -> Self {
-        Self { heap: BinaryHeap::new(), armed: FxHashMap::default() }
+        Self { heap: BinaryHeap::new(), armed: IssuedMap::default() }
     }
 }
 
-impl<K: Copy + Ord + Hash> Timers<K> {
+impl<K: Copy + Ord + Hash + Issued> Timers<K> {
     /// Makes `key` fire at `at` or earlier: a deadline that is armed already and lies before `at` stays.
     /// The one who is woken arms again if it was too early.
     pub fn arm(&mut self, key: K, at: Instant) {
@@ -63,6 +63,8 @@ mod tests {
 
     use super::*;
     use crate::clock::{Clock, ManualClock};
+
+    impl Issued for &str {}
 
     #[test]
     fn the_earliest_deadline_of_a_key_wins_and_fires_once() {

@@ -11,6 +11,7 @@
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Instant,
@@ -19,14 +20,15 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId, TransportConfig,
+    EndpointConfig, EndpointEvent, Event as QuinnEvent, SendDatagramError, Side, StreamEvent, StreamId,
+    TransportConfig,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
 use zeroize::Zeroizing;
 
 use super::{
     Traffic,
     accept::{Acceptance, Admission, Pending},
+    ahead::{Ahead, Told},
     congestion::{
         Congestion,
         pacing::{Pace, RateAccount},
@@ -36,9 +38,11 @@ use super::{
 };
 use crate::{
     config::CongestionControl,
+    hash::{Issued, IssuedMap},
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
+    relay::{DropReason, Settlement, Settlements},
 };
 
 /// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
@@ -154,11 +158,17 @@ pub struct ControlConnection {
     outgoing: Vec<u8>,
     /// An accepted connection that is no session by then is closed.
     establish_by: Option<Instant>,
+    /// Frames of standard mode that quinn-proto holds.
+    ahead: Ahead,
+    /// DATAGRAM frames that were taken from quinn-proto, or are known to be lost there.
+    frames_taken: u64,
     /// The last path MTU that was reported.
     mtu: u16,
     /// The last address of the far end that was reported.
     remote: SocketAddr,
     dirty: bool,
+    /// It is among those that packets have come for.
+    fed: bool,
     lost: bool,
     /// It has been a peer's session.
     established: bool,
@@ -186,8 +196,11 @@ impl ControlConnection {
             outgoing: Vec::new(),
             told: Vec::new(),
             establish_by: begun.establish_by,
+            ahead: Ahead::default(),
+            frames_taken: 0,
             mtu: 0,
             dirty: false,
+            fed: false,
             lost: false,
             established: false,
             forgotten: false,
@@ -281,6 +294,8 @@ pub struct ControlStats {
     pub packets_blocked: u64,
 }
 
+impl Issued for ConnectionHandle {}
+
 /// All control connections of a worker.
 pub struct Control {
     pub(super) endpoint: Endpoint,
@@ -289,8 +304,12 @@ pub struct Control {
     pub(super) pending: Pending,
     /// Retry packets to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
-    connections: FxHashMap<ConnectionHandle, ControlConnection>,
+    connections: IssuedMap<ConnectionHandle, ControlConnection>,
     dirty: Vec<ConnectionHandle>,
+    /// Sessions that packets have come for, whose datagrams were not asked for since.
+    fed: Vec<ConnectionHandle>,
+    /// What became of datagrams that quinn-proto held.
+    settlements: Settlements,
     /// Connections whose far end does not read what it asked for.
     overflowing: Vec<ConnectionHandle>,
     /// Connections that have more to say than one turn takes.
@@ -298,7 +317,7 @@ pub struct Control {
     /// The number of the turn.
     turn: u64,
     /// Streams of the connection that is being polled that an event names already.
-    named: FxHashSet<StreamId>,
+    named: HashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
     /// No further connection is accepted.
     pub(super) closed: bool,
@@ -319,12 +338,14 @@ impl Control {
             acceptance,
             pending: Pending::new(most_handshakes),
             retries: Vec::new(),
-            connections: FxHashMap::default(),
+            connections: IssuedMap::default(),
             dirty: Vec::new(),
+            fed: Vec::new(),
+            settlements: Settlements::default(),
             overflowing: Vec::new(),
             unread: Vec::new(),
             turn: 1,
-            named: FxHashSet::default(),
+            named: HashSet::new(),
             events: Vec::new(),
             closed: false,
             scratch: Vec::with_capacity(64 * 1024),
@@ -406,6 +427,10 @@ impl Control {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     connection.quinn.handle_event(event);
                     connection.pace.received(now);
+                    if connection.established && !connection.fed {
+                        connection.fed = true;
+                        self.fed.push(handle);
+                    }
                     self.touch(handle);
                 }
             }
@@ -467,7 +492,8 @@ impl Control {
     /// Forgets a connection that is drained; its socket.
     pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
         self.pending.end(handle);
-        let connection = self.connections.remove(&handle)?;
+        let mut connection = self.connections.remove(&handle)?;
+        connection.end_ahead(&mut self.settlements);
         self.retired.add(&connection.quinn.stats());
         Some(connection.underlay)
     }
@@ -508,6 +534,49 @@ impl Control {
         self.pending.len()
     }
 
+    /// Takes one of the sessions that packets have come for: it may have datagrams.
+    pub fn take_fed(&mut self) -> Option<ConnectionHandle> {
+        let handle = self.fed.pop()?;
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.fed = false;
+        }
+        Some(handle)
+    }
+
+    /// Hands quinn-proto one frame of standard mode; `counted` if it carries a datagram, which is settled then.
+    ///
+    /// # Errors
+    /// quinn-proto's; the frame is then not taken.
+    pub fn send_frame(
+        &mut self,
+        handle: ConnectionHandle,
+        data: Bytes,
+        counted: bool,
+    ) -> Result<(), SendDatagramError> {
+        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
+            return Err(SendDatagramError::Disabled);
+        };
+        let len = data.len();
+        connection.quinn.datagrams().send(data, false)?;
+        connection.ahead.push(len, counted);
+        Ok(())
+    }
+
+    /// Notes that the worker took `taken` frames of standard mode from quinn-proto, which holds none now; returns how many more had
+    /// come, for which it had no room.
+    pub fn frames_taken(&mut self, handle: ConnectionHandle, taken: u64) -> u64 {
+        let Some(connection) = self.connections.get_mut(&handle) else { return 0 };
+        let came = connection.quinn.stats().frame_rx.datagram;
+        let lost = came.saturating_sub(connection.frames_taken + taken);
+        connection.frames_taken = came;
+        lost
+    }
+
+    /// What became of datagrams that quinn-proto held since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+
     /// How many connections there are, draining ones included.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -546,6 +615,7 @@ impl Control {
             self.pending.end(handle);
             connection.lost = true;
             connection.pace.closing();
+            connection.end_ahead(&mut self.settlements);
             connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
             self.touch(handle);
         }
@@ -696,6 +766,7 @@ impl Control {
                 QuinnEvent::ConnectionLost { reason } => {
                     self.pending.end(handle);
                     connection.lost = true;
+                    connection.end_ahead(&mut self.settlements);
                     self.events.push((handle, Event::Lost(reason)));
                 }
                 QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
@@ -801,22 +872,27 @@ impl Control {
                 connection.pace.lower();
                 transmit
             }) else {
+                connection.settle_ahead(0, 1, &mut self.settlements);
                 return;
             };
             connection.pace.sent(&connection.quinn, &transmit, now);
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
+            let (mut refused, mut all) = (0, 0);
             for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 let added =
                     underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
                         tail.copy_from_slice(packet);
                         Some(packet.len())
                     });
+                all += 1;
                 if !added {
                     self.stats.packets_blocked += 1;
+                    refused += 1;
                 }
             }
+            connection.settle_ahead(refused, all, &mut self.settlements);
         }
     }
 }
@@ -828,6 +904,29 @@ const MOST_SEGMENTS: usize = 16;
 const MOST_PACKET_BYTES: usize = 1_500;
 
 impl ControlConnection {
+    /// Books what became of frames that quinn-proto held, after it gave `packets` of which `refused` found no room in the socket.
+    /// Which of the frames were in those nobody knows: they are equally full.
+    fn settle_ahead(&mut self, refused: u64, packets: u64, settlements: &mut Settlements) {
+        if self.ahead.is_empty() {
+            return;
+        }
+        let fates = self.ahead.settle(Told::by(&mut self.quinn));
+        let Some(peer) = self.peer else { return };
+        let blocked = (fates.sent * refused).div_ceil(packets.max(1));
+        settlements.note(peer, fates.sent - blocked, None);
+        settlements.note(peer, blocked, Some(DropReason::SendBlocked));
+        settlements.note(peer, fates.too_large, Some(DropReason::SendTooLarge));
+    }
+
+    /// Books the frames that quinn-proto holds and will not send: the connection has ended.
+    fn end_ahead(&mut self, settlements: &mut Settlements) {
+        self.settle_ahead(0, 1, settlements);
+        let left = self.ahead.end();
+        if let Some(peer) = self.peer {
+            settlements.note(peer, left, Some(DropReason::LaneClosed));
+        }
+    }
+
     /// Writes as much of the queued control messages as the stream takes.
     fn write_control(&mut self) {
         let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };

@@ -10,6 +10,7 @@
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
+//! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
@@ -17,6 +18,7 @@
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
 
 pub mod accept;
+mod ahead;
 pub mod cid;
 pub mod congestion;
 pub mod dial;

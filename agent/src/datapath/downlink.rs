@@ -20,7 +20,7 @@ use crate::{
         batch::{MOST_SEGMENTS, Meta},
         steering,
     },
-    lanes::{AMPLIFICATION_LIMIT, LaneId, Lanes, UnderlayId, Underlays},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::{Peer, PeerId},
     relay::{Context, DropReason, FlowId, FlowNumber, Header, Origin, Standing},
     worker::{Doors, Outgoing, Strangers},
@@ -568,10 +568,11 @@ impl Downlink<'_> {
         Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
     }
 
-    /// Answers a PATH_CHALLENGE in a packet of `len` bytes to where it came from (RFC 9000 §8.2.2).
+    /// Answers a PATH_CHALLENGE in a packet of `len` bytes to where it came from (RFC 9000 §8.2.2), unless the lane is draining.
     fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8], len: usize) {
         let now = self.now;
-        let most = (len * AMPLIFICATION_LIMIT).min(quic_core::TRANSMIT_CAPACITY);
+        let most = self.lanes.get_mut(id).and_then(|slot| slot.answer_bytes(&origins.path, len));
+        let Some(most) = most else { return };
         self.underlays.packet(self.lanes, origins.underlay, &origins.path, most, now, |lanes, tail| {
             lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
         });

@@ -3,6 +3,9 @@
 //! Only those who know our public key come so far; whoever has it can make knocks that cost us 83 µs each, from
 //! addresses that are not his. So there are two classes with budgets of their own: what a spoofed flood uses up, a
 //! client that has shown with a Retry token that its address is its own does not miss.
+//!
+//! A source's share is for those who have not proved anything. A knock that lets a known peer in proves its key, and is not charged
+//! to its source, once a second for each peer: however many peers are behind one address, they come back as fast as the class allows.
 
 use std::{
     collections::HashMap,
@@ -10,7 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::rate::{Bucket, Rate};
+use crate::{
+    hash::IssuedMap,
+    peer::PeerId,
+    rate::{Bucket, Rate},
+};
 
 /// Knocks that one core opens in a second: 83 µs each for X25519 and AEAD, measured on an AMD EPYC virtual machine.
 pub const OPENS_PER_SECOND_AND_CORE: u32 = 12_000;
@@ -50,12 +57,17 @@ pub enum Take {
     Refused,
 }
 
+/// How often a peer that proved its key is not charged to its source: as often as one dials that misses us.
+const FREE_EVERY: Duration = Duration::from_secs(1);
+
 /// The budget of one worker.
 pub struct Budget {
     /// What the buckets' nanoseconds count from.
     epoch: Instant,
     unvalidated: Class,
     validated: Class,
+    /// When a peer last came in for nothing. As many as there are places in the roster.
+    free: IssuedMap<PeerId, Instant>,
 }
 
 impl Budget {
@@ -63,7 +75,12 @@ impl Budget {
     #[must_use]
     pub fn new(workers: u8, now: Instant) -> Self {
         let share = (MOST_OPENS_PER_SECOND / u32::from(workers.max(1))).max(LEAST_OPENS_PER_SECOND);
-        Self { epoch: now, unvalidated: Class::new(share / 2), validated: Class::new(share / 2) }
+        Self {
+            epoch: now,
+            unvalidated: Class::new(share / 2),
+            validated: Class::new(share / 2),
+            free: IssuedMap::default(),
+        }
     }
 
     /// Takes one operation for a knock from `source`, whose address was `validated` by a Retry token or not.
@@ -76,6 +93,21 @@ impl Budget {
             (&mut self.unvalidated, Take::Retry)
         };
         if class.take(Prefix::of(source), now) { Take::Granted } else { otherwise }
+    }
+
+    /// The knock from `source` that was granted last let `peer` in: its source is not charged for it, if it was not lately.
+    pub fn peer_came(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
+        let lately = |at: &Instant| now.saturating_duration_since(*at) < FREE_EVERY;
+        if !self.free.get(&peer).is_some_and(lately) {
+            self.free.insert(peer, now);
+            self.give_back(source, validated);
+        }
+    }
+
+    /// The knock from `source` that was granted last was not opened, for want of a place: its source is not charged for it.
+    pub fn give_back(&mut self, source: IpAddr, validated: bool) {
+        let class = if validated { &mut self.validated } else { &mut self.unvalidated };
+        class.give_back(Prefix::of(source));
     }
 }
 
@@ -150,6 +182,13 @@ impl Class {
         self.bucket = class_after;
         true
     }
+
+    /// Undoes what the last [`Class::take`] did to this prefix.
+    fn give_back(&mut self, prefix: Prefix) {
+        if let Some(bucket) = self.newer.get_mut(&prefix) {
+            *bucket = bucket.with_one_back(&self.prefix_rate);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -213,6 +252,54 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), rate);
         assert_eq!(budget.take(v4(2), false, clock.now()), Take::Granted);
+    }
+
+    #[test]
+    fn peers_behind_one_address_come_back_as_fast_as_all_together() {
+        let clock = ManualClock::default();
+        let mut budget = Budget::new(1, clock.now());
+        let mut waiting: Vec<PeerId> = (0..1000).map(PeerId).collect();
+        // A stranger that knows our public key is behind the same address, and others are elsewhere.
+        for millisecond in 0..3000 {
+            waiting.retain(|peer| {
+                // As the gate asks: without a token first, and if that is not granted with one.
+                let came = [false, true]
+                    .into_iter()
+                    .find(|validated| budget.take(v4(1), *validated, clock.now()) == Take::Granted);
+                if let Some(validated) = came {
+                    budget.peer_came(*peer, v4(1), validated, clock.now());
+                }
+                came.is_none()
+            });
+            if millisecond % 50 == 0 {
+                let of_another = granted(&mut budget, v4(1), false, 1, clock.now());
+                assert!(of_another <= 1);
+            }
+            clock.advance(Duration::from_millis(1));
+            if waiting.is_empty() {
+                assert!(millisecond < 1000, "{millisecond} ms");
+                break;
+            }
+        }
+        assert!(waiting.is_empty(), "{} of 1,000 still wait after 3 s", waiting.len());
+    }
+
+    #[test]
+    fn a_peer_is_let_off_once_a_second_and_strangers_never() {
+        let clock = ManualClock::default();
+        let mut budget = Budget::new(1, clock.now());
+        let rate = 1500 / PREFIX_PART;
+        let mut came = 0;
+        for _ in 0..1000 {
+            if budget.take(v4(1), false, clock.now()) == Take::Granted {
+                budget.peer_came(PeerId(7), v4(1), false, clock.now());
+                came += 1;
+            }
+        }
+        assert_eq!(came, 2 * rate + 1, "one more than anybody");
+        clock.advance(FREE_EVERY);
+        assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), rate);
+        assert_eq!(budget.take(v4(2), false, clock.now()), Take::Granted, "others have theirs");
     }
 
     #[test]

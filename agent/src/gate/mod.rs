@@ -431,6 +431,7 @@ impl Gate {
         }
         // From here on a refusal is noted, so nothing before the budget may be.
         if room == Room::Full {
+            self.budget.give_back(source.ip(), retried);
             return Err(Why::Busy);
         }
         // The knock within a Retry token has a name of its own in the table.
@@ -440,13 +441,13 @@ impl Gate {
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, (now, unix_seconds))?;
-        match self.roster.admits(&opened.client) {
-            Admits::Peer(_) => {}
-            Admits::Anyone if room == Room::Free => {}
+        let peer = match self.roster.admits(&opened.client) {
+            Admits::Peer(id) => Some(id),
+            Admits::Anyone if room == Room::Free => None,
             // Keys of guests cost nothing to make: half of the places are for those that are known.
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
-        }
+        };
         let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
         if hash != opened.hello_hash {
             return Err(Why::OtherHello);
@@ -461,6 +462,9 @@ impl Gate {
             self.table.done(&inner);
         }
         self.remember(tag, used, (now, unix_seconds))?;
+        if let Some(peer) = peer {
+            self.budget.peer_came(peer, source.ip(), retried, now);
+        }
         Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
     }
 

@@ -146,6 +146,13 @@ impl ReceiveBatch {
         &self.accepted[index].1
     }
 
+    /// No buffer has waited for longer than `most`, whatever is said.
+    pub(super) fn limit_ages(&mut self, most: Duration) {
+        for (_, meta) in &mut self.accepted {
+            meta.age = meta.age.min(most);
+        }
+    }
+
     /// Buffer `index`.
     ///
     /// # Panics

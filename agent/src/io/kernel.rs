@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 
@@ -28,6 +27,7 @@ use super::{
 use crate::{
     clock::Clock,
     fault::{self, Fault},
+    hash::IssuedMap,
     panics::{self, Held, Part, lock},
     task,
 };
@@ -166,7 +166,7 @@ impl KernelNet {
 #[derive(Default)]
 struct Lookups {
     generation: u64,
-    open: FxHashMap<Token, Lookup>,
+    open: IssuedMap<Token, Lookup>,
 }
 
 struct Lookup {

@@ -6,13 +6,15 @@ use std::{
     task::{Wake, Waker},
 };
 
-use rustc_hash::FxHashSet;
+use crate::hash::{Issued, IssuedSet};
 
 use crate::panics::{Held, lock};
 
 /// Names a source (a socket, a lookup) within its worker; chosen by the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
+
+impl Issued for Token {}
 
 /// The queue of ready tokens of one worker; clones share it.
 ///
@@ -26,7 +28,7 @@ pub struct Ready {
 #[derive(Default)]
 struct State {
     queue: Vec<Token>,
-    queued: FxHashSet<Token>,
+    queued: IssuedSet<Token>,
     worker: Option<Waker>,
 }
 

@@ -8,14 +8,13 @@
 //! | EAGAIN | stops; progress is kept in the message | the same |
 
 use std::{
+    collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
     os::fd::BorrowedFd,
     sync::Once,
     time::{Duration, Instant},
 };
-
-use rustc_hash::FxHashMap;
 
 use super::{
     Gso, ReceiveBatch, SendFailure, SendOutcome, UdpStats,
@@ -115,7 +114,8 @@ pub(super) struct Transmitter {
     connected: Option<SocketAddr>,
     gso: bool,
     /// Destinations where GSO failed with EIO, and when to try it again. By address: a port does not change the route.
-    gso_off: FxHashMap<IpAddr, Instant>,
+    /// Peers choose theirs, so the hash has a secret.
+    gso_off: HashMap<IpAddr, Instant>,
     /// A connected socket's refusal that a second try swallowed; `receive` reports it.
     pub(super) refused: bool,
     pub(super) raw: RawSend,
@@ -133,7 +133,7 @@ impl Transmitter {
     /// For a socket that may be connected, with or without GSO.
     pub(super) fn new(connected: Option<SocketAddr>, gso: bool) -> Self {
         let raw: RawSend = |call, socket| call.send(socket);
-        Self { connected, gso, gso_off: FxHashMap::default(), refused: false, raw }
+        Self { connected, gso, gso_off: HashMap::new(), refused: false, raw }
     }
 
     /// Whether the socket hears of ICMP errors.

@@ -25,11 +25,11 @@ use std::{
 };
 
 use quic_core::{ConnectionId, Lane, PacketNumber};
-use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use self::paths::{Paths, Turn};
 use crate::{
+    hash::{Issued, IssuedMap},
     io::Path,
     meter::Meter,
     peer::{PeerId, SessionId},
@@ -208,6 +208,15 @@ impl LaneSlot {
         }
     }
 
+    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes, which
+    /// [`LaneSlot::came_by`] was told of; `None` if it is not to be answered.
+    pub fn answer_bytes(&mut self, source: &Path, len: usize) -> Option<usize> {
+        match self.state {
+            LaneState::Validating | LaneState::Up => Some(self.paths.answer_bytes(source, len)),
+            LaneState::Draining { .. } => None,
+        }
+    }
+
     /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, and that was not said
     /// within `interval`. It does so once at first, and repeats that with the same data.
     pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
@@ -329,11 +338,18 @@ pub enum Due {
     Remove,
 }
 
+/// A connection ID that we drew for a lane of ours. Which of them there are, and so how many share a place, peers have no say in;
+/// they only choose what is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OwnId(ConnectionId);
+
+impl Issued for OwnId {}
+
 /// All lanes of a worker, found by place or by the connection ID of a received packet.
 #[derive(Debug, Default)]
 pub struct Lanes {
     slots: Slab<LaneSlot>,
-    by_cid: FxHashMap<ConnectionId, LaneId>,
+    by_cid: IssuedMap<OwnId, LaneId>,
     /// Lanes that sent or received in this turn, each once.
     touched: Vec<LaneId>,
 }
@@ -344,14 +360,14 @@ impl Lanes {
         let cid = slot.local_cid;
         // A lane costs kilobytes: memory ends long before 2^32 of them.
         let id = LaneId(u32::try_from(self.slots.insert(slot)).unwrap_or(u32::MAX));
-        self.by_cid.insert(cid, id);
+        self.by_cid.insert(OwnId(cid), id);
         id
     }
 
     /// Ends a lane.
     pub fn remove(&mut self, id: LaneId) -> Option<LaneSlot> {
         let slot = self.slots.try_remove(id.0 as usize)?;
-        self.by_cid.remove(&slot.local_cid);
+        self.by_cid.remove(&OwnId(slot.local_cid));
         Some(slot)
     }
 
@@ -359,7 +375,7 @@ impl Lanes {
     #[inline]
     #[must_use]
     pub fn of_cid(&self, cid: ConnectionId) -> Option<LaneId> {
-        self.by_cid.get(&cid).copied()
+        self.by_cid.get(&OwnId(cid)).copied()
     }
 
     /// A lane by its place.

@@ -48,7 +48,7 @@ impl Underlays {
         // The socket says when there is room; until then what is younger waits here.
         underlay.blocked = None;
         if let Some(batch) = underlay.outbox.take() {
-            self.spare.push(batch);
+            self.give_back(batch);
         }
         Expiry { next: None, emptied: true }
     }

@@ -227,3 +227,48 @@ fn only_the_payloads_expire_whose_peer_cannot_wait() {
     assert!(!expiry.emptied && expiry.next.is_some());
     assert_eq!(underlays.waiting(UnderlayId(0)), (1, 1_200));
 }
+
+#[test]
+fn outboxes_are_bounded_and_given_back() {
+    const SOCKETS: usize = 300;
+    let now = ManualClock::default().now();
+    let (mut underlays, mut lanes, full) =
+        (Underlays::default(), Lanes::default(), Rc::<Cell<bool>>::default());
+    let ids: Vec<UnderlayId> = (0..SOCKETS)
+        .map(|_| {
+            let sink = Sink(Sent::default(), Rc::clone(&full));
+            underlays.insert(Box::new(sink), UdpRole::QuicDial, Token(0))
+        })
+        .collect();
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    let all = |underlays: &mut Underlays, lanes: &mut Lanes| {
+        for id in &ids {
+            assert!(underlays.answer(lanes, *id, &path, &[7; 100], now), "each gets one");
+            assert!(underlays.held <= MOST_OUTBOXES);
+        }
+        underlays.flush(lanes, now);
+    };
+    all(&mut underlays, &mut lanes);
+    assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE), "no more than were of use before");
+    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
+    assert_eq!((sent, underlays.take_evicted().len()), (SOCKETS as u64, 0));
+
+    full.set(true);
+    all(&mut underlays, &mut lanes);
+    assert_eq!(underlays.held, MOST_OUTBOXES);
+    let most = (MOST_OUTBOXES + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
+    assert!(underlays.outbox_bytes() <= most);
+    let dropped: Vec<Settlement> = underlays.settlements().collect();
+    let evicted = SOCKETS - MOST_OUTBOXES;
+    assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::QueueMemory)), "{dropped:?}");
+    assert_eq!(dropped.iter().map(|settled| settled.payloads).sum::<u64>(), evicted as u64);
+    assert_eq!(underlays.take_evicted().len(), evicted);
+
+    full.set(false);
+    for id in &ids {
+        underlays.unblock(*id, &mut lanes, now);
+    }
+    assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE));
+    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
+    assert_eq!(sent, MOST_OUTBOXES as u64);
+}

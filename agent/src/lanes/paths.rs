@@ -186,6 +186,22 @@ impl Paths {
         }
     }
 
+    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes: as large as that packet
+    /// where the address is not validated. It is taken from what may be sent there; two thirds are left for our own challenge.
+    pub(super) fn answer_bytes(&mut self, source: &Path, len: usize) -> usize {
+        let is_source = |path: &Path| path.destination == source.destination;
+        if self.present.as_ref().is_some_and(is_source) {
+            return (len * AMPLIFICATION_LIMIT).min(TRANSMIT_CAPACITY);
+        }
+        let most = len.min(TRANSMIT_CAPACITY);
+        let candidates = self.trial.iter_mut().flat_map(|trial| &mut trial.candidates);
+        for candidate in candidates.filter(|candidate| is_source(&candidate.path)) {
+            // What came there is more than that: `came_by` has added three times as much.
+            candidate.allowance = candidate.allowance.map(|allowance| allowance.saturating_sub(most));
+        }
+        most
+    }
+
     /// The far end answered a challenge, wherever the answer came from.
     pub(super) fn on_response(&mut self, data: [u8; 8], now: Instant) -> Turn {
         let Some(trial) = &mut self.trial else { return Turn::Stays };

@@ -228,6 +228,7 @@ metrics! {
         tun_buckets_moved: counter "culvert_tun_flows_moved_total", "Times that IP packets of one hash went to another lane because theirs was dead or drained.";
         flows_moved: counter "culvert_flows_moved_total", "Flows that moved to another lane because theirs was dead or drained.";
         gate_used_tokens: level "culvert_gate_used_tokens", "Knocks that were used and are remembered, so that none works twice.";
+        send_buffer_bytes: level "culvert_send_buffer_bytes", "What the outboxes of QUIC sockets take, those kept for the next ones included; at most 38 MiB for each worker.";
         connections: level "culvert_connections", "QUIC connections, half-open ones included.";
         control_packets_sent: counter "culvert_control_packets_sent_total", "QUIC packets sent on control connections.";
         control_packets_lost: counter "culvert_control_packets_lost_total", "QUIC packets sent on control connections and declared lost.";

@@ -94,6 +94,8 @@ pub enum DropReason {
     NotEcnCapable,
     /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
     Incomplete,
+    /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
+    PlainOverflow,
 }
 
 impl DropReason {
@@ -101,7 +103,7 @@ impl DropReason {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::QueueFull,
         Self::QueueEvicted,
         Self::QueueMemory,
@@ -132,6 +134,7 @@ impl DropReason {
         Self::NoTun,
         Self::NotEcnCapable,
         Self::Incomplete,
+        Self::PlainOverflow,
     ];
 
     /// The value of the metric label `reason`.
@@ -168,6 +171,7 @@ impl DropReason {
             Self::NoTun => "no_tun",
             Self::NotEcnCapable => "not_ecn_capable",
             Self::Incomplete => "incomplete",
+            Self::PlainOverflow => "plain_overflow",
         }
     }
 }

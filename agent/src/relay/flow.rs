@@ -12,18 +12,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::{FxHashMap, FxHashSet};
 use slab::Slab;
 
 use super::{
     context::{Context, FlowNumber, Header, ServiceNumber},
     registry::FlowRegistry,
 };
-use crate::forward::{IngressId, LocalId};
+use crate::{
+    forward::{IngressId, LocalId},
+    hash::{Issued, IssuedSet, PeerMap},
+};
 
 /// A flow's place in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u32);
+
+impl Issued for FlowId {}
 
 /// What the datagrams of a flow have in common at the end that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,11 +129,12 @@ impl Flow {
 #[derive(Debug)]
 pub struct Flows {
     flows: Slab<Flow>,
-    by_number: FxHashMap<FlowNumber, FlowId>,
+    /// Keyed by numbers of which the peer chooses its own.
+    by_number: PeerMap<FlowNumber, FlowId>,
     /// Keyed by what strangers choose (addresses), so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
     /// Those opened here that the far end refused, and perhaps some that it has confirmed since.
-    refused: FxHashSet<FlowId>,
+    refused: IssuedSet<FlowId>,
     /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
     next: u64,
     /// Which worker this is, and of how many.
@@ -145,9 +150,9 @@ impl Flows {
         let place = (place.0, place.1.max(1));
         Self {
             flows: Slab::new(),
-            by_number: FxHashMap::default(),
+            by_number: PeerMap::default(),
             by_client: HashMap::new(),
-            refused: FxHashSet::default(),
+            refused: IssuedSet::default(),
             next: u64::from(place.0) << 1 | parity & 1,
             place,
             registry,
@@ -411,8 +416,13 @@ impl Flows {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::BuildHasher;
+
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use crate::{
+        clock::{Clock, ManualClock},
+        hash::{Issued, IssuedState},
+    };
 
     fn client(port: u16) -> Client {
         Client { socket: LocalId(0), address: SocketAddr::from(([192, 0, 2, 1], port)), local: None }
@@ -484,6 +494,38 @@ mod tests {
             assert_eq!(keepers[0], keepers[1]);
         }
     }
+
+    /// Numbers that have one hash without a secret: multiples of the inverse of rustc-hash's factor.
+    #[test]
+    fn numbers_that_a_peer_chose_do_not_share_a_place() {
+        const FACTOR: u64 = 0xf135_7aea_2e62_a9c5;
+        let inverse = (0..6)
+            .fold(1_u64, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(FACTOR.wrapping_mul(inverse))));
+        let chosen = (0_u64..).map(|n| (2 * n + 1).wrapping_mul(inverse));
+        let chosen: Vec<u64> = chosen.filter(|number| number >> 62 == 0).take(25_000).collect();
+        let collides = |number: &u64| {
+            let hash = IssuedState::<Number>::default().hash_one(Number(*number));
+            hash % (1 << 15) == 0 && hash >> 57 == 0
+        };
+        assert!(chosen.iter().all(collides), "one place and one tag without a secret");
+
+        let now = ManualClock::default().now();
+        let mut flows = Flows::new(0, (0, 1), Arc::default());
+        let mut in_place = vec![0_u32; 1 << 15];
+        for number in &chosen {
+            let id = flows.accept(FlowNumber(*number), (LocalId(0), 0), 0, Duration::from_secs(60), now);
+            assert_eq!(flows.of_number(FlowNumber(*number)), Some(id));
+            let hash = flows.by_number.hasher().hash_one(FlowNumber(*number));
+            in_place[(hash % (1 << 15)) as usize] += 1;
+        }
+        let most = in_place.into_iter().max();
+        assert!(most < Some(24), "{most:?} of 25,000 numbers begin their look-up at one of 32,768 places");
+    }
+
+    #[derive(Hash)]
+    struct Number(u64);
+
+    impl Issued for Number {}
 
     #[test]
     fn refused_flows_alone_are_looked_at_to_ask_again() {

@@ -39,8 +39,12 @@ pub const MOST_INCOMPLETE: usize = 256;
 /// What an incomplete datagram is reckoned to take beside its bytes: its entry and the list of its pieces.
 pub const OVERHEAD_BYTES: usize = 512;
 
-/// So many datagrams that have ended are remembered, each for [`REASSEMBLY_TIME`]: a piece that comes late begins none anew.
-const REMEMBERED: usize = 64;
+/// So many datagrams that have ended are remembered at first, each for [`REASSEMBLY_TIME`]: a piece that comes late begins none anew.
+const LEAST_REMEMBERED: usize = 64;
+
+/// And so many at most, in 24 KiB: a second of the largest datagrams at 500 Mbit/s, and far longer than pieces are reordered on any
+/// path at the rate of smaller ones.
+const MOST_REMEMBERED: usize = 1024;
 
 /// Of which datagram a piece is, and where it belongs there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,8 +140,64 @@ enum Misfit {
     Overlap,
 }
 
-/// A datagram that has ended: whose it was, its number, when.
-type Ended = (FlowId, u32, Instant);
+/// A datagram that has ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    flow: FlowId,
+    datagram: u32,
+    at: Instant,
+}
+
+impl Ended {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < REASSEMBLY_TIME
+    }
+}
+
+/// The datagrams that have ended lately, each at the place that its number gives it. Numbers are consecutive as a rule, so that
+/// those of a second have places of their own.
+#[derive(Debug, Default)]
+struct Memory(Vec<Option<Ended>>);
+
+impl Memory {
+    fn has(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
+        let known = self.place_of(datagram).and_then(|place| self.0[place]);
+        known.is_some_and(|ended| (ended.flow, ended.datagram) == (flow, datagram) && ended.is_fresh(now))
+    }
+
+    /// Adds one; if another has its place and is not old, there will be more places.
+    fn add(&mut self, new: Ended) {
+        if self.0.is_empty() {
+            self.0.resize(LEAST_REMEMBERED, None);
+        }
+        while let Some(place) = self.place_of(new.datagram) {
+            let taken = self.0[place].is_some_and(|old| {
+                (old.flow, old.datagram) != (new.flow, new.datagram) && old.is_fresh(new.at)
+            });
+            if !taken || self.0.len() == MOST_REMEMBERED {
+                self.0[place] = Some(new);
+                return;
+            }
+            let twice = vec![None; 2 * self.0.len()];
+            for ended in std::mem::replace(&mut self.0, twice).into_iter().flatten() {
+                if let Some(place) = self.place_of(ended.datagram) {
+                    self.0[place] = Some(ended);
+                }
+            }
+        }
+    }
+
+    /// The number of places is a power of two, or 0.
+    fn place_of(&self, datagram: u32) -> Option<usize> {
+        self.0.len().checked_sub(1).map(|mask| datagram as usize & mask)
+    }
+
+    fn forget(&mut self, flow: FlowId) {
+        for place in &mut self.0 {
+            place.take_if(|ended| ended.flow == flow);
+        }
+    }
+}
 
 /// The datagrams of one peer at one worker that are not complete.
 #[derive(Debug, Default)]
@@ -146,7 +206,7 @@ pub struct Reassembler {
     incomplete: VecDeque<Incomplete>,
     /// The sum of their costs.
     held: usize,
-    ended: VecDeque<Ended>,
+    ended: Memory,
 }
 
 impl Reassembler {
@@ -258,7 +318,7 @@ impl Reassembler {
 
     /// A flow has ended, and with it what has come of its datagrams. Its place may be another's next.
     pub fn end_flow(&mut self, flow: FlowId, account: &mut Account) {
-        self.ended.retain(|ended| ended.0 != flow);
+        self.ended.forget(flow);
         let before = self.incomplete.len();
         self.incomplete.retain(|datagram| datagram.flow != flow);
         if self.incomplete.len() < before {
@@ -316,16 +376,11 @@ impl Reassembler {
     }
 
     fn has_ended(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
-        self.ended.iter().any(|(of, number, at)| {
-            (*of, *number) == (flow, datagram) && now.saturating_duration_since(*at) < REASSEMBLY_TIME
-        })
+        self.ended.has(flow, datagram, now)
     }
 
     fn remember(&mut self, flow: FlowId, datagram: u32, now: Instant) {
-        if self.ended.len() >= REMEMBERED {
-            self.ended.pop_front();
-        }
-        self.ended.push_back((flow, datagram, now));
+        self.ended.add(Ended { flow, datagram, at: now });
     }
 }
 

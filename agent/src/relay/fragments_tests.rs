@@ -234,6 +234,37 @@ fn the_end_of_a_flow_ends_its_datagrams_and_frees_its_place() {
 }
 
 #[test]
+fn a_piece_that_comes_again_after_many_datagrams_begins_none_anew() {
+    let mut bench = Bench::new();
+    let whole = pattern(2048, 9);
+    for datagram in 0..800 {
+        assert_eq!(bench.take((FLOW, datagram), &whole, 0..1024), None);
+        assert_eq!(bench.take((FLOW, datagram), &whole, 1024..2048), Some(whole.clone()));
+        bench.clock.advance(Duration::from_millis(1));
+    }
+    for datagram in 0..800 {
+        assert_eq!(bench.take((FLOW, datagram), &whole, 1024..2048), None);
+    }
+    assert_eq!((bench.counts(), bench.reassembler.len()), ([800, 800, 0, 0], 0));
+    // Another flow has the same numbers, and after a second they may come again.
+    assert_eq!(bench.take((FlowId(4), 0), &whole, 0..1024), None);
+    bench.clock.advance(REASSEMBLY_TIME);
+    assert_eq!(bench.take((FLOW, 799), &whole, 0..1024), None);
+    assert_eq!(bench.take((FLOW, 799), &whole, 1024..2048), Some(whole));
+    assert_eq!(bench.reassembler.ended.0.len(), MOST_REMEMBERED);
+}
+
+#[test]
+fn what_is_remembered_of_ended_datagrams_is_bounded() {
+    let mut bench = Bench::new();
+    let whole = pattern(1024, 9);
+    for datagram in 0..10_000 {
+        assert_eq!(bench.take((FLOW, datagram), &whole, 0..1024), Some(whole.clone()));
+    }
+    assert_eq!(bench.reassembler.ended.0.len(), MOST_REMEMBERED);
+}
+
+#[test]
 fn a_late_piece_ends_its_datagram_once() {
     let mut bench = Bench::new();
     let whole = pattern(3000, 8);

@@ -43,15 +43,29 @@ pub use stripes::Stripes;
 
 use crate::forward::IngressId;
 
+/// The longest that a flow to a peer's service may be silent here, whatever the peer says of it: its place counts against our ceilings.
+pub const MOST_IDLE: Duration = Duration::from_secs(3600);
+
 /// A service that the peer offers to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteService {
     /// What the peer calls it on the wire.
     pub number: ServiceNumber,
-    /// How long a flow to it may be silent.
+    /// How long a flow to it may be silent, at most [`MOST_IDLE`].
     pub idle: Duration,
     /// Whether datagrams to it that fit into no packet travel in pieces.
     pub fragment: bool,
+}
+
+impl RemoteService {
+    /// What the peer says of a service, as far as it goes.
+    fn of(service: &messages::Service) -> Self {
+        Self {
+            number: ServiceNumber(service.number),
+            idle: service.idle.min(MOST_IDLE),
+            fragment: service.fragment,
+        }
+    }
 }
 
 /// Counts of one relay besides its accounts; monotonic.
@@ -227,13 +241,8 @@ impl DatagramRelay {
     pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
         self.offered = offered.to_vec();
         for (name, known) in &mut self.services {
-            *known = offered.iter().find(|service| service.udp && *service.name == **name).map(|service| {
-                RemoteService {
-                    number: ServiceNumber(service.number),
-                    idle: service.idle,
-                    fragment: service.fragment,
-                }
-            });
+            let found = offered.iter().find(|service| service.udp && *service.name == **name);
+            *known = found.map(RemoteService::of);
         }
         // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
         self.flows.ask_again()
@@ -358,4 +367,26 @@ fn share(whole: usize, quota: f64) -> usize {
     )]
     let part = (whole as f64 * quota) as usize;
     part.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_does_not_have_our_flows_live_for_weeks() {
+        let says = |idle| messages::Service {
+            number: 1,
+            name: "dns".to_owned(),
+            udp: true,
+            tcp: false,
+            idle,
+            fragment: false,
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!(RemoteService::of(&says(minute)).idle, minute);
+        assert_eq!(RemoteService::of(&says(MOST_IDLE)).idle, MOST_IDLE);
+        let most = Duration::from_millis(u32::MAX.into());
+        assert_eq!(RemoteService::of(&says(most)).idle, MOST_IDLE);
+    }
 }

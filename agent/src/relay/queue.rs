@@ -23,15 +23,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
-
 use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
     fragments::Begun,
     memory::QueueMemory,
 };
-use crate::config::DropPolicy;
+use crate::{
+    config::DropPolicy,
+    hash::{Issued, IssuedMap},
+};
 
 /// What the queue may hold.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +87,8 @@ enum Holder {
     Flow(FlowId),
     Bucket(u8),
 }
+
+impl Issued for Holder {}
 
 impl Belongs {
     fn holder(self) -> Holder {
@@ -178,7 +181,7 @@ pub struct Queue {
     datagrams: usize,
     bytes: usize,
     /// By flow or bucket; only those that have some.
-    held: FxHashMap<Holder, Held>,
+    held: IssuedMap<Holder, Held>,
     /// The same by the part of the queue that they take, greatest last.
     by_part: BTreeSet<(u64, Holder)>,
     /// What it shares with all queues of the agent.
@@ -196,7 +199,7 @@ impl Queue {
             next_sequence: 0,
             datagrams: 0,
             bytes: 0,
-            held: FxHashMap::default(),
+            held: IssuedMap::default(),
             by_part: BTreeSet::new(),
             memory: Arc::default(),
         }

@@ -17,9 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
-
-use crate::{io::batch::Meta, l3::cut::Cut, panics::lock, peer::PeerId, relay::context::Header};
+use crate::{
+    hash::IssuedMap, io::batch::Meta, l3::cut::Cut, panics::lock, peer::PeerId, relay::context::Header,
+};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
@@ -288,7 +288,7 @@ struct Inside {
     parcels: VecDeque<Parcel>,
     bytes: usize,
     /// Bytes of each peer.
-    by_peer: FxHashMap<PeerId, usize>,
+    by_peer: IssuedMap<PeerId, usize>,
     /// Bytes and parcels of strangers.
     strangers: (usize, usize),
 }

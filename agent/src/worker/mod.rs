@@ -48,7 +48,6 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
-use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::{
@@ -71,6 +70,7 @@ use crate::{
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
+    hash::{Issued, PeerMap},
     io::{self as sockets, Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     log::RateLimit,
@@ -196,6 +196,8 @@ enum Timer {
     Stop,
 }
 
+impl Issued for Timer {}
+
 /// One worker.
 pub struct Worker {
     config: Arc<Config>,
@@ -240,7 +242,8 @@ pub struct Worker {
     /// By place in [`Config::tcp`]; none where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     tcp: Slab<(StreamKey, PeerId, TcpForward)>,
-    tcp_by_stream: FxHashMap<StreamKey, TcpId>,
+    /// Keyed by streams that a peer opened, and chose which of them stay open.
+    tcp_by_stream: PeerMap<StreamKey, TcpId>,
     timers: Timers<Timer>,
     /// What is due in this turn.
     due: Vec<Timer>,
@@ -410,7 +413,11 @@ impl Worker {
         self.unpublished = true;
         self.batch.clear();
         let more = match self.doors.source(token) {
-            Some(Source::Underlay(id)) => return self.service_underlay(id, now),
+            Some(Source::Underlay(id)) => {
+                let served = self.service_underlay(id, now);
+                self.take_plain(now);
+                return served;
+            }
             Some(Source::Local(id)) => self.service_local(id, now),
             Some(Source::Tun) => self.service_tun(now),
             Some(Source::Listener(place)) => self.accept_tcp(place, now),
@@ -681,7 +688,7 @@ impl Worker {
 
     /// Books what became of payloads in outboxes and deliveries.
     fn settle(&mut self) {
-        for settled in self.underlays.settlements() {
+        for settled in self.underlays.settlements().chain(self.control.settlements()) {
             if let Some(peer) = self.peers.get_mut(settled.peer.0 as usize) {
                 peer.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {

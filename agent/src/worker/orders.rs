@@ -157,6 +157,7 @@ impl Worker {
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
         peer.link = Some(Link {
             session,
+            key: *key,
             dialled,
             pool,
             budget,
@@ -201,7 +202,7 @@ impl Worker {
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);
-            self.settle_plain(id, Some(DropReason::LaneClosed));
+            self.settle_plain(id, DropReason::LaneClosed);
         }
         self.wake_listeners(id);
         self.redial(id, now);

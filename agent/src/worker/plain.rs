@@ -35,13 +35,14 @@ impl Worker {
         loop {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return taken };
             let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
-            let quinn = peer.session.as_ref().and_then(|session| self.control.quinn(session.handle));
-            let (Some(plain), Some(quinn)) = (plain, quinn) else { return taken };
+            let handle = peer.session.as_ref().map(|session| session.handle);
+            let quinn = handle.and_then(|handle| self.control.quinn(handle));
+            let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
             // Before the space: a connection that takes nothing holds nothing back that is too old.
             if let Some(late) = plain.pop_late(now, peer.config.queue.time) {
                 if late.counted {
-                    self.settle_plain(id, Some(DropReason::Expired));
+                    self.settle_plain(id, DropReason::Expired);
                 }
                 continue;
             }
@@ -52,17 +53,18 @@ impl Worker {
             }
             let Some(mut frame) = plain.pop() else { break };
             taken = true;
-            let dropped = match quinn.datagrams().send(frame.data, false) {
-                Ok(()) => None,
+            let dropped = match self.control.send_frame(handle, frame.data, frame.counted) {
+                // What becomes of it is settled when it is sent, or when quinn-proto drops it.
+                Ok(()) => continue,
                 Err(SendDatagramError::Blocked(data)) => {
                     frame.data = data;
                     plain.put_back(frame);
                     blocked = true;
                     break;
                 }
-                Err(SendDatagramError::TooLarge) => Some(DropReason::SendTooLarge),
+                Err(SendDatagramError::TooLarge) => DropReason::SendTooLarge,
                 Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
-                    Some(DropReason::SendOther)
+                    DropReason::SendOther
                 }
             };
             if frame.counted {
@@ -76,10 +78,18 @@ impl Worker {
         taken
     }
 
-    /// One payload of a peer without lanes went to quinn-proto, or was dropped.
-    pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: Option<DropReason>) {
+    /// One payload for a peer without lanes was dropped before quinn-proto had it.
+    pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
-            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped });
+            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
+        }
+    }
+
+    /// Takes the plain frames that have come. After each batch, because quinn-proto drops the oldest of them beyond
+    /// [`tls::DATAGRAM_BUFFER_BYTES`].
+    pub(super) fn take_plain(&mut self, now: Instant) {
+        while let Some(handle) = self.control.take_fed() {
+            self.plain_datagrams(handle, now);
         }
     }
 
@@ -93,6 +103,7 @@ impl Worker {
             // Before its hello nobody knows whose flows these are; quinn-proto bounds what waits meanwhile.
             return;
         };
+        let mut taken = 0;
         loop {
             if self.notes.work.is_over() {
                 if !self.plain_waiting.contains(&handle) {
@@ -118,9 +129,18 @@ impl Worker {
                 full = self.batch.len() == self.batch.slots();
             }
             if self.batch.is_empty() {
-                return;
+                break;
             }
+            taken += self.batch.len() as u64;
             self.downlink(now, |downlink, batch| downlink.frames(batch, peer, 0));
+        }
+        // Without any there was nothing that could make others give way.
+        let lost = if taken > 0 { self.control.frames_taken(handle, taken) } else { 0 };
+        if lost > 0
+            && let Some(state) = self.peers.get_mut(peer.0 as usize)
+        {
+            state.relay.downlink.receive(lost, 0);
+            state.relay.downlink.drop(DropReason::PlainOverflow, lost);
         }
     }
 }

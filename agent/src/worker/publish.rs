@@ -475,6 +475,7 @@ impl Worker {
         ended[Step::Retry as usize] += control.retries_sent;
         metrics.gate.publish(&ended);
         metrics.own.gate_used_tokens.set(self.gate.remembered() as u64);
+        metrics.own.send_buffer_bytes.set(self.underlays.outbox_bytes() as u64);
         metrics.control[0].control_messages.publish(control.messages_sent);
         metrics.control[1].control_messages.publish(control.messages_received);
         let traffic = &totals.control;

@@ -15,6 +15,7 @@ use crate::{
     control::messages::{self, CloseReason, Message},
     forward::IngressId,
     identity::PublicKey,
+    lanes::LaneId,
     log::RateLimit,
     relay::{FlowId, Origin},
 };
@@ -68,6 +69,7 @@ impl Worker {
         peer.allowances.set(&self.config.limits);
         if old.public_keys != wanted.public_keys {
             self.end_connections_of_other_keys(id, &wanted.public_keys, now);
+            self.remove_lanes_of_other_keys(id, &wanted.public_keys, now);
         }
         if old.services != wanted.services {
             let revoked = |place: usize| !wanted.services.contains(&place);
@@ -110,6 +112,23 @@ impl Worker {
             if of_peer.is_some_and(|connection| is_other(connection.key)) {
                 self.close(handle, CloseReason::KeyRemoved, now);
             }
+        }
+    }
+
+    /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
+    /// Those of earlier sessions, which drain, end too.
+    fn remove_lanes_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
+        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
+        if let Some((session, false)) = link {
+            // Wherever its control connection is.
+            self.link_down(id, session, now);
+        }
+        let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
+        let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+        let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
+        for lane in of_others {
+            self.remove_lane(lane, now);
         }
     }
 

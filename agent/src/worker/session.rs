@@ -57,6 +57,7 @@ impl Worker {
         for handle in std::mem::take(&mut self.plain_waiting) {
             self.plain_datagrams(handle, now);
         }
+        self.take_plain(now);
         loop {
             let moved = self.send_plain(now);
             let mut events = std::mem::take(&mut self.events);

@@ -17,9 +17,11 @@ use std::{
     hash::Hash,
 };
 
-use rustc_hash::FxHashMap;
-
-use crate::{io::Token, peer::PeerId};
+use crate::{
+    hash::{Issued, IssuedMap},
+    io::Token,
+    peer::PeerId,
+};
 
 /// What a source is credited with each time round, in units: what a receive call gets when nothing is joined.
 const QUANTUM: i64 = 32;
@@ -56,6 +58,8 @@ pub(super) enum Party {
     Peer(PeerId),
 }
 
+impl Issued for Party {}
+
 /// What a source did when it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Served {
@@ -70,7 +74,7 @@ pub(super) struct Served {
 pub(super) struct Sources {
     classes: [Shares; Class::ALL.len()],
     /// Where each is.
-    known: FxHashMap<Token, (Class, Party)>,
+    known: IssuedMap<Token, (Class, Party)>,
     budget: i64,
 }
 
@@ -78,7 +82,7 @@ pub(super) struct Sources {
 #[derive(Debug, Default)]
 struct Shares {
     parties: Ring<Party>,
-    sources: FxHashMap<Party, Ring<Token>>,
+    sources: IssuedMap<Party, Ring<Token>>,
     /// Empty ones, for whoever has something next: nothing is allocated when a source wakes up.
     spare: Vec<Ring<Token>>,
     ready: usize,
@@ -89,7 +93,7 @@ const MOST_SPARE: usize = 64;
 
 impl Sources {
     pub(super) fn new() -> Self {
-        Self { classes: Default::default(), known: FxHashMap::default(), budget: BUDGET }
+        Self { classes: Default::default(), known: IssuedMap::default(), budget: BUDGET }
     }
 
     /// Notes that a source has something, if that is not known.
@@ -162,7 +166,7 @@ impl Sources {
 #[derive(Debug)]
 struct Ring<K> {
     order: VecDeque<K>,
-    members: FxHashMap<K, Member>,
+    members: IssuedMap<K, Member>,
     /// Members that have something.
     ready: usize,
 }
@@ -177,11 +181,11 @@ struct Member {
 
 impl<K> Default for Ring<K> {
     fn default() -> Self {
-        Self { order: VecDeque::new(), members: FxHashMap::default(), ready: 0 }
+        Self { order: VecDeque::new(), members: IssuedMap::default(), ready: 0 }
     }
 }
 
-impl<K: Copy + Eq + Hash> Ring<K> {
+impl<K: Copy + Eq + Hash + Issued> Ring<K> {
     /// Notes that a member has something.
     fn mark(&mut self, key: K) {
         let order = &mut self.order;

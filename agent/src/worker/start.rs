@@ -3,7 +3,6 @@
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::{
@@ -25,6 +24,7 @@ use crate::{
     datapath::downlink::Notes,
     forward::{IngressId, Local, Locals, tcp, tun::TunSide},
     gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
+    hash::PeerMap,
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
     log::RateLimit,
@@ -206,7 +206,7 @@ impl Worker {
             decoys: decoy::Decoys::of_worker(worker, &config, now),
             listeners: Vec::new(),
             tcp: Slab::new(),
-            tcp_by_stream: FxHashMap::default(),
+            tcp_by_stream: PeerMap::default(),
             timers: Timers::default(),
             due: Vec::new(),
             sources: Sources::new(),

@@ -70,6 +70,9 @@ impl Worker {
 
     /// Makes sure that what sockets without room keep in their outboxes is dropped in time.
     pub(super) fn watch_outboxes(&mut self, now: Instant) {
+        for id in self.underlays.take_evicted() {
+            self.unblocked(id, now);
+        }
         while let Some(id) = self.underlays.next_blocked() {
             self.outbox_timeout(id, now);
         }

@@ -1,11 +1,13 @@
 //! Workers of one host: which of their sockets on one address hears a datagram, and the ports that they share.
 
 use std::{
+    collections::HashMap,
     hash::{Hash, Hasher},
     net::IpAddr,
 };
 
-use rustc_hash::{FxHashMap, FxHasher};
+#[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
+use rustc_hash::FxHasher;
 
 use super::Datagram;
 use crate::io::{UdpRole, steering};
@@ -28,6 +30,7 @@ impl Kind {
 }
 
 /// The worker, of `workers`, whose socket of this role hears `datagram`, as the kernel chooses within a group.
+#[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
 pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
     match role {
         UdpRole::QuicListen if steered => steering::owner(datagram.payload, workers),
@@ -43,7 +46,7 @@ pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, w
 /// The ports that binds to port 0 were given: the n-th bind of each worker to one address gets the same one.
 #[derive(Debug, Default)]
 pub(super) struct GivenPorts {
-    of: FxHashMap<(Kind, IpAddr), Vec<u16>>,
+    of: HashMap<(Kind, IpAddr), Vec<u16>>,
 }
 
 impl GivenPorts {

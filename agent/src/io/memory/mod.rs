@@ -14,13 +14,12 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     rc::Rc,
 };
 
-use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use self::{
@@ -121,8 +120,8 @@ impl MemoryFabric {
             fabric: self.clone(),
             worker: WorkerId { host, place },
             ready,
-            answers: FxHashMap::default(),
-            binds: FxHashMap::default(),
+            answers: HashMap::new(),
+            binds: HashMap::new(),
             tun: None,
         }
     }
@@ -233,9 +232,9 @@ pub struct MemoryNet {
     fabric: MemoryFabric,
     worker: WorkerId,
     ready: Ready,
-    answers: FxHashMap<Token, io::Result<Vec<SocketAddr>>>,
+    answers: HashMap<Token, io::Result<Vec<SocketAddr>>>,
     /// How often port 0 of an address was asked for.
-    binds: FxHashMap<(Kind, IpAddr), usize>,
+    binds: HashMap<(Kind, IpAddr), usize>,
     /// Until the worker asks for its queue.
     tun: Option<MemoryTun>,
 }
@@ -425,8 +424,8 @@ struct State {
     ports: BTreeMap<(HostId, u16), Vec<usize>>,
     listeners: BTreeMap<(HostId, SocketAddr), Rc<RefCell<Backlog>>>,
     hook: Option<Hook>,
-    mtus: FxHashMap<(IpAddr, IpAddr), usize>,
-    device_mtus: FxHashMap<IpAddr, usize>,
+    mtus: HashMap<(IpAddr, IpAddr), usize>,
+    device_mtus: HashMap<IpAddr, usize>,
     no_gro: bool,
     no_steering: bool,
 }

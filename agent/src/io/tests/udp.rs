@@ -301,6 +301,56 @@ async fn a_full_send_buffer_keeps_what_is_left_even_amid_a_message() {
 }
 
 #[tokio::test]
+async fn without_a_descriptor_a_full_socket_is_tried_again_later_not_at_once() {
+    let (mut net, ready, _) = kernel();
+    let without = UdpOptions { gso: false, ..options(V4, UdpRole::QuicDial) };
+    let mut from = net.open_udp(&without, A).unwrap();
+    let mut to = net.udp(&options(V4, UdpRole::QuicListen), B).unwrap();
+    let mut batch = SendBatch::default();
+    for number in 0..8 {
+        put(&mut batch, &path(to.local_addr()), &payload(number, 300));
+    }
+    from.transmitter.raw = |_, _| Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    from.watch = |_| Err(io::Error::from_raw_os_error(libc::EMFILE));
+    ready.drain(&mut Vec::new());
+    for _ in 0..100 {
+        assert_eq!(send(&mut from, &mut batch), []);
+        assert!(ready.is_empty(), "the worker sleeps");
+    }
+    wait(&ready, A).await;
+    from.transmitter.raw = |call, socket| call.send(socket);
+    assert_eq!(send(&mut from, &mut batch), [SendOutcome::Sent]);
+    assert_eq!(receive(&mut *to, &ready, B, 8).await.len(), 8);
+}
+
+#[tokio::test]
+async fn a_wall_clock_that_runs_ahead_makes_no_datagram_older() {
+    // The stamps are of the host's clock; the monotonic one moves only as the test says.
+    let (mut net, ready, clock) = kernel();
+    let mut from = net.udp(&options(V4, UdpRole::QuicDial), A).unwrap();
+    let mut to = net.udp(&options(V4, UdpRole::QuicListen), B).unwrap();
+    let mut batch = SendBatch::default();
+    for number in 0..40_usize {
+        put(&mut batch, &path(to.local_addr()), &payload(number, 100 + number));
+    }
+    send(&mut *from, &mut batch);
+    wait(&ready, B).await;
+    let mut received = ReceiveBatch::new(1, 2_000);
+    let mut age = || {
+        to.receive(&mut received).unwrap();
+        received.meta(0).age
+    };
+    let first = age();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for call in 1..32 {
+        assert!(age() <= first, "call {call}: no time has passed");
+    }
+    clock.advance(Duration::from_secs(1));
+    let last = age();
+    assert!(last >= Duration::from_millis(20) && last <= Duration::from_secs(1) + first, "{last:?}");
+}
+
+#[tokio::test]
 async fn a_delivery_that_would_block_is_reported_and_dropped() {
     let (mut net, _ready, _) = kernel();
     let service = net.udp(&options(V4, UdpRole::Ingress), A).unwrap();

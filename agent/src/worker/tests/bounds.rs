@@ -5,11 +5,12 @@ use std::{net::SocketAddr, time::Duration};
 use super::{
     EXIT, INGRESS, Pair, numbered,
     rogue::Rogue,
-    siege::{Log, ROGUE, Siege},
+    siege::{ECHO, Log, ROGUE, Siege},
 };
 use crate::{
     clock::Clock,
     control::messages::{CloseReason, LaneCloseCause, LaneEnd, Message},
+    relay::Context,
 };
 
 #[test]
@@ -79,15 +80,54 @@ fn a_peer_that_fell_silent_is_dialled_every_second_while_there_is_traffic() {
 #[test]
 fn an_address_that_is_not_validated_gets_three_times_what_it_sent() {
     let mut siege = Siege::with_lane(304, "");
-    let victim = SocketAddr::new(ROGUE, 40_000);
-    let mut spoofed = siege.host.udp(victim, None);
+    let opening = [&[0x30], &siege.open(0, ECHO)[..], b"opens"].concat();
+    let unknown = [&[0x30], Context::Unknown(siege.rogue.flow(9)).encode().as_slice()].concat();
+    let frames: [(&str, &[u8]); 10] = [
+        ("PADDING", &[0; 40]),
+        ("PING", &[0x01]),
+        ("ACK", &[0x02, 0, 0, 0, 0]),
+        ("PATH_CHALLENGE", &[0x1a, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ("two PATH_CHALLENGEs", &[0x1a, 1, 2, 3, 4, 5, 6, 7, 8, 0x1a, 8, 7, 6, 5, 4, 3, 2, 1]),
+        ("PATH_RESPONSE", &[0x1b, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ("DATAGRAM that opens a flow", &opening),
+        ("DATAGRAM of an unknown flow", &unknown),
+        ("DATAGRAM with a length", &[0x31, 1, 0x2a]),
+        ("a full PATH_CHALLENGE", &[&[0x1a, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0; 1_100]].concat()),
+    ];
+    for (place, (what, frames)) in frames.into_iter().enumerate() {
+        let victim = SocketAddr::new(ROGUE, 40_000 + u16::try_from(place).unwrap());
+        let mut spoofed = siege.host.udp(victim, None);
+        let (mut sent, mut got, mut packets) = (0, 0, 0);
+        // Once, and then again and again: what is left of an allowance is not given twice.
+        for wait in [1_000, 100, 100, 1_000] {
+            let packet = siege.rogue.seal(frames, siege.pair.world.clock.now());
+            sent += packet.len();
+            spoofed.send(SocketAddr::new(EXIT, 4433), &packet);
+            siege.run(wait);
+            let came = spoofed.receive();
+            packets += came.len();
+            got += came.iter().map(|(_, payload)| payload.len()).sum::<usize>();
+            assert!(got <= 3 * sent, "{what}: {got} bytes for {sent}");
+        }
+        assert_eq!(siege.rogue.lost, None, "{what}");
+        let answered = what.contains("CHALLENGE");
+        assert!(packets >= if answered { 4 } else { 0 }, "{what}: {packets} packets");
+    }
+}
+
+#[test]
+fn a_lane_that_drains_answers_no_challenge() {
+    let mut siege = Siege::with_lane(311, "");
     let now = siege.pair.world.clock.now();
-    let packet = siege.rogue.seal(&[0x01], now);
-    let sent = packet.len();
-    spoofed.send(SocketAddr::new(EXIT, 4433), &packet);
-    siege.run(4000);
-    let got: usize = spoofed.receive().iter().map(|(_, payload)| payload.len()).sum();
-    assert!(got <= 3 * sent, "{got} bytes for {sent}");
+    let challenge = siege.rogue.seal(&[0x1a, 1, 2, 3, 4, 5, 6, 7, 8], now);
+    siege.run(300);
+    siege.rogue.ask_for_lane(0, 2);
+    siege.run(100);
+    assert_eq!(siege.rogue.lanes(), 2, "the lane was replaced");
+    let mut spoofed = siege.host.udp(SocketAddr::new(ROGUE, 40_100), None);
+    spoofed.send(SocketAddr::new(EXIT, 4433), &challenge);
+    siege.run(100);
+    assert_eq!(spoofed.receive().len(), 0);
 }
 
 #[test]

@@ -4,9 +4,16 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::{ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM, harness::Udp, number_of, numbered};
+use super::{
+    ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
+    harness::Udp,
+    number_of, numbered,
+    siege::{ECHO, Siege},
+};
 use crate::{
+    control::messages::CloseReason,
     identity::Identity,
+    relay::Context,
     roster::{Origin, RosterError},
 };
 
@@ -404,4 +411,27 @@ fn a_keepalive_that_comes_with_a_reload_keeps_the_connection_that_is_there() {
     assert_eq!(pair.world.metric(pair.exit, "culvert_handshakes_total{outcome=\"established\"}"), 1);
     assert!(pair.world.peer(pair.entry).connected);
     pair.assert_balanced();
+}
+
+#[test]
+fn the_lanes_of_a_key_that_was_taken_away_deliver_nothing_more() {
+    let mut siege = Siege::with_lane(4120, "");
+    let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
+    siege.send(&opening);
+    siege.run(50);
+    let exit = siege.pair.exit;
+    let received = |siege: &mut Siege| siege.pair.world.peers(exit)[1].downlink.account.received;
+    assert_eq!(received(&mut siege), 1);
+    let other = Identity::generate().unwrap().public_key().to_string();
+    let toml = siege.pair.exit_toml.replace(&siege.identity.public_key().to_string(), &other);
+    siege.pair.world.reload(exit, &toml).unwrap();
+    siege.pair.world.run(Duration::from_millis(1));
+    // What was under way when the key was taken away.
+    let header = Context::Flow { number: siege.rogue.flow(0), payload_at: 0 }.encode();
+    siege.send(&[header.as_slice(), b"late"].concat());
+    siege.run(100);
+    assert_eq!(received(&mut siege), 1);
+    assert_eq!(siege.metric("culvert_lanes{state=\"draining\"}"), 0);
+    siege.assert_closed(CloseReason::KeyRemoved);
+    siege.assert_innocent_is_unharmed();
 }

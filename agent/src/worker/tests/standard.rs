@@ -1,4 +1,4 @@
-//! Standard mode: what quinn-proto does not take waits, not for too long, and holds nothing up.
+//! Standard mode: what quinn-proto does not take waits, not for too long, and holds nothing up; what it drops is counted.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -87,12 +87,14 @@ fn what_quinn_does_not_take_in_time_expires_and_is_not_sent_late() {
     // From the service it is 5 ms.
     stalled.run(104);
     let (peer, expired) = stalled.peer();
-    let (taken, waiting) = (peer.uplink.account.delivered, peer.uplink.queued);
-    assert_eq!((taken + waiting, expired, stalled.in_queue()), (300, 0, 0));
-    assert!(taken >= 64 * 1024 / 602 && waiting >= 100, "{taken} taken, {waiting} wait before quinn-proto");
+    let all = peer.uplink.account.delivered + peer.uplink.queued;
+    assert_eq!((all, expired, stalled.in_queue()), (300, 0, 0));
     stalled.run(56);
-    let (peer, expired) = stalled.peer();
-    assert_eq!((peer.uplink.account.delivered, peer.uplink.queued, expired), (taken, 0, waiting));
+    let (peer, waiting) = stalled.peer();
+    let (sent, held) = (peer.uplink.account.delivered, peer.uplink.queued);
+    assert_eq!(sent + held + waiting, 300);
+    let taken = sent + held;
+    assert!(taken >= 64 * 1024 / 602 && waiting >= 100, "{held} in quinn-proto, {waiting} waited before it");
 
     stalled.set_blocked(false);
     stalled.run(1500);
@@ -136,7 +138,8 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     stalled.answer(0..300);
     stalled.run(160);
     let (before, expired) = stalled.peer();
-    assert_eq!(before.uplink.queued, 0, "quinn-proto has no room");
+    // quinn-proto has no room.
+    let held = before.uplink.queued;
 
     let number = stalled.siege.rogue.flow(0);
     let cutting = Context::Piece { number, datagram: 0, total: 3000, offset: 0, payload_at: 0 };
@@ -150,8 +153,91 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     });
     stalled.run(5);
     let (peer, still) = stalled.peer();
-    assert_eq!((peer.uplink.queued, still), (1, expired), "it waits, and is 95 ms old");
+    assert_eq!((peer.uplink.queued, still), (held + 1, expired), "it waits, and is 95 ms old");
     stalled.run(60);
     let (peer, after) = stalled.peer();
-    assert_eq!((peer.uplink.queued, after), (0, expired + 1));
+    assert_eq!((peer.uplink.queued, after), (held, expired + 1));
+}
+
+/// A peer without lanes that sends what it likes.
+fn standard(seed: u64) -> Siege {
+    let mut siege = Siege::new(seed, "");
+    siege.rogue.say(&Rogue::hello_with_lanes(0));
+    siege.run(50);
+    let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
+    siege.rogue.send_plain(&opening);
+    siege.run(50);
+    siege
+}
+
+/// Sends so many datagrams of the first flow, as fast as the connection lets them go.
+fn flood(siege: &mut Siege, datagrams: usize) {
+    let number = siege.rogue.flow(0);
+    let header = Context::Flow { number, payload_at: 0 }.encode();
+    let data = [header.as_slice(), &[7; 1000]].concat();
+    for _ in 0..datagrams.div_ceil(200) {
+        for _ in 0..200 {
+            siege.rogue.send_plain(&data);
+        }
+        siege.pair.world.run(MS);
+        siege.rogue.poll(siege.pair.world.clock.now());
+    }
+    for _ in 0..3000 {
+        siege.pair.world.run(MS);
+        siege.rogue.poll(siege.pair.world.clock.now());
+    }
+}
+
+const FRAMES_CAME: &str = "culvert_control_datagram_frames_total{direction=\"downlink\"}";
+const FRAMES_SENT: &str = "culvert_control_datagram_frames_total{direction=\"uplink\"}";
+
+#[test]
+fn every_frame_that_comes_to_a_slow_agent_is_received_or_dropped() {
+    let mut siege = standard(1413);
+    let exit = siege.pair.exit;
+    siege.pair.world.slow_down(exit, 40 * MS);
+    flood(&mut siege, 8000);
+    let came = siege.metric(FRAMES_CAME);
+    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    assert!(came > 900, "{came} frames came");
+    assert_eq!(downlink.account.received, came, "{downlink:?}");
+    assert!(downlink.balances() && downlink.queued == 0, "{downlink:?}");
+}
+
+#[test]
+fn frames_for_which_quinn_has_no_room_are_counted() {
+    let mut siege = Siege::new(1414, "");
+    // Nobody takes them before the hello.
+    flood(&mut siege, 2000);
+    siege.rogue.say(&Rogue::hello_with_lanes(0));
+    siege.run(100);
+    let came = siege.metric(FRAMES_CAME);
+    let exit = siege.pair.exit;
+    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    assert_eq!(downlink.account.received, came, "{downlink:?}");
+    let overflow = downlink.account.dropped[DropReason::PlainOverflow as usize];
+    let unknown = downlink.account.dropped[DropReason::UnknownFlow as usize];
+    assert_eq!((overflow + unknown, overflow > 0, unknown > 900), (came, true, true), "{downlink:?}");
+    assert_eq!(siege.dropped("plain_overflow"), overflow);
+}
+
+#[test]
+fn frames_that_quinn_holds_when_the_connection_ends_are_dropped() {
+    let mut stalled = Stalled::new(1415);
+    stalled.answer(0..300);
+    stalled.run(160);
+    let (peer, expired) = stalled.peer();
+    let taken = peer.uplink.account.delivered + peer.uplink.queued;
+    assert_eq!(taken + expired, 300);
+    // Until both ends have given it up for idle.
+    stalled.run(65_000);
+    let exit = stalled.siege.pair.exit;
+    let peer = stalled.siege.pair.world.peers(exit).swap_remove(1);
+    assert!(!peer.connected && peer.uplink.balances(), "{peer:?}");
+    let account = peer.uplink.account;
+    let closed = account.dropped[DropReason::LaneClosed as usize];
+    assert_eq!((account.delivered + closed, peer.uplink.queued), (taken, 0), "{account:?}");
+    assert!(closed > 50, "{closed} were never sent");
+    // One more said that the flow was opened.
+    assert_eq!(stalled.siege.metric(FRAMES_SENT), account.delivered + 1);
 }
