@@ -10,6 +10,7 @@
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | does the far end still answer? | `vigil.rs` |
+//! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
@@ -26,6 +27,7 @@ pub mod suite;
 pub mod tls;
 mod traffic;
 pub mod vigil;
+pub mod windows;
 mod wire;
 
 pub use traffic::{Traffic, Way};

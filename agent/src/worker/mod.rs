@@ -64,7 +64,7 @@ use crate::{
     },
     forward::{
         Local, LocalId, Locals,
-        tcp::{TcpForward, TcpId},
+        tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
@@ -267,8 +267,13 @@ pub struct Worker {
     /// Whose queue is sent from first, once a socket has room again: who comes after the first that got something the last time.
     first_to_drain: usize,
     violation_log: RateLimit,
-    /// Where TCP is read into.
-    piece: Vec<u8>,
+    /// The `[[tcp]]` ports from which nothing is accepted for want of room, by place, and since when.
+    crowds: FxHashMap<usize, Instant>,
+    /// Forwards whose streams have something to say, each once.
+    stirred: Vec<TcpId>,
+    /// How often a forward was served.
+    passes: u64,
+    tcp_scratch: tcp::Scratch,
 }
 
 impl Worker {

@@ -58,6 +58,7 @@ impl Worker {
                 self.control_event(handle, event, now);
             }
             self.events = events;
+            self.pump_stirred(now);
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
                 break;
@@ -85,7 +86,7 @@ impl Worker {
             Event::Message(message) => self.message(handle, message, now),
             Event::Violation(error) => self.control_violation(handle, &error, now),
             Event::Opened(stream) => self.stream_opened(handle, stream, now),
-            Event::Stream(stream) => self.stream_ready(handle, stream, now),
+            Event::Stream(stream) => self.stream_ready(handle, stream),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
             Event::Moved { from, to } => self.control_moved(handle, (from, to), now),
@@ -94,6 +95,7 @@ impl Worker {
                 self.log_overflow(handle, now);
                 self.close(handle, CloseReason::LimitReached, now);
             }
+            Event::MoreStreams => self.retry_listeners(),
             Event::Drained => self.drained(handle, now),
         }
     }
@@ -367,7 +369,7 @@ impl Worker {
         if replaced.is_some_and(|old| old.owner == self.place.0) {
             self.end_session(id, Some(CloseReason::Replaced), now);
         }
-        self.control.established(handle);
+        self.control.established(handle, now);
         let hello = connected.hello.clone();
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();

@@ -126,6 +126,7 @@ impl Worker {
             setup;
         let Setup { seed, worker, exchange, metrics, tun, .. } = setup;
         let place = (worker, exchange.workers());
+        exchange.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
         let control = endpoint::control(
@@ -230,7 +231,10 @@ impl Worker {
             served: Vec::new(),
             first_to_drain: 0,
             violation_log: RateLimit::new(LOG_INTERVAL),
-            piece: vec![0; tcp::PIECE],
+            crowds: FxHashMap::default(),
+            stirred: Vec::new(),
+            passes: 0,
+            tcp_scratch: tcp::Scratch::default(),
             config,
         };
         made.open_ports()?;

@@ -15,6 +15,7 @@ mod crew;
 mod decoy;
 mod decoy_load;
 mod dialling;
+mod forwards;
 mod fragments;
 mod gate;
 mod handshakes;

@@ -117,7 +117,7 @@ impl Rogue {
         } else {
             ClientConfig::new(crypto)
         };
-        let mut transport = tls::transport_config(None, Some(1200), 4);
+        let mut transport = tls::transport_config(None, Some(1200), 4, 256 << 20);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
         }
@@ -241,6 +241,12 @@ impl Rogue {
         packet[start..start + frames.len()].copy_from_slice(frames);
         lane.seal(&mut packet, true, now).unwrap();
         packet
+    }
+
+    /// Opens a stream as a TCP forward does, with these bytes and no more.
+    pub(super) fn open_stream(&mut self, bytes: &[u8]) {
+        let id = self.quinn.streams().open(Dir::Bi).unwrap();
+        self.quinn.send_stream(id).write(bytes).unwrap();
     }
 
     /// Sends `data` in a DATAGRAM frame of the control connection, as standard mode does.
