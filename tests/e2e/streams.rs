@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    process::Command,
     thread,
 };
 
@@ -99,4 +100,61 @@ fn the_upstream_may_end_first() {
     stream.write_all(b"goodbye").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(greeter.join().unwrap(), "goodbye");
+}
+
+/// Lets this process have so many files open, if the hard limit does.
+fn allow_files(most: u32) {
+    let (process, limit) = (std::process::id().to_string(), format!("--nofile={most}:"));
+    let status = Command::new("prlimit").args(["--pid", &process, &limit]).status().unwrap();
+    assert!(status.success(), "ulimit -Hn is below {most}");
+}
+
+#[test]
+fn two_thousand_connections_are_open_at_a_time_and_all_get_answers() {
+    const CONNECTIONS: u32 = 2_000;
+    if !needs::met("2,000 TCP connections", needs::AGENTS) {
+        return;
+    }
+    allow_files(3 * CONNECTIONS);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free())).unwrap();
+    let (upstream, ingress) = (listener.local_addr().unwrap(), (Ipv4Addr::LOCALHOST, ports::free()).into());
+    let pair = Plan::default().service("count", upstream, "").forward("count", ingress).start();
+    let service = thread::spawn(move || {
+        let answer = |(mut stream, _): (TcpStream, SocketAddr)| {
+            let mut number = [0; 4];
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.read_exact(&mut number).unwrap();
+            stream.write_all(&number).unwrap();
+            stream
+        };
+        // They stay open.
+        (0..CONNECTIONS).map(|_| answer(listener.accept().unwrap())).collect::<Vec<_>>()
+    });
+    let mut clients: Vec<TcpStream> = (0..CONNECTIONS)
+        .map(|number| {
+            let mut stream = connect(ingress);
+            stream.write_all(&number.to_be_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for (number, stream) in (0..).zip(&mut clients) {
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(u32::from_be_bytes(answer), number);
+    }
+    let served = service.join().unwrap();
+    for (name, agent) in pair.ends() {
+        let samples = agent.samples();
+        assert_eq!(samples.count("culvert_tcp_streams", &[]), u64::from(CONNECTIONS), "{name}");
+        assert_eq!(samples.count("culvert_tcp_refused_total", &[]), 0, "{name}");
+    }
+    drop((clients, served));
+    for (name, agent) in pair.ends() {
+        agent.wait_for(&format!("{name}: no connection is left"), |samples| {
+            match samples.count("culvert_tcp_streams", &[]) {
+                0 => Ok(()),
+                open => Err(format!("{open} open")),
+            }
+        });
+    }
 }

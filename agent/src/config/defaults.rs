@@ -88,13 +88,16 @@ pub const CONGESTION: CongestionControl = CongestionControl::Bbr;
 /// What `limits.receive_buffer = "auto"` comes to with the other defaults: 4 MiB, with which docs/performance.md was measured.
 pub const SOCKET_BUFFER_BYTES: usize = socket_buffer_bytes(LIMITS.receive_rate, QUEUE.time);
 
-/// `[limits]`: 25,000 flows are about what the ports of one source address allow; 4096 strangers at a decoy need as many
+/// `[limits]`: 25,000 flows are about what the ports of one source address allow; 16,384 TCP forwards are more than half of them;
+/// 256 MiB of their windows are 32 forwards that nobody reads, or 5 Gbit/s over 100 ms; 4096 strangers at a decoy need as many
 /// descriptors; 1 MiB holds 15 of the largest datagrams with pieces missing, and 200 of 4 KiB; 256 MiB are the queues of 64
 /// peers that all stall at once, or a third of a second at 6 Gbit/s.
 pub const LIMITS: Limits = Limits {
     flows_per_peer: 25_000,
     flows: 50_000,
-    tcp_streams_per_peer: 1024,
+    tcp_streams_per_peer: 16_384,
+    tcp_streams: 32_768,
+    stream_bytes: 256 << 20,
     pending_open_packets: 64,
     receive_buffer: None,
     receive_rate: 40 << 20,

@@ -1,9 +1,9 @@
 //! How many files an agent may have to keep open, which the limit on open files must allow.
 
-use super::{AccessMode, Config, Peer};
+use super::{Config, Peer};
 
 impl Config {
-    /// How many files the peers that are known, those that open mode may let in, and strangers may keep open.
+    /// How many files peers and strangers may keep open.
     #[must_use]
     pub fn descriptors(&self) -> u64 {
         /// For ports, logs, the runtime and names being looked up.
@@ -15,12 +15,7 @@ impl Config {
             chosen => u64::from(chosen),
         };
         let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
-        let guests = match self.access.mode {
-            // What they may not use they cannot open.
-            AccessMode::Open if !self.access.services.is_empty() => self.limits.open_peers,
-            AccessMode::Open | AccessMode::Allowlist => 0,
-        };
-        let tcp = u64::from(self.limits.tcp_streams_per_peer) * (self.peers.len() + guests) as u64;
+        let tcp = self.limits.tcp_streams as u64;
         let strangers = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
         self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + strangers + OTHERS
     }
@@ -33,12 +28,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_counted_for_peers_guests_and_strangers() {
+    fn descriptors_are_counted_for_flows_forwards_lanes_and_strangers() {
         const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
         let count = |more: &str| {
             let text = format!(
                 "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n\
-                 limits = {{ flows = 1000, tcp_streams_per_peer = 100, open_peers = 3, decoy_flows = 50 }}\n\
+                 limits = {{ flows = 1000, tcp_streams = 100, open_peers = 3, decoy_flows = 50 }}\n\
                  [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
                  [[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\n{more}"
             );
@@ -49,7 +44,5 @@ mod tests {
         assert_eq!(count("endpoints = [\"a:1\"]\n"), alone + 8);
         assert_eq!(count("endpoints = [\"a:1\"]\nlanes = 64\n"), alone + 64);
         assert_eq!(count("[access]\ndecoy = \"127.0.0.1:1\"\n"), alone + 50);
-        assert_eq!(count("[access]\nmode = \"open\"\n"), alone);
-        assert_eq!(count("[access]\nmode = \"open\"\nservices = [\"dns\"]\n"), alone + 300);
     }
 }

@@ -148,6 +148,8 @@ pub(super) struct Limits {
     pub(super) flows_per_peer: Option<Field<i64>>,
     pub(super) flows: Option<Field<i64>>,
     pub(super) tcp_streams_per_peer: Option<Field<i64>>,
+    pub(super) tcp_streams: Option<Field<i64>>,
+    pub(super) stream_bytes: Option<Field<Amount>>,
     pub(super) pending_open_packets: Option<Field<i64>>,
     pub(super) receive_buffer: Option<Field<Amount>>,
     pub(super) receive_rate: Option<Field<Amount>>,

@@ -442,6 +442,10 @@ pub struct Limits {
     pub flows: usize,
     /// TCP forwards that one peer may have open.
     pub tcp_streams_per_peer: u32,
+    /// TCP forwards that all peers together may have open.
+    pub tcp_streams: usize,
+    /// Memory that the windows of all TCP forwards together may take, in bytes.
+    pub stream_bytes: usize,
     /// Datagrams that one flow may hold back until its far end has confirmed it.
     pub pending_open_packets: usize,
     /// Socket buffer to ask the kernel for, in bytes per UDP socket; `None`: what [`Config::socket_buffer_bytes`] comes to.

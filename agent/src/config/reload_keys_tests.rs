@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 63] = [
+const KEYS: [(&str, &str, Effect); 65] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),
@@ -68,6 +68,8 @@ const KEYS: [(&str, &str, Effect); 63] = [
     ("limits.flows_per_peer", "1", Now),
     ("limits.flows", "1", Now),
     ("limits.tcp_streams_per_peer", "1", Now),
+    ("limits.tcp_streams", "1", Now),
+    ("limits.stream_bytes", "\"8MiB\"", Now),
     ("limits.pending_open_packets", "1", Now),
     ("limits.receive_buffer", "\"1MiB\"", Restart),
     ("limits.receive_rate", "\"1MiB\"", Restart),

@@ -338,6 +338,8 @@ impl Differences {
             flows_per_peer,
             flows,
             tcp_streams_per_peer,
+            tcp_streams,
+            stream_bytes,
             pending_open_packets,
             receive_buffer,
             receive_rate,
@@ -358,6 +360,8 @@ impl Differences {
                 &old.tcp_streams_per_peer,
                 tcp_streams_per_peer,
             ),
+            tcp_streams: self.plain("limits.tcp_streams", now, &old.tcp_streams, tcp_streams),
+            stream_bytes: self.take("limits.stream_bytes", now, &old.stream_bytes, stream_bytes, size),
             pending_open_packets: self.plain(
                 "limits.pending_open_packets",
                 now,

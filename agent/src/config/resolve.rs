@@ -378,6 +378,13 @@ impl Checks {
                 1..=65_535,
                 default.tcp_streams_per_peer,
             ),
+            tcp_streams: self.number("limits.tcp_streams", file.tcp_streams, FLOWS, default.tcp_streams),
+            stream_bytes: self.size(
+                "limits.stream_bytes",
+                file.stream_bytes,
+                8 << 20..=1 << 40,
+                default.stream_bytes,
+            ),
             pending_open_packets: self.number(
                 "limits.pending_open_packets",
                 file.pending_open_packets,

@@ -141,6 +141,8 @@ format = "json"
 flows_per_peer = 1
 flows = 2
 tcp_streams_per_peer = 3
+tcp_streams = 9
+stream_bytes = "8MiB"
 pending_open_packets = 4
 receive_buffer = 65536
 receive_rate = "1MiB"
@@ -183,6 +185,8 @@ handshakes = 8
         flows_per_peer: 1,
         flows: 2,
         tcp_streams_per_peer: 3,
+        tcp_streams: 9,
+        stream_bytes: 8 << 20,
         pending_open_packets: 4,
         receive_buffer: Some(65_536),
         receive_rate: 1 << 20,
@@ -485,6 +489,8 @@ fn the_documented_defaults_are_the_real_ones() {
         ("limits.flows_per_peer", limits.flows_per_peer.to_string()),
         ("limits.flows", limits.flows.to_string()),
         ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
+        ("limits.tcp_streams", limits.tcp_streams.to_string()),
+        ("limits.stream_bytes", format!("\"{}MiB\"", limits.stream_bytes >> 20)),
         ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
         (
             "limits.receive_buffer",

@@ -21,7 +21,7 @@ use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, Event as QuinnEvent, SendDatagramError, Side, StreamEvent, StreamId,
-    TransportConfig,
+    TransportConfig, VarInt,
 };
 use zeroize::Zeroizing;
 
@@ -35,6 +35,8 @@ use super::{
     },
     inward::{Inward, Pulled},
     messages::{CloseReason, Hello, Message, MessageError, POSSESSION_LABEL, Service},
+    tls::{FIRST_STREAMS, streams_for},
+    windows::{Change, Shown, StreamMemory, Windows},
 };
 use crate::{
     config::CongestionControl,
@@ -98,6 +100,8 @@ pub enum Event {
     Overflow,
     /// The far end sends more control messages than may wait.
     Flooded,
+    /// The far end lets us open more streams.
+    MoreStreams,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
     Drained,
 }
@@ -174,6 +178,12 @@ pub struct ControlConnection {
     established: bool,
     /// The endpoint has forgotten it, though it has not drained.
     forgotten: bool,
+    /// A stream that was opened and not used: the far end does not know of it.
+    spare: Option<StreamId>,
+    /// TCP forwards that the far end may have open, when many are.
+    most_forwards: u32,
+    /// What it may hold, once it is a session.
+    windows: Option<Windows>,
 }
 
 impl ControlConnection {
@@ -204,6 +214,9 @@ impl ControlConnection {
             lost: false,
             established: false,
             forgotten: false,
+            spare: None,
+            most_forwards: FIRST_STREAMS,
+            windows: None,
         }
     }
 
@@ -304,7 +317,8 @@ pub struct Control {
     pub(super) pending: Pending,
     /// Retry packets to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
-    connections: IssuedMap<ConnectionHandle, ControlConnection>,
+    /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
+    connections: IssuedMap<ConnectionHandle, Box<ControlConnection>>,
     dirty: Vec<ConnectionHandle>,
     /// Sessions that packets have come for, whose datagrams were not asked for since.
     fed: Vec<ConnectionHandle>,
@@ -326,12 +340,19 @@ pub struct Control {
     pub stats: ControlStats,
     /// Of connections that are gone.
     retired: Traffic,
+    /// What the windows of connections are taken from.
+    memory: Arc<StreamMemory>,
 }
 
 impl Control {
     /// An endpoint that dials, and accepts whom `acceptance` names: `most_handshakes` at a time.
     #[must_use]
-    pub fn new(config: EndpointConfig, acceptance: Option<Acceptance>, most_handshakes: usize) -> Self {
+    pub fn new(
+        config: EndpointConfig,
+        acceptance: Option<Acceptance>,
+        most_handshakes: usize,
+        memory: Arc<StreamMemory>,
+    ) -> Self {
         let server = acceptance.as_ref().map(|acceptance| Arc::clone(&acceptance.server));
         Self {
             endpoint: Endpoint::new(Arc::new(config), server, true, None),
@@ -351,6 +372,7 @@ impl Control {
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
             retired: Traffic::default(),
+            memory,
         }
     }
 
@@ -361,8 +383,47 @@ impl Control {
 
     /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
     pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
-        if let Some(quinn) = self.quinn(handle) {
-            quinn.set_max_concurrent_streams(Dir::Bi, super::tls::streams_for(most));
+        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+            connection.most_forwards = most;
+            connection.grant_streams();
+        }
+    }
+
+    /// Whether a stream can be opened now: [`Control::open_stream`] will.
+    pub fn has_stream(&mut self, handle: ConnectionHandle) -> bool {
+        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
+            return false;
+        };
+        if connection.spare.is_none() {
+            connection.spare = connection.quinn.streams().open(Dir::Bi);
+        }
+        connection.spare.is_some()
+    }
+
+    /// Opens a stream, if the far end lets us.
+    pub fn open_stream(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
+        self.has_stream(handle).then(|| self.connections.get_mut(&handle)?.spare.take()).flatten()
+    }
+
+    /// A forward has passed on `delivered` bytes of the far end, and its reader has stopped or goes on, if that has changed.
+    pub fn forward_moved(&mut self, handle: ConnectionHandle, delivered: u64, stalled: Option<bool>) {
+        if let Some(windows) =
+            self.connections.get_mut(&handle).and_then(|connection| connection.windows.as_mut())
+        {
+            windows.delivered(delivered);
+            if let Some(stopped) = stalled {
+                windows.stalled(stopped);
+            }
+        }
+    }
+
+    /// Sees to the connections whose windows may be larger than they need: those of idle ones shrink, too.
+    pub fn look_at_windows(&mut self) {
+        for handle in self.handles() {
+            let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
+            if windows.is_some_and(Windows::is_waiting) {
+                self.touch(handle);
+            }
         }
     }
 
@@ -462,13 +523,13 @@ impl Control {
     /// A connection by its handle.
     #[must_use]
     pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
-        self.connections.get(&handle)
+        self.connections.get(&handle).map(|connection| &**connection)
     }
 
     /// A connection by its handle; it is seen to in the next [`Control::poll`].
     pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
         self.touch(handle);
-        self.connections.get_mut(&handle)
+        self.connections.get_mut(&handle).map(|connection| &mut **connection)
     }
 
     /// quinn-proto's connection, to use its streams.
@@ -478,7 +539,7 @@ impl Control {
 
     /// All connections.
     pub fn iter(&self) -> impl Iterator<Item = &ControlConnection> {
-        self.connections.values()
+        self.connections.values().map(|connection| &**connection)
     }
 
     /// The handles of all connections.
@@ -499,11 +560,15 @@ impl Control {
     }
 
     /// The connection is a peer's session now: it may live for as long as it likes.
-    pub fn established(&mut self, handle: ConnectionHandle) {
+    pub fn established(&mut self, handle: ConnectionHandle, now: Instant) {
         self.pending.end(handle);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.establish_by = None;
             connection.established = true;
+            let (windows, change) = Windows::new(&self.memory, now);
+            connection.windows = Some(windows);
+            connection.set_windows(change);
+            self.touch(handle);
         }
     }
 
@@ -683,6 +748,7 @@ impl Control {
                 self.events.push((handle, Event::Opened));
             }
             connection.write_control();
+            connection.look_at_windows(now);
             self.transmit(&mut connection, lanes, underlays, now);
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
@@ -725,7 +791,7 @@ impl Control {
     }
 
     pub(super) fn insert(&mut self, handle: ConnectionHandle, connection: ControlConnection) {
-        self.connections.insert(handle, connection);
+        self.connections.insert(handle, Box::new(connection));
         self.touch(handle);
     }
 
@@ -794,6 +860,7 @@ impl Control {
                 if connection.streams.is_none() {
                     self.events.push((handle, Event::Opened));
                 }
+                connection.grant_streams();
             }
             StreamEvent::Readable { id } if connection.control == Some(id) => {
                 self.read_control(handle, connection)
@@ -808,7 +875,7 @@ impl Control {
                     self.events.push((handle, Event::Stream(id)));
                 }
             }
-            StreamEvent::Available { .. } => {}
+            StreamEvent::Available { .. } => self.events.push((handle, Event::MoreStreams)),
         }
     }
 
@@ -897,8 +964,8 @@ impl Control {
     }
 }
 
-/// The packets that are made at once, as one GSO message.
-const MOST_SEGMENTS: usize = 16;
+/// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
+const MOST_SEGMENTS: usize = 44;
 
 /// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
 const MOST_PACKET_BYTES: usize = 1_500;
@@ -924,6 +991,43 @@ impl ControlConnection {
         let left = self.ahead.end();
         if let Some(peer) = self.peer {
             settlements.note(peer, left, Some(DropReason::LaneClosed));
+        }
+    }
+
+    /// Lets the far end open twice the streams that it has open, within what the operator allows.
+    fn grant_streams(&mut self) {
+        let open = u32::try_from(self.quinn.streams().remote_open_streams(Dir::Bi)).unwrap_or(u32::MAX);
+        let wanted = open.saturating_mul(2).max(FIRST_STREAMS).checked_next_power_of_two();
+        let most = streams_for(wanted.unwrap_or(u32::MAX).min(self.most_forwards));
+        if self.quinn.max_concurrent_streams(Dir::Bi) != u64::from(most) {
+            self.quinn.set_max_concurrent_streams(Dir::Bi, most);
+        }
+    }
+
+    fn set_windows(&mut self, change: Change) {
+        if let Some(receive) = change.receive.and_then(|bytes| VarInt::from_u64(bytes).ok()) {
+            self.quinn.set_receive_window(receive);
+        }
+        if let Some(send) = change.send {
+            self.quinn.set_send_window(send);
+        }
+    }
+
+    fn look_at_windows(&mut self, now: Instant) {
+        let Some(windows) = self.windows.as_mut().filter(|_| !self.lost) else { return };
+        let least_rtt = self.quinn.min_rtt();
+        if windows.is_due(least_rtt, now) {
+            let stats = self.quinn.stats();
+            let change = windows.look(
+                &Shown {
+                    least_rtt,
+                    rtt: stats.path.rtt,
+                    sent: stats.udp_tx.bytes,
+                    blocked: stats.frame_rx.data_blocked,
+                },
+                now,
+            );
+            self.set_windows(change);
         }
     }
 

@@ -12,6 +12,7 @@
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | does the far end still answer? | `vigil.rs` |
+//! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
@@ -31,6 +32,7 @@ pub mod suite;
 pub mod tls;
 mod traffic;
 pub mod vigil;
+pub mod windows;
 mod wire;
 
 pub use inward::MOST_WAITING_BYTES;

@@ -95,7 +95,7 @@ impl End {
         let config = Arc::new(endpoint_config(ids, reset_key, None, Some([2; 32])));
         let server = server.map(|crypto| {
             let token_key = Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&[3; 32]));
-            Arc::new(server_config(crypto, Arc::new(transport_config(None, None, 4)), token_key))
+            Arc::new(server_config(crypto, Arc::new(transport_config(None, None, 4, 256 << 20)), token_key))
         });
         Self {
             endpoint: Endpoint::new(config, server, true, None),
@@ -176,7 +176,7 @@ impl Pair {
         let mut pair =
             Self { client: End::new(address(1), None), server: End::new(address(2), Some(server)), now };
         let mut config = ClientConfig::new(client);
-        config.transport_config(Arc::new(transport_config(None, None, 4)));
+        config.transport_config(Arc::new(transport_config(None, None, 4, 256 << 20)));
         let dialled = pair.client.endpoint.connect(now, config, pair.server.address, SERVER_NAME);
         let (handle, connection) = dialled.unwrap();
         pair.client.handle = Some(handle);

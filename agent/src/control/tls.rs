@@ -29,7 +29,10 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use zeroize::Zeroize as _;
 
-use super::suite::{SuiteClientConfig, SuiteServerConfig};
+use super::{
+    suite::{SuiteClientConfig, SuiteServerConfig},
+    windows,
+};
 
 /// The application protocol that both ends name in the handshake (RFC 7301).
 pub const ALPN: &[u8] = b"culvert/1";
@@ -431,19 +434,21 @@ pub const DEFAULT_MAX_PACKET: u16 = 1452;
 /// 8 ms at 1 Gbit/s.
 pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
 
+/// TCP forwards that the other end may open before any is open. quinn-proto sets each up at once, which takes 200 bytes, so the
+/// number grows as it is used (`Control::poll`).
+pub const FIRST_STREAMS: u32 = 128;
+
 /// The transport parameters of a control connection.
 ///
-/// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream;
+/// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream: the first
+/// [`FIRST_STREAMS`] of them at once; `stream_bytes` is the memory of all forwards, from which windows are taken;
 /// `max_packet` is the upper end of path MTU discovery (at or below [`MIN_PACKET`] there is none).
 pub fn transport_config(
     keepalive: Option<Duration>,
     max_packet: Option<u16>,
     tcp_streams: u32,
+    stream_bytes: usize,
 ) -> TransportConfig {
-    // A TCP forward should fill 1 Gbit/s over a round trip of 50 ms: 125 MB/s × 0.05 s.
-    const STREAM_WINDOW_BYTES: u32 = 6_250_000;
-    // Four such streams at once; more share. It bounds what one peer can make us hold.
-    const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
     // RFC 9308 §3.2 suggests it, because NAT mappings of UDP rarely live longer.
     const IDLE_TIMEOUT_MS: u32 = 30_000;
 
@@ -455,13 +460,13 @@ pub fn transport_config(
     });
     let mut config = TransportConfig::default();
     config
-        .max_concurrent_bidi_streams(streams_for(tcp_streams))
+        .max_concurrent_bidi_streams(streams_for(tcp_streams.min(FIRST_STREAMS)))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
         .keep_alive_interval(keepalive.filter(|interval| !interval.is_zero()))
-        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
-        .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
-        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .stream_receive_window(VarInt::from_u32(windows::stream_window(stream_bytes)))
+        .receive_window(VarInt::from_u64(windows::BASE).expect("128 KiB"))
+        .send_window(windows::BASE)
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
         .mtu_discovery_config(discovery);

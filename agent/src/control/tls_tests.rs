@@ -161,17 +161,17 @@ fn only_x25519_and_tls13_are_offered() {
 
 #[test]
 fn a_small_packet_limit_turns_discovery_off() {
-    let shown = |max_packet| format!("{:?}", transport_config(None, max_packet, 0));
+    let shown = |max_packet| format!("{:?}", transport_config(None, max_packet, 0, 256 << 20));
     assert!(shown(Some(1200)).contains("mtu_discovery_config: None"));
     assert!(shown(None).contains("upper_bound: 1452"));
     assert!(shown(Some(8952)).contains("upper_bound: 8952"));
 }
 
 #[test]
-fn a_zero_keepalive_is_none() {
-    let shown = format!("{:?}", transport_config(Some(Duration::ZERO), None, u32::MAX));
+fn a_zero_keepalive_is_none_and_streams_are_not_all_allowed_at_once() {
+    let shown = format!("{:?}", transport_config(Some(Duration::ZERO), None, u32::MAX, 256 << 20));
     assert!(shown.contains("keep_alive_interval: None"));
-    assert!(shown.contains("max_concurrent_bidi_streams: 4294967295"));
+    assert!(shown.contains("max_concurrent_bidi_streams: 129"));
 }
 
 #[test]

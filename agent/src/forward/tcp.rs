@@ -5,13 +5,13 @@
 //!                          ◄═ StreamAnswer │ bytes ═════════
 //! ```
 //!
-//! Each direction holds at most one piece of data: it reads no more until the other side has taken it, so a slow
-//! reader slows its writer and nothing grows. An end of stream is passed on as such (half-close); a reset ends both
+//! Each direction holds at most [`PIECE`] bytes: it reads no more until the other side has taken them, so a slow
+//! reader slows its writer and nothing grows. What a stream has, packet by packet, goes to TCP in one call. An end of stream is passed on as such (half-close); a reset ends both
 //! directions.
 
 use std::{
-    io::{self, ErrorKind},
-    time::Instant,
+    io::{self, ErrorKind, IoSlice},
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, Bytes};
@@ -32,6 +32,18 @@ const BUDGET: usize = 256 * 1024;
 /// What is read at once, in bytes.
 pub const PIECE: usize = 64 * 1024;
 
+/// Parts of a stream that are written to TCP at once: [`PIECE`] in packets of Ethernet.
+const MOST_PARTS: usize = 64;
+
+/// How long the end that opened a stream may take to say what it is for: its header is in the first packet of the stream.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a service may take to accept a connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the other end may take to answer: its service's [`CONNECT_TIMEOUT`], and as long again for the way.
+pub const ANSWER_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
+
 /// The error code of streams that are reset because their TCP connection was.
 pub const RESET: VarInt = VarInt::from_u32(1);
 
@@ -39,9 +51,19 @@ pub const RESET: VarInt = VarInt::from_u32(1);
 #[derive(Debug)]
 pub enum Stage {
     /// Opened here: the answer has not come. Bytes of the client are sent already.
-    AwaitingAnswer(Framer),
+    AwaitingAnswer {
+        /// What has come of it.
+        framer: Framer,
+        /// When it is given up.
+        until: Instant,
+    },
     /// Opened by the peer: the header has not come.
-    AwaitingHeader(Framer),
+    AwaitingHeader {
+        /// What has come of it.
+        framer: Framer,
+        /// When it is given up.
+        until: Instant,
+    },
     /// Opened by the peer: the service is being connected.
     Connecting {
         /// When that is given up.
@@ -111,25 +133,59 @@ pub struct TcpForward {
     outward: Direction,
     /// Stream to TCP.
     inward: Direction,
+    /// Its stream has something to say, and its turn has not come.
+    pub stirred: bool,
+    /// Which pass it was served in last: who was served longest ago comes first.
+    pub served: u64,
+    /// Its reader had stopped when that was last asked.
+    stalled: bool,
 }
 
 impl TcpForward {
     /// A client's connection, for which `stream` was opened.
     #[must_use]
-    pub fn opened(stream: StreamId, tcp: Box<dyn TcpStream>, token: Token, service: u32) -> Self {
+    pub fn opened(
+        stream: StreamId,
+        tcp: Box<dyn TcpStream>,
+        token: Token,
+        service: u32,
+        now: Instant,
+    ) -> Self {
         let mut header = Vec::new();
         StreamOpen { service }.encode(&mut header);
         let outward = Direction::beginning_with(header);
-        let stage = Stage::AwaitingAnswer(Framer::new(MAX_STREAM_HEADER_BYTES));
-        Self { stream, tcp: Some((tcp, token)), stage, service: None, outward, inward: Direction::default() }
+        let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
+        let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
+        Self {
+            stream,
+            tcp: Some((tcp, token)),
+            stage,
+            service: None,
+            outward,
+            inward: Direction::default(),
+            stirred: false,
+            served: 0,
+            stalled: false,
+        }
     }
 
     /// A stream that the peer opened.
     #[must_use]
-    pub fn accepted(stream: StreamId) -> Self {
-        let stage = Stage::AwaitingHeader(Framer::new(MAX_STREAM_HEADER_BYTES));
+    pub fn accepted(stream: StreamId, now: Instant) -> Self {
+        let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
+        let stage = Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT };
         let [outward, inward] = Default::default();
-        Self { stream, tcp: None, stage, service: None, outward, inward }
+        Self {
+            stream,
+            tcp: None,
+            stage,
+            service: None,
+            outward,
+            inward,
+            stirred: false,
+            served: 0,
+            stalled: false,
+        }
     }
 
     /// The token of its TCP connection.
@@ -144,12 +200,42 @@ impl TcpForward {
         (self.outward.bytes, self.inward.bytes)
     }
 
-    /// Until when the service's connection is waited for, if it is.
+    /// Whether its reader has stopped, if that has changed since this was last asked.
+    pub fn stall_changed(&mut self) -> Option<bool> {
+        let stalled = !self.inward.piece.is_empty();
+        (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
+    }
+
+    /// Bytes that it has read and could not pass on.
     #[must_use]
-    pub fn connecting_until(&self) -> Option<Instant> {
+    pub fn held(&self) -> usize {
+        self.outward.piece.len() + self.inward.piece.len()
+    }
+
+    /// Whether its reader had stopped when [`TcpForward::stall_changed`] was last asked.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// When it is given up, unless it is open by then.
+    #[must_use]
+    pub fn open_by(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Connecting { until } => Some(until),
-            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Open => None,
+            Stage::Connecting { until }
+            | Stage::AwaitingAnswer { until, .. }
+            | Stage::AwaitingHeader { until, .. } => Some(until),
+            Stage::Open => None,
+        }
+    }
+
+    /// It was not open in time: tells the other end, and the client if it has one.
+    pub fn give_up(&mut self, quinn: &mut Connection) {
+        match self.stage {
+            Stage::Connecting { .. } => self.refuse(quinn, StreamAnswer::UpstreamTimeout),
+            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Open => {
+                self.end(quinn);
+            }
         }
     }
 
@@ -166,11 +252,11 @@ impl TcpForward {
         let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
     }
 
-    /// `service` is being connected, until `until` at the latest.
-    pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, until: Instant) {
+    /// `service` is being connected, for [`CONNECT_TIMEOUT`] at most.
+    pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, now: Instant) {
         self.service = Some(service);
         self.tcp = Some((tcp, token));
-        self.stage = Stage::Connecting { until };
+        self.stage = Stage::Connecting { until: now + CONNECT_TIMEOUT };
     }
 
     /// The forward is not opened: tells the peer why.
@@ -190,26 +276,28 @@ impl TcpForward {
         }
     }
 
-    /// Moves what can be moved; `scratch`, of [`PIECE`] bytes, is read into.
-    pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut [u8]) -> Pumped {
+    /// Moves what can be moved.
+    pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Pumped {
         match &self.stage {
-            Stage::AwaitingHeader(_) => return self.read_header(quinn),
+            Stage::AwaitingHeader { .. } => return self.read_header(quinn),
             Stage::Connecting { .. } => {
                 if let Some(ended) = self.finish_connect(quinn) {
                     return ended;
                 }
                 return Pumped::Waiting;
             }
-            Stage::AwaitingAnswer(_) => match self.read_answer(quinn) {
+            Stage::AwaitingAnswer { .. } => match self.read_answer(quinn) {
                 Ok(()) => {}
                 Err(ended) => return ended,
             },
             Stage::Open => {}
         }
-        let outward = self.pump_outward(quinn, scratch);
+        let outward = self.pump_outward(quinn, &mut scratch.read[..scratch.piece]);
         let inward = match self.stage {
-            Stage::Open => self.pump_inward(quinn),
-            Stage::AwaitingAnswer(_) | Stage::AwaitingHeader(_) | Stage::Connecting { .. } => Ok(false),
+            Stage::Open => self.pump_inward(quinn, scratch),
+            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Connecting { .. } => {
+                Ok(false)
+            }
         };
         match (outward, inward) {
             (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
@@ -230,7 +318,7 @@ impl TcpForward {
 
     fn read_header(&mut self, quinn: &mut Connection) -> Pumped {
         loop {
-            let Stage::AwaitingHeader(framer) = &mut self.stage else { return Pumped::Waiting };
+            let Stage::AwaitingHeader { framer, .. } = &mut self.stage else { return Pumped::Waiting };
             match read_piece(quinn, self.stream) {
                 Ok(Piece::Data(mut bytes)) => {
                     match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes)))
@@ -251,7 +339,7 @@ impl TcpForward {
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
         loop {
-            let Stage::AwaitingAnswer(framer) = &mut self.stage else { return Ok(()) };
+            let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
             match read_piece(quinn, self.stream) {
                 Ok(Piece::Data(mut bytes)) => match framer
                     .pull(&mut bytes)
@@ -323,7 +411,19 @@ impl TcpForward {
             } else {
                 match tcp.read(scratch) {
                     Ok(0) => outward.ended = true,
-                    Ok(len) => outward.piece = Bytes::copy_from_slice(&scratch[..len]),
+                    Ok(len) => {
+                        // quinn-proto copies what it takes; only what it does not take is kept here.
+                        let written = match quinn.send_stream(self.stream).write(&scratch[..len]) {
+                            Ok(written) => written,
+                            // They are met again with the piece.
+                            Err(WriteError::Blocked | WriteError::Stopped(_) | WriteError::ClosedStream) => 0,
+                        };
+                        outward.bytes += written as u64;
+                        moved += written;
+                        if written < len {
+                            outward.piece = Bytes::copy_from_slice(&scratch[written..len]);
+                        }
+                    }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                     Err(_) => return Err(Broken),
                 }
@@ -333,8 +433,9 @@ impl TcpForward {
     }
 
     /// Stream to TCP; true if the budget ended before the data did.
-    fn pump_inward(&mut self, quinn: &mut Connection) -> Result<bool, Broken> {
+    fn pump_inward(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Result<bool, Broken> {
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
+        let Scratch { piece, parts, .. } = scratch;
         let inward = &mut self.inward;
         let mut moved = 0;
         while !inward.closed {
@@ -353,15 +454,117 @@ impl TcpForward {
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
-                match read_piece(quinn, self.stream)? {
-                    Piece::Data(bytes) => inward.piece = bytes,
-                    Piece::End => inward.ended = true,
-                    Piece::Nothing => return Ok(false),
+                let gathered = gather(quinn, self.stream, parts, *piece)?;
+                let written = write_parts(&mut **tcp, parts, gathered.bytes);
+                let written = written.inspect_err(|_| parts.clear()).map_err(|_| Broken)?;
+                inward.bytes += written as u64;
+                moved += written;
+                inward.piece = rest(parts, written, gathered.bytes);
+                inward.ended = gathered.ended;
+                if gathered.emptied && !inward.ended && inward.piece.is_empty() {
+                    return Ok(false);
                 }
             }
         }
         Ok(false)
     }
+}
+
+/// What forwards of a worker use while they are served: nothing of it is theirs in between.
+#[derive(Debug)]
+pub struct Scratch {
+    /// What a forward may take at once and then hold, in bytes; [`PIECE`] at most.
+    pub piece: usize,
+    /// [`PIECE`] bytes that TCP is read into.
+    read: Box<[u8]>,
+    /// Parts of a stream on their way to TCP.
+    parts: Vec<Bytes>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { piece: PIECE, read: vec![0; PIECE].into(), parts: Vec::with_capacity(MOST_PARTS) }
+    }
+}
+
+/// What [`gather`] took out of a stream.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    bytes: usize,
+    /// The stream has no more for now.
+    emptied: bool,
+    /// It ends here.
+    ended: bool,
+}
+
+/// Takes up to `most` bytes and [`MOST_PARTS`] parts out of a stream.
+fn gather(
+    quinn: &mut Connection,
+    stream: StreamId,
+    parts: &mut Vec<Bytes>,
+    most: usize,
+) -> Result<Gathered, Broken> {
+    let mut gathered = Gathered { bytes: 0, emptied: false, ended: false };
+    let mut stream = quinn.recv_stream(stream);
+    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    while gathered.bytes < most && parts.len() < MOST_PARTS {
+        match chunks.next(most - gathered.bytes) {
+            Ok(Some(chunk)) => {
+                gathered.bytes += chunk.bytes.len();
+                parts.push(chunk.bytes);
+            }
+            Ok(None) => {
+                (gathered.emptied, gathered.ended) = (true, true);
+                break;
+            }
+            Err(ReadError::Blocked) => {
+                gathered.emptied = true;
+                break;
+            }
+            Err(ReadError::Reset(_)) => {
+                parts.clear();
+                return Err(Broken);
+            }
+        }
+    }
+    // Flow control updates are sent anyway: the worker polls the connection after it was used.
+    let _transmit = chunks.finalize();
+    Ok(gathered)
+}
+
+/// Writes as much of `parts` as TCP takes at once.
+fn write_parts(tcp: &mut dyn TcpStream, parts: &[Bytes], bytes: usize) -> io::Result<usize> {
+    let written = match parts {
+        [] => return Ok(0),
+        [only] => tcp.write(only),
+        several => {
+            let mut slices = [IoSlice::new(&[]); MOST_PARTS];
+            for (slice, part) in slices.iter_mut().zip(several) {
+                *slice = IoSlice::new(part);
+            }
+            tcp.write_vectored(&slices[..several.len()])
+        }
+    };
+    match written {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        written => written.map(|written| written.min(bytes)),
+    }
+}
+
+/// What is left of `parts`, of `bytes` together, after `written` of them: one piece, so that a slow reader holds what it says.
+fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
+    let mut left = Vec::new();
+    if written < bytes {
+        left.reserve_exact(bytes - written);
+        let mut skip = written;
+        for part in &*parts {
+            let skipped = skip.min(part.len());
+            left.extend_from_slice(&part[skipped..]);
+            skip -= skipped;
+        }
+    }
+    parts.clear();
+    left.into()
 }
 
 /// A reset on either side, or a stream that quinn-proto has forgotten.

@@ -169,7 +169,8 @@ impl Link {
             true => SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into()), port)),
             false => SocketAddr::from((Ipv4Addr::new(192, 0, 2, host), port)),
         };
-        let server = server_config(server_tls(), Arc::new(transport_config(None, None, 4)), token_key);
+        let server =
+            server_config(server_tls(), Arc::new(transport_config(None, None, 4, 256 << 20)), token_key);
         let mut link = Self {
             client: Side::new(address(1, 1111), None),
             server: Side::new(address(2, 4433), Some(Arc::new(server))),
@@ -183,7 +184,7 @@ impl Link {
     }
 
     fn dial(&mut self, mut config: ClientConfig) {
-        config.transport_config(Arc::new(transport_config(None, None, 4)));
+        config.transport_config(Arc::new(transport_config(None, None, 4, 256 << 20)));
         let dialled = self.client.endpoint.connect(self.now, config, self.server.address, "culvert");
         self.client.connection = Some(dialled.unwrap());
     }

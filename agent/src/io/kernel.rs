@@ -2,9 +2,10 @@
 
 use std::{
     cell::RefCell,
-    io,
+    io::{self, IoSlice},
     net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
+    pin::Pin,
     rc::Rc,
     sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll, Waker},
@@ -12,7 +13,7 @@ use std::{
 };
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::io::Interest;
+use tokio::io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf};
 
 use super::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
@@ -33,7 +34,7 @@ use crate::{
 };
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
-const LISTEN_BACKLOG: i32 = 1_024;
+const LISTEN_BACKLOG: i32 = 4_096;
 
 /// The kernel's network, for one worker. Its methods must be called within the worker's tokio runtime.
 pub struct KernelNet {
@@ -255,6 +256,17 @@ impl KernelStream {
     fn stream(&self) -> io::Result<&tokio::net::TcpStream> {
         self.stream.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
+
+    /// What `poll` of the connection says; its token is marked when that may have changed.
+    fn polled<T>(
+        &mut self,
+        poll: impl FnOnce(Pin<&mut tokio::net::TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match &mut self.stream {
+            Some(stream) => poll(Pin::new(stream), &mut Context::from_waker(&self.waker)),
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
 }
 
 impl TcpStream for KernelStream {
@@ -284,30 +296,25 @@ impl TcpStream for KernelStream {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let stream = self.stream()?;
-        loop {
-            let Poll::Ready(ready) = stream.poll_read_ready(&mut Context::from_waker(&self.waker)) else {
-                return Err(io::ErrorKind::WouldBlock.into());
-            };
-            ready?;
-            match stream.try_read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
-            }
+        let mut filled = ReadBuf::new(buffer);
+        // A read that does not fill the buffer has emptied the socket: the next one waits for epoll instead of asking the kernel.
+        match self.polled(|stream, context| stream.poll_read(context, &mut filled)) {
+            Poll::Ready(read) => read.map(|()| filled.filled().len()),
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let stream = self.stream()?;
-        loop {
-            let Poll::Ready(ready) = stream.poll_write_ready(&mut Context::from_waker(&self.waker)) else {
-                return Err(io::ErrorKind::WouldBlock.into());
-            };
-            ready?;
-            match stream.try_write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
-            }
+        match self.polled(|stream, context| stream.poll_write(context, bytes)) {
+            Poll::Ready(written) => written,
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self.polled(|stream, context| stream.poll_write_vectored(context, buffers)) {
+            Poll::Ready(written) => written,
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 

@@ -345,6 +345,11 @@ pub trait TcpStream {
     /// # Errors
     /// `WouldBlock`, or what ended the connection.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Writes a part of several buffers, one after the other, in one call.
+    ///
+    /// # Errors
+    /// As [`TcpStream::write`].
+    fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize>;
     /// Sends a FIN: nothing more will be written.
     ///
     /// # Errors

@@ -214,7 +214,10 @@ impl KernelUdp {
                 tracing::debug!(%error, "cannot watch a socket for room to send");
                 if self.again.as_ref().is_none_or(JoinHandle::is_finished) {
                     let waker = self.waker.clone();
-                    #[expect(clippy::disallowed_methods, reason = "a panic in it ends the process, as one of the worker does")]
+                    #[expect(
+                        clippy::disallowed_methods,
+                        reason = "a panic in it ends the process, as one of the worker does"
+                    )]
                     let again = tokio::spawn(async move {
                         tokio::time::sleep(UNWATCHED_RETRY).await;
                         waker.wake();

@@ -61,11 +61,13 @@ const NO_LABELS: &[&str] = &[];
 
 /// The limits on what grows, by their keys. `receive_buffer` and `receive_rate` are sizes of their own kind: they are shown
 /// with the sockets.
-fn counted(limits: &Limits) -> [(&'static str, u64); 10] {
+fn counted(limits: &Limits) -> [(&'static str, u64); 12] {
     let Limits {
         flows_per_peer,
         flows,
         tcp_streams_per_peer,
+        tcp_streams,
+        stream_bytes,
         pending_open_packets,
         receive_buffer: _,
         receive_rate: _,
@@ -80,6 +82,8 @@ fn counted(limits: &Limits) -> [(&'static str, u64); 10] {
         ("flows_per_peer", flows_per_peer as u64),
         ("flows", flows as u64),
         ("tcp_streams_per_peer", u64::from(tcp_streams_per_peer)),
+        ("tcp_streams", tcp_streams as u64),
+        ("stream_bytes", stream_bytes as u64),
         ("pending_open_packets", pending_open_packets as u64),
         ("reassembly_bytes", reassembly_bytes as u64),
         ("queue_bytes", queue_bytes as u64),

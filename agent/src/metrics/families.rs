@@ -239,6 +239,8 @@ metrics! {
         gate_journal_errors: counter "culvert_gate_journal_errors_total", "Times that used knocks could not be written down; after a restart none of before would be trusted.";
         turns_full: counter "culvert_turns_full_total", "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
+        stream_bytes: level "culvert_stream_bytes", "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.";
+        tcp_accept_pauses: counter "culvert_tcp_accept_pauses_total", "Times that connections were left in the listen backlog because there was no room for another TCP forward.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
         decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
         tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards begun by either end, those that were then refused included.";

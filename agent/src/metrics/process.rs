@@ -67,6 +67,12 @@ pub(super) const PROCESS_FAMILIES: &[Family] = &[
         value: |process| process.start_time_seconds,
     },
     Family {
+        name: "culvert_kernel_listen_overflows_total",
+        help: "Connections that the kernel dropped because a listen backlog was full, of all programs in the network namespace.",
+        kind: proto::MetricType::COUNTER,
+        value: |process| process.listen_overflows,
+    },
+    Family {
         name: "culvert_process_threads",
         help: "Threads of the process.",
         kind: proto::MetricType::GAUGE,
@@ -157,6 +163,7 @@ struct Process {
     max_fds: f64,
     start_time_seconds: f64,
     threads: f64,
+    listen_overflows: f64,
 }
 
 impl Process {
@@ -167,7 +174,11 @@ impl Process {
         let limits = fs::read_to_string("/proc/self/limits")?;
         // The listing holds a descriptor of its own while it counts.
         let open_fds = fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
-        Self::parse([&stat, &status, &kernel, &limits], open_fds)
+        let process = Self::parse([&stat, &status, &kernel, &limits], open_fds);
+        let network = fs::read_to_string("/proc/self/net/netstat").unwrap_or_default();
+        let listen_overflows = listen_overflows(&network).unwrap_or(0.0);
+        process
+            .map(|process| Self { listen_overflows, ..process })
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -186,8 +197,17 @@ impl Process {
             max_fds: line(limits, "Max open files").unwrap_or(f64::INFINITY),
             start_time_seconds: line(kernel, "btime ")? + field(after_name, 22)? / TICKS_PER_SECOND,
             threads: line(status, "Threads:")?,
+            listen_overflows: 0.0,
         })
     }
+}
+
+/// `ListenOverflows` of `/proc/net/netstat`: a line of names, then a line of their values, for each group.
+fn listen_overflows(netstat: &str) -> Option<f64> {
+    let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    pairs.find(|(name, _)| *name == "ListenOverflows")?.1.parse().ok()
 }
 
 /// Takes any four texts for the files of [`Process::parse`].
@@ -249,6 +269,7 @@ mod tests {
             max_fds: 1024.0,
             start_time_seconds: 1_700_000_050.5,
             threads: 3.0,
+            listen_overflows: 0.0,
         };
         assert_eq!(Process::parse([STAT, STATUS, KERNEL, LIMITS], 7), Some(expected));
     }
@@ -271,5 +292,13 @@ mod tests {
         let names =
             worker.spawn(|| threads().unwrap().into_keys().collect::<Vec<_>>()).unwrap().join().unwrap();
         assert!(names.contains(&"culvert-77".to_owned()), "{names:?}");
+    }
+
+    #[test]
+    fn overflows_of_listen_backlogs_are_read_by_their_name() {
+        let text = "TcpExt: SyncookiesSent ListenOverflows ListenDrops\nTcpExt: 1 2 3\nIpExt: InNoRoutes\nIpExt: 4\n";
+        assert_eq!(listen_overflows(text), Some(2.0));
+        assert_eq!(listen_overflows("TcpExt: SyncookiesSent\nTcpExt: 1\n"), None);
+        assert_eq!(listen_overflows(""), None);
     }
 }

@@ -418,11 +418,21 @@ fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot, views: &[Work
             most(|peer| peer.tcp_streams as usize),
             limits.tcp_streams_per_peer as usize,
         ),
+        tcp_streams: used(
+            snapshot.peers.iter().map(|peer| peer.tcp_streams as usize).sum(),
+            limits.tcp_streams,
+        ),
+        stream_bytes: used(most_taken(views), limits.stream_bytes),
         handshakes: used(sum(|view| view.handshakes), limits.handshakes),
         used_tokens: used(sum(|view| view.used_tokens), MOST_ENTRIES),
         decoy_flows: used(sum(|view| view.decoy_flows), limits.decoy_flows),
         descriptors: Used { used: open, limit: most_open },
     }
+}
+
+/// What the windows of TCP forwards have taken, of which every worker says the same.
+fn most_taken(views: &[WorkerView]) -> usize {
+    views.iter().map(|view| view.stream_bytes).max().unwrap_or(0)
 }
 
 fn shown_refusal((refusal, count): &(refusals::Refusal, u64), unix_seconds: u64) -> Refusal {

@@ -39,10 +39,12 @@ pub(super) struct Handshakes {
 pub(super) struct TcpTotals {
     pub(super) opened: u64,
     pub(super) refused: [u64; TcpRefusal::ALL.len()],
-    /// From TCP to streams, of forwards that have ended.
+    /// From TCP to streams.
     pub(super) bytes_outward: u64,
-    /// From streams to TCP, of forwards that have ended.
+    /// From streams to TCP.
     pub(super) bytes_inward: u64,
+    /// How often connections were left in a listen backlog.
+    pub(super) accept_pauses: u64,
 }
 
 impl TcpTotals {

@@ -32,6 +32,10 @@ pub enum Ceiling {
     FlowRate,
     /// TCP forwards of one peer.
     TcpStreamsPerPeer,
+    /// TCP forwards of all peers.
+    TcpStreams,
+    /// Memory of the windows of all TCP forwards.
+    StreamBytes,
     /// Handshakes that others have begun.
     Handshakes,
     /// Peers that open mode has let in.
@@ -49,13 +53,15 @@ impl Ceiling {
     pub const COUNT: usize = Self::LABELS.len();
 
     /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
-    pub const LABELS: [&'static str; 11] = [
+    pub const LABELS: [&'static str; 13] = [
         "flows",
         "flows_per_peer",
         "queue_bytes",
         "sockets",
         "flow_rate",
         "tcp_streams_per_peer",
+        "tcp_streams",
+        "stream_bytes",
         "handshakes",
         "open_peers",
         "used_tokens",
@@ -83,19 +89,29 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [RateLimit; Ceiling::COUNT],
-    /// TCP forwards refused.
-    pub(super) tcp: u64,
+    /// TCP forwards refused: one peer had too many, or all together.
+    pub(super) tcp: TcpCeilings,
+    /// How often windows did not grow for want of memory, when last looked at.
+    pub(super) stream_memory: u64,
     /// Connections closed because the peer said more than it may.
     pub(super) messages: u64,
     /// Strangers at the decoy who gave way, when last looked at.
     pub(super) strangers: u64,
 }
 
+/// TCP forwards refused, by the ceiling.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpCeilings {
+    pub(super) per_peer: u64,
+    pub(super) all: u64,
+}
+
 impl Ceilings {
     pub(super) fn new() -> Self {
         Self {
             logs: std::array::from_fn(|_| RateLimit::new(LOG_INTERVAL)),
-            tcp: 0,
+            tcp: TcpCeilings::default(),
+            stream_memory: 0,
             messages: 0,
             strangers: 0,
         }
@@ -107,9 +123,22 @@ impl Ceilings {
 }
 
 impl Worker {
-    /// A TCP forward of a peer was refused.
+    /// A TCP forward of a peer was refused: all peers together have too many, or this one.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
-        self.ceilings.tcp += 1;
+        let open = self.exchange.streams().forwards();
+        if open >= self.config.limits.tcp_streams {
+            self.ceilings.tcp.all += 1;
+            if let Some(suppressed) = self.ceilings.allow(Ceiling::TcpStreams, now) {
+                tracing::warn!(
+                    open,
+                    suppressed,
+                    "limits.tcp_streams is reached: a TCP connection was refused (remedy: a higher one, and descriptors for it, \
+                     or a lower limits.tcp_streams_per_peer)"
+                );
+            }
+            return;
+        }
+        self.ceilings.tcp.per_peer += 1;
         let Some(state) = self.peers.get(peer.0 as usize) else { return };
         if let Some(suppressed) = self.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
             tracing::warn!(
@@ -136,6 +165,23 @@ impl Worker {
             );
         }
         self.close(handle, CloseReason::LimitReached, now);
+    }
+
+    /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
+    pub(super) fn report_stream_memory(&mut self, now: Instant) {
+        let refused = self.exchange.streams().refused();
+        if self.place.0 == 0
+            && refused > std::mem::replace(&mut self.ceilings.stream_memory, refused)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::StreamBytes, now)
+        {
+            tracing::warn!(
+                limit = self.config.limits.stream_bytes,
+                taken = self.exchange.streams().taken(),
+                suppressed,
+                "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
+                 memory, or see which services do not read)"
+            );
+        }
     }
 
     /// Says which ceilings were reached since a peer was last looked at.

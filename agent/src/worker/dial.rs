@@ -179,8 +179,13 @@ impl Worker {
                 return None;
             }
         };
-        let streams = self.config.limits.tcp_streams_per_peer;
-        let mut transport = tls::transport_config(peer.config.keepalive, max_packet(&self.config), streams);
+        let limits = &self.config.limits;
+        let mut transport = tls::transport_config(
+            peer.config.keepalive,
+            max_packet(&self.config),
+            limits.tcp_streams_per_peer,
+            limits.stream_bytes,
+        );
         transport.qlog_stream(self.exchange.taps().stream(id, now));
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
         let choice = keys.choose(self.doors.rng());

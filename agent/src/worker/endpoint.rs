@@ -85,9 +85,10 @@ pub(super) fn control(
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
-        let (max_packet, streams) = (max_packet(config), config.limits.tcp_streams_per_peer);
+        let (max_packet, limits) = (max_packet(config), config.limits);
         // The dialler keeps the connection alive: it is the one behind a NAT.
-        let transport = move || tls::transport_config(None, max_packet, streams);
+        let transport =
+            move || tls::transport_config(None, max_packet, limits.tcp_streams_per_peer, limits.stream_bytes);
         let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
         let transport = captured(transport, (roster, exchange), clock);
@@ -108,7 +109,8 @@ pub(super) fn control(
         Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };
     // All workers together may have as many as the operator says.
-    Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
+    let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
+    Ok(Control::new(endpoint, acceptance, handshakes, Arc::clone(exchange.streams())))
 }
 
 /// Makes the transport of each connection; that of a peer that an operator looks at is recorded.

@@ -30,6 +30,7 @@ use crate::{
     control::{
         congestion::pacing::RateAccount,
         messages::{CloseReason, Hello, Service},
+        windows::StreamMemory,
     },
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
@@ -196,6 +197,8 @@ pub struct Exchange {
     peers: ArcSwap<Vec<Arc<Shared>>>,
     /// Flows of all peers, and what waits for them.
     flows: Arc<AgentTotals>,
+    /// TCP forwards of all peers, and their memory.
+    streams: Arc<StreamMemory>,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -247,6 +250,7 @@ impl Exchange {
             boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
             peers: ArcSwap::from_pointee(shared),
             flows,
+            streams: Arc::default(),
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
@@ -258,6 +262,11 @@ impl Exchange {
     #[must_use]
     pub fn workers(&self) -> u8 {
         u8::try_from(self.boxes.len()).unwrap_or(u8::MAX)
+    }
+
+    /// TCP forwards of all peers, and their memory.
+    pub(super) fn streams(&self) -> &Arc<StreamMemory> {
+        &self.streams
     }
 
     /// Says how `worker` is woken.

@@ -76,6 +76,8 @@ pub struct WorkerView {
     pub used_tokens: usize,
     /// Strangers whose datagrams go to the decoy.
     pub decoy_flows: usize,
+    /// Bytes that the windows of TCP forwards of all workers have taken.
+    pub stream_bytes: usize,
 }
 
 /// One lane.
@@ -275,6 +277,7 @@ impl Worker {
             tun: self.tun_row(),
             handshakes: self.control.handshakes_pending(),
             used_tokens: self.gate.remembered(),
+            stream_bytes: usize::try_from(self.exchange.streams().taken()).unwrap_or(usize::MAX),
             decoy_flows: self.decoys.as_ref().map_or(0, super::decoy::Decoys::count),
         };
         inspection.answer(self.place.0, view);

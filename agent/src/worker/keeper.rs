@@ -336,6 +336,8 @@ impl Worker {
         self.see_to_tun(now);
         self.take_stock(now);
         self.look_at_meters(now);
+        self.control.look_at_windows();
+        self.report_stream_memory(now);
         self.gate.expire(now);
         self.exchange.taps().expire(now);
         if let Some(error) = self.gate.take_journal_error() {

@@ -41,7 +41,7 @@
 //! ```
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -66,7 +66,7 @@ use crate::{
     fault::{self, Fault},
     forward::{
         Local, LocalId, Locals,
-        tcp::{TcpForward, TcpId},
+        tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
@@ -286,8 +286,13 @@ pub struct Worker {
     violation_log: RateLimit,
     /// What is said at debug level of single events.
     details_log: Lines,
-    /// Where TCP is read into.
-    piece: Vec<u8>,
+    /// The `[[tcp]]` ports from which nothing is accepted for want of room, by place, and since when.
+    crowds: HashMap<usize, Instant>,
+    /// Forwards whose streams have something to say, each once.
+    stirred: Vec<TcpId>,
+    /// How often a forward was served.
+    passes: u64,
+    tcp_scratch: tcp::Scratch,
 }
 
 impl Worker {

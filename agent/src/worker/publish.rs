@@ -397,7 +397,10 @@ impl Worker {
     fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
-        let shared = if self.place.0 == 0 { self.refusals.at_ceilings() } else { [0; 3] };
+        let (shared, stream_bytes) = match self.place.0 {
+            0 => (self.refusals.at_ceilings(), self.exchange.streams().refused()),
+            _ => ([0; 3], 0),
+        };
         let [handshakes, open_peers, used_tokens] = shared;
         let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
         let messages = self.ceilings.messages;
@@ -407,7 +410,9 @@ impl Worker {
             queue_bytes,
             sockets,
             flow_rate,
-            tcp,
+            tcp.per_peer,
+            tcp.all,
+            stream_bytes,
             handshakes,
             open_peers,
             used_tokens,
@@ -458,6 +463,7 @@ impl Worker {
     }
 
     fn publish_control(&mut self) {
+        let (place, stream_memory) = (self.place.0, self.exchange.streams().taken());
         let (totals, control, metrics) = (&self.totals, &self.control.stats, &mut self.metrics);
         let refused_keys = metrics.refused_keys.load(Ordering::Relaxed);
         let Handshakes { dialled, established, failed } = totals.handshakes;
@@ -492,17 +498,15 @@ impl Worker {
         metrics.own.turns_full.publish(self.totals.turns_full);
         metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
-        let (mut outward, mut inward) = (totals.tcp.bytes_outward, totals.tcp.bytes_inward);
-        for (_, (_, _, forward)) in &self.tcp {
-            let (out, back) = forward.bytes();
-            outward += out;
-            inward += back;
-        }
-        metrics.tcp[0].tcp_bytes.publish(outward);
-        metrics.tcp[1].tcp_bytes.publish(inward);
+        metrics.tcp[0].tcp_bytes.publish(totals.tcp.bytes_outward);
+        metrics.tcp[1].tcp_bytes.publish(totals.tcp.bytes_inward);
         metrics.tcp_refused.publish(&totals.tcp.refused);
         metrics.own.tcp_streams.set(self.tcp.len() as u64);
         metrics.own.tcp_streams_opened.publish(totals.tcp.opened);
+        metrics.own.tcp_accept_pauses.publish(totals.tcp.accept_pauses);
+        // All workers share it: one publishes.
+        let stream_bytes = if place == 0 { stream_memory } else { 0 };
+        metrics.own.stream_bytes.set(stream_bytes);
         metrics.own.connections.set(self.control.len() as u64);
     }
 }

@@ -47,6 +47,7 @@ impl Worker {
         }
         self.follow_udp(&old, &config, now);
         self.follow_tcp(&old, &config, now);
+        self.exchange.streams().set_most(config.limits.stream_bytes);
         self.gate.set_window(config.access.clock_window);
         self.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.place.1)));
         for handle in self.control.handles() {

@@ -71,6 +71,7 @@ impl Worker {
             }
             events.shrink_to(SPARE_EVENTS);
             self.events = events;
+            self.pump_stirred(now);
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
                 break;
@@ -106,7 +107,7 @@ impl Worker {
                 }
             }
             Event::Opened => self.streams_opened(handle, now),
-            Event::Stream(stream) => self.stream_ready(handle, stream, now),
+            Event::Stream(stream) => self.stream_ready(handle, stream),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
             Event::Moved { from, to } => self.control_moved(handle, (from, to), now),
@@ -116,6 +117,7 @@ impl Worker {
                 self.close(handle, CloseReason::LimitReached, now);
             }
             Event::Flooded => self.flooded(handle, now),
+            Event::MoreStreams => self.retry_listeners(),
             Event::Drained => self.drained(handle, now),
         }
     }
@@ -415,7 +417,7 @@ impl Worker {
         if replaced.is_some_and(|old| old.owner == self.place.0) {
             self.end_session(id, Some(CloseReason::Replaced), now);
         }
-        self.control.established(handle);
+        self.control.established(handle, now);
         let hello = connected.hello.clone();
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();

@@ -1,6 +1,12 @@
 //! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
 
-use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use slab::Slab;
@@ -132,6 +138,7 @@ impl Worker {
             setup;
         let Setup { seed, worker, exchange, metrics, tun, .. } = setup;
         let place = (worker, exchange.workers());
+        exchange.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
         let control = endpoint::control(
@@ -240,7 +247,10 @@ impl Worker {
             first_to_drain: 0,
             violation_log: RateLimit::new(LOG_INTERVAL),
             details_log: Lines::new(now),
-            piece: vec![0; tcp::PIECE],
+            crowds: HashMap::new(),
+            stirred: Vec::new(),
+            passes: 0,
+            tcp_scratch: tcp::Scratch::default(),
             config,
         };
         made.open_ports()?;

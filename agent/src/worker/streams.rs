@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quinn_proto::{ConnectionHandle, Dir, StreamId};
+use quinn_proto::{ConnectionHandle, StreamId};
 
 use super::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy, orders::HURRY_LASTS};
 use crate::{
@@ -13,9 +13,6 @@ use crate::{
     forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
     peer::PeerId,
 };
-
-/// How long a service may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -25,6 +22,9 @@ const ACCEPTS_PER_TURN: usize = 16;
 
 /// Streams of the peer taken from one connection in one turn: each may be a connection to a service, which takes 20 to 40 µs to open.
 const OPENED_PER_TURN: usize = 64;
+/// How long connections wait in the listen backlog while there is no room for another forward; then they are reset, so that
+/// clients learn it.
+const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
@@ -33,6 +33,13 @@ impl Worker {
             return false;
         }
         for _ in 0..ACCEPTS_PER_TURN {
+            if self.is_crowded(place) {
+                if !self.turns_away(place, now) {
+                    return false;
+                }
+            } else {
+                self.crowds.remove(&place);
+            }
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
@@ -43,7 +50,7 @@ impl Worker {
                 Ok((mut stream, client)) => match self.open_stream(place) {
                     Ok((peer, handle, id, service)) => {
                         tracing::debug!(%client, service, "TCP forward");
-                        let forward = TcpForward::opened(id, stream, token, service);
+                        let forward = TcpForward::opened(id, stream, token, service, now);
                         self.insert_tcp(StreamKey { connection: handle.0, stream: id }, peer, forward, now);
                     }
                     Err(reason) => {
@@ -95,6 +102,48 @@ impl Worker {
         }
     }
 
+    /// Whether a connection to this port would be refused for want of room that may come: others may end, or the far end lets us
+    /// open more streams.
+    fn is_crowded(&mut self, place: usize) -> bool {
+        let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
+        let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return false };
+        let Some(session) = peer.session.as_ref().filter(|_| peer.is_well()) else { return false };
+        let handle = session.handle;
+        self.is_full(peer.tcp_streams) || !self.control.has_stream(handle)
+    }
+
+    /// Whether a peer with this number of forwards may have no more.
+    fn is_full(&self, tcp_streams: u32) -> bool {
+        let limits = &self.config.limits;
+        tcp_streams >= limits.tcp_streams_per_peer || self.exchange.streams().forwards() >= limits.tcp_streams
+    }
+
+    /// Whether connections to a crowded port have waited for long enough; if not, they go on waiting.
+    fn turns_away(&mut self, place: usize, now: Instant) -> bool {
+        let accept_pauses = &mut self.totals.tcp.accept_pauses;
+        let since = *self.crowds.entry(place).or_insert_with(|| {
+            *accept_pauses += 1;
+            now
+        });
+        let until = since + BACKLOG_PATIENCE;
+        if until > now {
+            self.timers.arm(Timer::Listener(place), until);
+        }
+        until <= now
+    }
+
+    /// There may be room for what waits in the listen backlogs.
+    pub(super) fn retry_listeners(&mut self) {
+        let mut places: Vec<usize> = self.crowds.keys().copied().collect();
+        places.sort_unstable();
+        for place in places {
+            if let Some(Some((_, token))) = self.listeners.get(place) {
+                let token = *token;
+                self.add_source(token);
+            }
+        }
+    }
+
     /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
     fn await_peer(&mut self, place: usize, now: Instant) {
         let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else { return };
@@ -116,13 +165,12 @@ impl Worker {
             .find(|service| service.tcp && *service.name == *forward.service)
             .ok_or(TcpRefusal::UnknownService)?
             .number;
-        if peer.tcp_streams >= self.config.limits.tcp_streams_per_peer {
+        let (id, handle, tcp_streams) = (peer.id, session.handle, peer.tcp_streams);
+        if self.is_full(tcp_streams) {
             return Err(TcpRefusal::Limit);
         }
-        let handle = session.handle;
-        let quinn = self.control.quinn(handle).ok_or(TcpRefusal::NotConnected)?;
-        let stream = quinn.streams().open(Dir::Bi).ok_or(TcpRefusal::Limit)?;
-        Ok((peer.id, handle, stream, service))
+        let stream = self.control.open_stream(handle).ok_or(TcpRefusal::Limit)?;
+        Ok((id, handle, stream, service))
     }
 
     /// The peer opened streams: takes as many as a turn and its allowance give, and leaves the others where they are.
@@ -147,9 +195,9 @@ impl Worker {
         let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         let full = self.peers.get(peer.0 as usize).is_none_or(|state| {
             let current = state.session.as_ref().is_some_and(|session| session.handle == handle);
-            !current || state.tcp_streams >= self.config.limits.tcp_streams_per_peer
+            !current || self.is_full(state.tcp_streams)
         });
-        let mut forward = TcpForward::accepted(stream);
+        let mut forward = TcpForward::accepted(stream, now);
         if full {
             self.totals.tcp.refuse(TcpRefusal::Limit);
             self.tcp_ceiling_reached(peer, now);
@@ -161,11 +209,30 @@ impl Worker {
         self.insert_tcp(StreamKey { connection: handle.0, stream }, peer, forward, now);
     }
 
-    /// A stream may have something to read, or may take more.
-    pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
-        if let Some(id) = self.tcp_by_stream.get(&StreamKey { connection: handle.0, stream }).copied() {
-            self.pump(id, now);
+    /// A stream may have something to read, or may take more. quinn-proto says so with every frame that comes: its forward is
+    /// served once, after all have been heard.
+    pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
+        if let Some(id) = self.tcp_by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
+            && let Some((_, _, forward)) = self.tcp.get_mut(id.0 as usize)
+            && !std::mem::replace(&mut forward.stirred, true)
+        {
+            self.stirred.push(id);
         }
+    }
+
+    /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
+    /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
+    pub(super) fn pump_stirred(&mut self, now: Instant) {
+        let mut stirred = std::mem::take(&mut self.stirred);
+        let served = |id: &TcpId| self.tcp.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
+        stirred.sort_by_key(served);
+        for id in stirred.drain(..) {
+            if let Some((_, _, forward)) = self.tcp.get_mut(id.0 as usize) {
+                forward.stirred = false;
+                self.pump(id, now);
+            }
+        }
+        self.stirred = stirred;
     }
 
     /// Bytes that a forward has moved so far, in both directions.
@@ -183,8 +250,17 @@ impl Worker {
             self.remove_tcp(id);
             return;
         };
-        let pumped = forward.pump(quinn, &mut self.piece);
-        let token = forward.token();
+        self.passes += 1;
+        forward.served = self.passes;
+        let (before, held) = (forward.bytes(), forward.held());
+        self.tcp_scratch.piece = self.exchange.streams().piece();
+        let pumped = forward.pump(quinn, &mut self.tcp_scratch);
+        let (token, after) = (forward.token(), forward.bytes());
+        let delivered = after.1 - before.1;
+        self.exchange.streams().hold(held, forward.held());
+        self.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
+        self.totals.tcp.bytes_outward += after.0 - before.0;
+        self.totals.tcp.bytes_inward += delivered;
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
@@ -224,9 +300,8 @@ impl Worker {
         let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
-                let until = now + CONNECT_TIMEOUT;
-                forward.connect(open.service, stream, token, until);
-                self.timers.arm(Timer::Tcp(id), until);
+                forward.connect(open.service, stream, token, now);
+                self.watch_opening(id);
                 self.pump(id, now);
             }
             Err(answer) => {
@@ -254,19 +329,27 @@ impl Worker {
         }
     }
 
-    /// A service has not accepted in time.
+    /// Makes sure that a forward that is never open does not stay.
+    fn watch_opening(&mut self, id: TcpId) {
+        if let Some(until) = self.tcp.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by()) {
+            self.timers.arm(Timer::Tcp(id), until);
+        }
+    }
+
+    /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
     pub(super) fn tcp_timeout(&mut self, id: TcpId, now: Instant) {
         let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
-        let Some(until) = forward.connecting_until() else { return };
+        let Some(until) = forward.open_by() else { return };
         if until > now {
-            // The timer was set for a forward that had this place before.
-            self.timers.arm(Timer::Tcp(id), until);
+            // The timer was set for an earlier stage, or for a forward that had this place before.
+            self.watch_opening(id);
             return;
         }
         if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
-            forward.refuse(quinn, StreamAnswer::UpstreamTimeout);
+            forward.give_up(quinn);
         }
-        self.totals.tcp.refuse(TcpRefusal::from(StreamAnswer::UpstreamTimeout));
+        let named = forward.token().is_some();
+        self.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
         self.remove_tcp(id);
     }
 
@@ -305,12 +388,15 @@ impl Worker {
     }
 
     fn insert_tcp(&mut self, key: StreamKey, peer: PeerId, forward: TcpForward, now: Instant) {
+        let held = forward.held();
         let id = TcpId(super::number(self.tcp.insert((key, peer, forward))));
         self.tcp_by_stream.insert(key, id);
+        self.exchange.streams().enter(held);
         self.totals.tcp.opened += 1;
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams += 1;
         }
+        self.watch_opening(id);
         self.pump(id, now);
     }
 
@@ -320,12 +406,14 @@ impl Worker {
         if let Some(token) = forward.token() {
             self.doors.release(token);
         }
-        let (outward, inward) = forward.bytes();
-        self.totals.tcp.bytes_outward += outward;
-        self.totals.tcp.bytes_inward += inward;
+        self.exchange.streams().leave(forward.held());
+        if forward.is_stalled() {
+            self.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
+        }
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
         }
+        self.retry_listeners();
     }
 }
 
@@ -347,13 +435,15 @@ pub enum TcpRefusal {
     UpstreamTimeout,
     /// This host has no resources for another connection.
     Accept,
+    /// The peer opened a stream and did not say what for.
+    NoHeader,
     /// A reason that this version does not know.
     Other,
 }
 
 impl TcpRefusal {
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NotConnected,
         Self::UnknownService,
         Self::NotAllowed,
@@ -361,6 +451,7 @@ impl TcpRefusal {
         Self::UpstreamRefused,
         Self::UpstreamTimeout,
         Self::Accept,
+        Self::NoHeader,
         Self::Other,
     ];
 
@@ -375,6 +466,7 @@ impl TcpRefusal {
             Self::UpstreamRefused => "upstream_refused",
             Self::UpstreamTimeout => "upstream_timeout",
             Self::Accept => "accept",
+            Self::NoHeader => "no_header",
             Self::Other => "other",
         }
     }

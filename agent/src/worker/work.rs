@@ -136,6 +136,7 @@ impl TurnWork {
             | Event::Moved { .. }
             | Event::Overflow
             | Event::Flooded
+            | Event::MoreStreams
             | Event::Drained => 0,
         });
         self.message_units += units.sum::<u64>();

@@ -340,6 +340,10 @@ pub struct LimitsStatus {
     pub queue_bytes: Used,
     /// The TCP forwards of the peer that has the most.
     pub tcp_streams_per_peer: Used,
+    /// The TCP forwards of all peers.
+    pub tcp_streams: Used,
+    /// Bytes that the windows of all TCP forwards have taken.
+    pub stream_bytes: Used,
     /// Handshakes that others have begun.
     pub handshakes: Used,
     /// Knocks that were used and are remembered.

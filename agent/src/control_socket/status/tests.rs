@@ -231,6 +231,8 @@ fn full() -> Status {
             flows_per_peer: used(3),
             queue_bytes: used(0),
             tcp_streams_per_peer: used(0),
+            tcp_streams: used(0),
+            stream_bytes: used(0),
             handshakes: used(1),
             used_tokens: used(0),
             decoy_flows: used(0),

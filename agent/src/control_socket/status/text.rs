@@ -75,6 +75,7 @@ impl Status {
             ("used tokens", limits.used_tokens),
             ("queued bytes", limits.queue_bytes),
             ("TCP streams of one peer", limits.tcp_streams_per_peer),
+            ("TCP streams", limits.tcp_streams),
             ("descriptors", limits.descriptors),
         ];
         let used = used.iter().filter(|(_, used)| used.used > 0);

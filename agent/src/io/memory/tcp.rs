@@ -231,6 +231,18 @@ impl TcpStream for Stream {
         Ok(count)
     }
 
+    fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut written = 0;
+        for buffer in buffers {
+            match self.write(buffer) {
+                Ok(count) => written += count,
+                Err(error) if written == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(written)
+    }
+
     fn shutdown_write(&mut self) -> io::Result<()> {
         let mut pipe = self.pipes()?.outgoing.borrow_mut();
         pipe.finished = true;

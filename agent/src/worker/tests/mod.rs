@@ -16,6 +16,7 @@ mod cubic;
 mod decoy;
 mod decoy_load;
 mod dialling;
+mod forwards;
 mod fragments;
 mod gate;
 mod handshakes;

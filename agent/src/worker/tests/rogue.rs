@@ -134,7 +134,7 @@ impl Rogue {
         } else {
             ClientConfig::new(crypto)
         };
-        let mut transport = tls::transport_config(None, Some(1200), 4);
+        let mut transport = tls::transport_config(None, Some(1200), 4, 256 << 20);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
         }

@@ -1,0 +1,154 @@
+//! Many TCP forwards: ceilings, credit for streams, readers that stop, openings that never come to an end.
+
+use std::{io::ErrorKind, time::Duration};
+
+use super::{INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
+use crate::io::{TcpListener, TcpStream};
+
+/// A service that accepts whoever connects.
+struct Service {
+    listener: Box<dyn TcpListener>,
+    accepted: Vec<Box<dyn TcpStream>>,
+}
+
+impl Service {
+    fn new(pair: &mut Pair) -> Self {
+        Self { listener: pair.services.tcp_listen(UPSTREAM), accepted: Vec::new() }
+    }
+
+    /// Lets time pass; accepts what comes.
+    fn run(&mut self, pair: &mut Pair, time: Duration) {
+        for _ in 0..time.as_millis().div_ceil(10) {
+            pair.world.run(Duration::from_millis(10));
+            let token = pair.services.token();
+            while let Ok((stream, _)) = self.listener.accept(token) {
+                self.accepted.push(stream);
+            }
+        }
+    }
+}
+
+/// Why nothing can be read.
+fn state(client: &mut dyn TcpStream) -> ErrorKind {
+    client.read(&mut [0; 10]).map(|len| panic!("{len} bytes")).unwrap_err().kind()
+}
+
+fn count(pair: &mut Pair, name: &str) -> u64 {
+    pair.world.metric(pair.entry, name)
+}
+
+#[test]
+fn at_a_ceiling_clients_wait_for_five_seconds_and_are_reset_then() {
+    for (seed, key) in [(1800, "tcp_streams_per_peer"), (1801, "tcp_streams")] {
+        let mut pair = Pair::connected(seed, &format!("[limits]\n{key} = 3"), "");
+        let mut service = Service::new(&mut pair);
+        let mut clients: Vec<_> = (0..5).map(|_| pair.clients.tcp(INGRESS)).collect();
+        service.run(&mut pair, Duration::from_secs(4));
+        let states: Vec<_> = clients.iter_mut().map(|client| state(&mut **client)).collect();
+        assert_eq!(states, [ErrorKind::WouldBlock; 5], "nobody is turned away yet");
+        assert_eq!(service.accepted.len(), 3);
+        // One goes, and the first of those that wait has its place.
+        drop(clients.remove(0));
+        service.accepted.remove(0).shutdown_write().unwrap();
+        service.run(&mut pair, Duration::from_secs(4));
+        assert_eq!(service.accepted.len(), 3, "{key}");
+        assert_eq!(count(&mut pair, "culvert_tcp_streams"), 3);
+        service.run(&mut pair, Duration::from_secs(2));
+        let states: Vec<_> = clients.iter_mut().map(|client| state(&mut **client)).collect();
+        let [would_block, reset] = [ErrorKind::WouldBlock, ErrorKind::ConnectionReset];
+        assert_eq!(states, [would_block, would_block, would_block, reset]);
+        assert_eq!(count(&mut pair, "culvert_tcp_refused_total{reason=\"limit\"}"), 1);
+        assert_eq!(count(&mut pair, &format!("culvert_limit_reached_total{{limit=\"{key}\"}}")), 1);
+        assert_eq!(count(&mut pair, "culvert_tcp_accept_pauses_total"), 2, "before and after one went");
+    }
+}
+
+#[test]
+fn credit_for_streams_grows_with_their_number_and_no_client_is_reset_meanwhile() {
+    let mut pair = Pair::connected(1802, "", "");
+    let mut service = Service::new(&mut pair);
+    let mut clients = Vec::new();
+    // More than the first credit, in waves that fit into the backlog of the network in memory.
+    for _ in 0..6 {
+        clients.extend((0..100).map(|_| pair.clients.tcp(INGRESS)));
+        service.run(&mut pair, Duration::from_millis(200));
+    }
+    assert_eq!(service.accepted.len(), 600);
+    assert!(clients.iter_mut().all(|client| state(&mut **client) == ErrorKind::WouldBlock));
+    assert_eq!(count(&mut pair, "culvert_tcp_refused_total{reason=\"limit\"}"), 0);
+    clients.clear();
+    service.accepted.clear();
+    service.run(&mut pair, Duration::from_millis(500));
+    assert_eq!(count(&mut pair, "culvert_tcp_streams"), 0);
+}
+
+/// What `count` clients write into a service that reads the last connection only, for `time`; what that one received.
+fn beside_readers_that_stop(
+    pair: &mut Pair,
+    service: &mut Service,
+    clients: &mut [Box<dyn TcpStream>],
+) -> usize {
+    let (piece, mut received, mut buffer) = (vec![7; 60_000], 0, vec![0; 100_000]);
+    for _ in 0..600 {
+        for client in &mut *clients {
+            // The window is full, for those that are not read.
+            let _written = client.write(&piece).is_ok();
+        }
+        service.run(pair, Duration::from_millis(10));
+        if let Some(reader) = service.accepted.last_mut() {
+            while let Ok(len) = reader.read(&mut buffer) {
+                received += len;
+            }
+        }
+    }
+    received
+}
+
+#[test]
+fn readers_that_stop_leave_room_for_the_others() {
+    let mut pair = Pair::connected(1803, "", "");
+    let mut service = Service::new(&mut pair);
+    let mut clients: Vec<_> = (0..5).map(|_| pair.clients.tcp(INGRESS)).collect();
+    service.run(&mut pair, Duration::from_millis(100));
+    assert_eq!(service.accepted.len(), 5);
+    let received = beside_readers_that_stop(&mut pair, &mut service, &mut clients);
+    assert!(received > 10_000_000, "the fifth got {received} bytes beside four that are not read");
+    let held = pair.world.metric(pair.exit, "culvert_stream_bytes");
+    assert!(held > 4 * (8 << 20) && held < 128 << 20, "{held}");
+}
+
+#[test]
+fn what_is_not_read_is_bounded_by_the_memory_of_streams() {
+    let mut pair = Pair::connected(1804, "", "[limits]\nstream_bytes = \"8MiB\"");
+    let mut service = Service::new(&mut pair);
+    let mut clients: Vec<_> = (0..20).map(|_| pair.clients.tcp(INGRESS)).collect();
+    service.run(&mut pair, Duration::from_millis(100));
+    service.accepted.truncate(20);
+    let (piece, mut written) = (vec![7; 60_000], 0);
+    for _ in 0..500 {
+        for client in &mut clients {
+            written += client.write(&piece).unwrap_or(0);
+        }
+        service.run(&mut pair, Duration::from_millis(10));
+    }
+    assert!(pair.world.metric(pair.exit, "culvert_stream_bytes") <= 9 << 20);
+    assert!(pair.world.metric(pair.exit, "culvert_limit_reached_total{limit=\"stream_bytes\"}") > 0);
+    // The exit's windows, and the pipes of the network in memory and one piece of each forward at either end.
+    assert!(written < (8 << 20) + 20 * 5 * (64 << 10), "{written}");
+}
+
+#[test]
+fn a_stream_without_its_header_is_given_up() {
+    let mut siege = Siege::new(1805, "");
+    siege.rogue.say(&Rogue::hello());
+    siege.run(50);
+    siege.rogue.open_stream(&[]);
+    siege.rogue.open_stream(&[4]);
+    siege.run(9_000);
+    assert_eq!(siege.metric("culvert_tcp_streams"), 2);
+    siege.run(2_000);
+    assert_eq!(siege.metric("culvert_tcp_streams"), 0);
+    assert_eq!(siege.metric("culvert_tcp_refused_total{reason=\"no_header\"}"), 2);
+    assert_eq!(siege.rogue.closed(), None);
+    siege.assert_innocent_is_unharmed();
+}
