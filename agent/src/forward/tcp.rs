@@ -412,12 +412,9 @@ impl TcpForward {
                 match tcp.read(scratch) {
                     Ok(0) => outward.ended = true,
                     Ok(len) => {
-                        // quinn-proto copies what it takes; only what it does not take is kept here.
-                        let written = match quinn.send_stream(self.stream).write(&scratch[..len]) {
-                            Ok(written) => written,
-                            // They are met again with the piece.
-                            Err(WriteError::Blocked | WriteError::Stopped(_) | WriteError::ClosedStream) => 0,
-                        };
+                        // quinn-proto copies what it takes. What it does not take is kept here, and meets the error, too.
+                        let written =
+                            quinn.send_stream(self.stream).write(&scratch[..len]).unwrap_or_default();
                         outward.bytes += written as u64;
                         moved += written;
                         if written < len {
