@@ -89,6 +89,8 @@ pub struct ControlConnection {
     begun: Instant,
     /// The knock that let it in.
     admission: Option<Admission>,
+    /// Its number, if it is a stream connection and not a peer's control connection.
+    pub stream_number: Option<u8>,
     /// Our services that the far end was told of last.
     pub told: Vec<Service>,
     control: Option<StreamId>,
@@ -130,6 +132,7 @@ impl ControlConnection {
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
             told: Vec::new(),
+            stream_number: None,
             establish_by,
             mtu: 0,
             dirty: false,

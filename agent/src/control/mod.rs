@@ -9,6 +9,7 @@
 //! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
 //! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
+//! | which session does a stream connection join? | `join.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
@@ -20,6 +21,7 @@ pub mod cid;
 pub mod dial;
 pub mod driver;
 mod framing;
+pub mod join;
 pub mod knock;
 pub mod messages;
 pub mod suite;

@@ -2,12 +2,15 @@
 
 use std::{
     io::ErrorKind,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use quinn_proto::{ConnectionHandle, Dir, StreamId};
 
-use super::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy, orders::HURRY_LASTS};
+use super::{
+    Source, StreamKey, Timer, Worker, ceilings::socket_remedy, exchange::Order, orders::HURRY_LASTS,
+};
 use crate::{
     control::messages::{StreamAnswer, StreamOpen},
     forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
@@ -26,10 +29,10 @@ const ACCEPTS_PER_TURN: usize = 16;
 impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
     pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
-        if !self.may_accept(place) {
-            return false;
-        }
         for _ in 0..ACCEPTS_PER_TURN {
+            if !self.may_accept(place, now) {
+                return false;
+            }
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
@@ -81,15 +84,32 @@ impl Worker {
         true
     }
 
-    /// Whether connections to this port are for this worker: all of them listen, the one with the session accepts. Without a
-    /// session the worker that dials the peer refuses them.
-    fn may_accept(&self, place: usize) -> bool {
-        let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
-        let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return true };
-        match &peer.link {
-            Some(link) => link.pool.owner() == self.place.0,
-            None => self.dialler_of(peer.id) == self.place.0,
+    /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
+    /// peer the one with the fewest forwards accepts. The owner of the session refuses what none can carry, and without a session
+    /// the worker that dials the peer does.
+    fn may_accept(&mut self, place: usize, now: Instant) -> bool {
+        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+            return true;
+        };
+        let Some(peer) = self.peers.get(id.0 as usize) else { return true };
+        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.place.0 };
+        let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
+        self.want_stream_connections(id, now);
+        if self.carrier(id).is_none() {
+            if owner != self.place.0 && has_streams {
+                // It may have left them to this worker, which had a connection a moment ago.
+                self.note_carrier(id);
+                self.exchange.post(owner, Order::AcceptTcp { place });
+            }
+            return owner == self.place.0;
         }
+        let less_busy =
+            self.peers.get(id.0 as usize).and_then(|peer| peer.forwards.less_busy_than(self.place.0));
+        if let Some(other) = less_busy {
+            // It may have looked when it was not the one.
+            self.exchange.post(other, Order::AcceptTcp { place });
+        }
+        less_busy.is_none()
     }
 
     /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
@@ -106,29 +126,31 @@ impl Worker {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = self.peers.get_mut(id.0 as usize).ok_or(TcpRefusal::NotConnected)?;
-        let is_well = peer.is_well();
-        let session = peer.session.as_ref().filter(|_| is_well).ok_or(TcpRefusal::NotConnected)?;
-        let mut offered = session.hello.services.iter();
+        let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let mut offered = link.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)
             .ok_or(TcpRefusal::UnknownService)?
             .number;
-        if peer.tcp_streams >= self.config.limits.tcp_streams_per_peer {
+        let forwards = Arc::clone(&peer.forwards);
+        let handle = self.carrier(id).ok_or(TcpRefusal::NotConnected)?;
+        let quinn = self.control.quinn(handle).ok_or(TcpRefusal::NotConnected)?;
+        if !forwards.open(self.place.0, self.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
         }
-        let handle = session.handle;
-        let quinn = self.control.quinn(handle).ok_or(TcpRefusal::NotConnected)?;
-        let stream = quinn.streams().open(Dir::Bi).ok_or(TcpRefusal::Limit)?;
-        Ok((peer.id, handle, stream, service))
+        let stream = quinn.streams().open(Dir::Bi).ok_or_else(|| {
+            forwards.close(self.place.0);
+            TcpRefusal::Limit
+        })?;
+        Ok((id, handle, stream, service))
     }
 
     /// The peer opened a stream.
     pub(super) fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
         let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        let full = self.peers.get(peer.0 as usize).is_none_or(|state| {
-            let current = state.session.as_ref().is_some_and(|session| session.handle == handle);
-            !current || state.tcp_streams >= self.config.limits.tcp_streams_per_peer
-        });
+        let most = self.config.limits.tcp_streams_per_peer;
+        let full = !self.takes_streams(peer, handle, now)
+            || self.peers.get(peer.0 as usize).is_none_or(|state| !state.forwards.open(self.place.0, most));
         let mut forward = TcpForward::accepted(stream);
         if full {
             self.totals.tcp.refuse(TcpRefusal::Limit);
@@ -289,6 +311,9 @@ impl Worker {
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams += 1;
         }
+        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards += 1;
+        }
         self.pump(id, now);
     }
 
@@ -303,6 +328,10 @@ impl Worker {
         self.totals.tcp.bytes_inward += inward;
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
+            state.forwards.close(self.place.0);
+        }
+        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards = forwards.saturating_sub(1);
         }
     }
 }
