@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// TCP connections for a peer come to this worker: there are to be stream connections.
+    /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
     pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(link) = peer.link.as_ref() else { return };

@@ -30,7 +30,7 @@ impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
     pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
         for _ in 0..ACCEPTS_PER_TURN {
-            if !self.may_accept(place, now) {
+            if !self.may_accept(place) {
                 return false;
             }
             let id = self.vacant_tcp();
@@ -45,6 +45,7 @@ impl Worker {
                         tracing::debug!(%client, service, "TCP forward");
                         let forward = TcpForward::opened(id, stream, token, service);
                         self.insert_tcp(StreamKey { connection: handle.0, stream: id }, peer, forward, now);
+                        self.want_stream_connections(peer, now);
                     }
                     Err(reason) => {
                         if reason == TcpRefusal::NotConnected {
@@ -87,14 +88,13 @@ impl Worker {
     /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
     /// peer the one with the fewest forwards accepts. The owner of the session refuses what none can carry, and without a session
     /// the worker that dials the peer does.
-    fn may_accept(&mut self, place: usize, now: Instant) -> bool {
+    fn may_accept(&self, place: usize) -> bool {
         let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return true;
         };
         let Some(peer) = self.peers.get(id.0 as usize) else { return true };
         let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.place.0 };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
-        self.want_stream_connections(id, now);
         if self.carrier(id).is_none() {
             if owner != self.place.0 && has_streams {
                 // It may have left them to this worker, which had a connection a moment ago.

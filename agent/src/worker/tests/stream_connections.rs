@@ -138,6 +138,21 @@ fn an_agent_with_one_worker_at_both_ends_has_no_stream_connections() {
 }
 
 #[test]
+fn without_tcp_connections_none_is_opened() {
+    let mut pair = Pair::with_workers(2815, (3, 3), "", "");
+    pair.wait_for_lanes(3);
+    let mut client = pair.client(4000);
+    for _ in 0..50 {
+        client.send(INGRESS, b"a datagram");
+        pair.run_served(Duration::from_millis(100));
+    }
+    for agent in [pair.entry, pair.exit] {
+        assert_eq!(pair.world.metric(agent, OPENED), 0);
+        assert_eq!(pair.world.metric(agent, "culvert_connections"), 1);
+    }
+}
+
+#[test]
 fn a_peer_that_does_not_know_stream_connections_is_served_over_the_control_connection() {
     for (old, seed) in [(0, 2820), (1, 2821)] {
         let mut pair = Pair::with_workers(seed, (2, 2), "", "");
