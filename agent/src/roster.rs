@@ -464,6 +464,8 @@ impl Roster {
             services: rules.open_services.clone(),
             allowed_ips: Vec::new(),
             dscp: defaults::DSCP,
+            congestion: defaults::CONGESTION,
+            rate: None,
             // No file names it; [`Origin`] says what it is.
             origin: PeerOrigin::State,
         };

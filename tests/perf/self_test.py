@@ -3,6 +3,7 @@
 import accounts
 import harness
 import l3_loads
+import path_ways
 
 ENTRY = """
 # HELP culvert_lanes Lanes by state.
@@ -131,8 +132,26 @@ def tunnels():
         raise AssertionError(answer)
 
 
+def paths():
+    zero = {"came": 0, "passed": 0, "late": 0, "most_queued_bytes": 9, "latest_us": 7, "held": 3}
+    before = {"there": zero, "back": zero, "void": ["1 packets dropped by the backlog of a CPU"]}
+    after = {
+        "there": zero | {"came": 20000, "passed": 19000, "late": 11},
+        "back": zero | {"came": 5000, "passed": 5000, "late": 11, "held": 1},
+        "void": ["2 packets dropped by the backlog of a CPU", "back: 11 packets later than 5ms"],
+    }
+    run, void = path_ways.fates(before, after)
+    assert (run["there"]["came"], run["back"]["held"], run["back"]["latest_us"]) == (20000, 1, 7), run
+    # One in a thousand, and no fewer than ten.
+    assert void == ["2 packets dropped by the backlog of a CPU", "11 late packets back"], void
+    assert path_ways.fates(after, after)[1] == []
+    received = {"end": {"sum_sent": {"retransmits": 4}, "sum_received": {"bits_per_second": 150e6}}}
+    assert path_ways.mbit(received) == {"Mbit/s": 150, "retransmits": 4}
+    assert path_ways.share({"Mbit/s": 150, "beside": 50}) == 0.75
+
+
 def main(matrix):
-    for check in (metrics, losses, relays, loads, tunnels):
+    for check in (metrics, losses, relays, loads, tunnels, paths):
         check()
     rows = [
         accounts.with_costs(

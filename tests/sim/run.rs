@@ -27,6 +27,7 @@ const NEAR: NetworkPath = NetworkPath {
     corrupted: 0,
     most_bytes: usize::MAX,
     is_cut: false,
+    bottleneck: None,
 };
 
 /// A broken rule, to see that it is noticed.
@@ -402,6 +403,7 @@ impl<'a> Run<'a> {
                     corrupted,
                     most_bytes: bytes.into(),
                     is_cut: loss >= 1_000,
+                    bottleneck: None,
                 };
                 match jitter_ms {
                     0 => self.model.jittered.remove(&(from, to)),

@@ -386,18 +386,25 @@ pub fn binary() -> &'static Path {
         if let Some(path) = env::var_os("CULVERT_BIN") {
             return path.into();
         }
-        let test = env::current_exe().expect("the kernel knows our path");
-        // target/<profile>/deps/<test> → target/<profile>/culvert
-        let path = test.ancestors().nth(2).expect("cargo's layout").join("culvert");
-        let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified());
-        let built = modified(&path).unwrap_or_else(|error| {
-            panic!("{}: {error}: run cargo build -p culvert first", path.display());
-        });
-        // `path: source source …`, as cargo writes it.
-        let sources = fs::read_to_string(path.with_extension("d")).unwrap_or_default();
-        let newer = |source: &&str| modified(Path::new(source)).is_ok_and(|time| time > built);
-        let newer = sources.split_whitespace().skip(1).find(newer);
-        assert!(newer.is_none(), "the program is older than {newer:?}: run cargo build -p culvert first");
-        path
+        built("culvert", "cargo build -p culvert")
     })
+}
+
+/// What cargo built beside the tests, at `place` of its folder for this profile; `remedy` builds it.
+///
+/// # Panics
+/// When it is missing or older than its sources.
+pub(crate) fn built(place: &str, remedy: &str) -> PathBuf {
+    let test = env::current_exe().expect("the kernel knows our path");
+    // target/<profile>/deps/<test> → target/<profile>/<place>
+    let path = test.ancestors().nth(2).expect("cargo's layout").join(place);
+    let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified());
+    let time =
+        modified(&path).unwrap_or_else(|error| panic!("{}: {error}: run {remedy} first", path.display()));
+    // `path: source source …`, as cargo writes it.
+    let sources = fs::read_to_string(path.with_extension("d")).unwrap_or_default();
+    let newer = |source: &&str| modified(Path::new(source)).is_ok_and(|changed| changed > time);
+    let newer = sources.split_whitespace().skip(1).find(newer);
+    assert!(newer.is_none(), "the program is older than {newer:?}: run {remedy} first");
+    path
 }

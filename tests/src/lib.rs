@@ -13,6 +13,7 @@
 //! | a stream of bytes, compared at its end | [`transfer`] |
 //! | a path that delays, loses, damages and reorders, and a NAT that forgets | [`impairment`] |
 //! | where each of those datagrams went | [`ledger`] |
+//! | two hosts with a bottleneck between them: rate, queue, delay, loss, ECN | [`path`] |
 //! | numbered datagrams there and back while things happen | [`stream`] |
 //! | two sites with an impairment between them, and what can happen to them | [`stage`] |
 //! | names whose addresses change | [`names`] |
@@ -40,6 +41,7 @@ mod links;
 pub mod names;
 pub mod needs;
 pub mod pair;
+pub mod path;
 pub mod place;
 pub mod ports;
 pub mod probe;

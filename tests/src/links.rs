@@ -144,6 +144,76 @@ impl Drop for Namespaces {
     }
 }
 
+/// Two hosts, `left` and `right`, with a `router` between them; dropping them removes them.
+#[derive(Debug)]
+pub(crate) struct Row {
+    prefix: String,
+}
+
+impl Row {
+    const ROLES: [&str; 3] = ["left", "router", "right"];
+
+    /// The hosts have these addresses, IPv4 and IPv6, and the router the next ones, on its interfaces `west` and `east`.
+    #[track_caller]
+    pub(crate) fn new(hosts: [[&str; 2]; 2]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let row = Self { prefix: format!("culvert-{}-row{number}", process::id()) };
+        let added: String =
+            Self::ROLES.iter().map(|role| format!("netns add {}\n", row.name(role))).collect();
+        batch(None, &added);
+        for role in Self::ROLES {
+            row.place(role).sysctl("net.ipv6.conf.all.accept_dad", "0");
+            row.place(role).sysctl("net.ipv6.conf.default.accept_dad", "0");
+        }
+        let router = row.name("router");
+        let mut links = String::new();
+        for (role, interface) in [("left", "west"), ("right", "east")] {
+            let host = row.name(role);
+            writeln!(links, "link add name {interface} netns {router} type veth peer name lan netns {host}")
+                .expect("a String takes all");
+        }
+        batch(None, &links);
+        let mut routers = up("lo");
+        for ((role, interface), ours) in [("left", "west"), ("right", "east")].into_iter().zip(hosts) {
+            let ours = ours.map(|address| address.parse::<IpAddr>().expect("an address"));
+            let theirs = ours.map(beside);
+            let pick = |of: [IpAddr; 2]| move |family| if family == Family::V4 { of[0] } else { of[1] };
+            routers += &(up(interface) + &addresses(interface, pick(theirs), [24, 64]));
+            let host =
+                up("lo") + &up("lan") + &addresses("lan", pick(ours), [24, 64]) + &default(pick(theirs));
+            batch(Some(&row.name(role)), &host);
+        }
+        batch(Some(&router), &routers);
+        row
+    }
+
+    fn name(&self, role: &str) -> String {
+        format!("{}-{role}", self.prefix)
+    }
+
+    pub(crate) fn place(&self, role: &str) -> Place {
+        Place::Namespace(self.name(role))
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        for role in Self::ROLES {
+            // Fails if `new` did not get as far as to make it.
+            drop(Command::new("ip").args(["netns", "del", &self.name(role)]).output());
+        }
+    }
+}
+
+/// The next address.
+fn beside(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() + 1).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() + 1).into(),
+    }
+}
+
 fn router_of(site: u8) -> &'static str {
     if site == 1 { "west" } else { "east" }
 }

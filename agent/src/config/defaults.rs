@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Access, AccessMode, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket,
-    Oversize, Profile, Queue, Transport, socket_buffer_bytes,
+    Access, AccessMode, CongestionControl, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat,
+    LogLevel, MaxPacket, Oversize, Profile, Queue, Transport, socket_buffer_bytes,
 };
 
 /// `[transport]`: dials only, uses every CPU and what the kernel offers. Not pinned, because the scheduler knows what
@@ -80,6 +80,10 @@ pub const OVERSIZE: Oversize = Oversize::Drop;
 
 /// `[log]`.
 pub const LOG: Log = Log { level: LogLevel::Info, format: LogFormat::Text };
+
+/// `peer.congestion`: keeps its rate where packets are lost at random, and shares a bottleneck with CUBIC
+/// (`docs/decisions/0014-congestion-of-streams.md`).
+pub const CONGESTION: CongestionControl = CongestionControl::Bbr;
 
 /// What `limits.receive_buffer = "auto"` comes to with the other defaults: 4 MiB, with which docs/performance.md was measured.
 pub const SOCKET_BUFFER_BYTES: usize = socket_buffer_bytes(LIMITS.receive_rate, QUEUE.time);

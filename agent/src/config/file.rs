@@ -82,6 +82,8 @@ pub(super) struct Peer {
     pub(super) services: Option<Field<Vec<Field<String>>>>,
     pub(super) allowed_ips: Option<Field<Vec<Field<String>>>>,
     pub(super) dscp: Option<Field<Amount>>,
+    pub(super) congestion: Option<Field<String>>,
+    pub(super) rate: Option<Field<String>>,
 }
 
 #[derive(Default, Deserialize)]

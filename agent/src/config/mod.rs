@@ -229,6 +229,38 @@ pub struct Peer {
     pub allowed_ips: Vec<IpNet>,
     /// The DSCP of the packets that carry its traffic.
     pub dscp: Dscp,
+    /// The congestion control of its streams.
+    pub congestion: CongestionControl,
+    /// The most that its streams are sent, in bits a second of IP packets; always there with [`CongestionControl::Rate`].
+    pub rate: Option<u64>,
+}
+
+/// `peer.congestion`: the congestion control of a peer's streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CongestionControl {
+    /// Finds the bottleneck's rate and the shortest round trip; random loss does not slow it down.
+    #[default]
+    Bbr,
+    /// CUBIC (RFC 9438), as quinn-proto has it: takes every loss for congestion.
+    Cubic,
+    /// Sends at `peer.rate`, whatever is lost.
+    Rate,
+}
+
+impl CongestionControl {
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Bbr, Self::Cubic, Self::Rate];
+
+    /// Its name in the configuration, in `culvert status` and in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Bbr => "bbr",
+            Self::Cubic => "cubic",
+            Self::Rate => "rate",
+        }
+    }
 }
 
 /// `peer.dscp`: the DSCP (RFC 2474) of outer packets.

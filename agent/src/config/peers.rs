@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use toml::Spanned;
 
 use super::{
-    DropPolicy, Peer, PeerOrigin, Profile, Queue, Service,
+    CongestionControl, DropPolicy, Peer, PeerOrigin, Profile, Queue, Service,
     checks::{At, Checks, PinnedKey},
     defaults,
     field::{Field, OneOrMany},
@@ -62,9 +62,11 @@ impl Checks {
             if !around.listens && !dials {
                 let remedy = "add endpoints, or transport.listen so that it can dial us";
                 let problem = "missing, and nobody can dial us either: this peer can never be connected";
-                self.report.add(&at("endpoints"), Some(header), problem, remedy);
+                self.report.add(&at("endpoints"), Some(header.clone()), problem, remedy);
             }
             let profiles = [("throughput", Profile::Throughput), ("latency", Profile::Latency)];
+            let congestion = self.congestion(&at("congestion"), table.congestion);
+            let rate = self.rate(&at("rate"), table.rate, congestion, &header);
             let policies = [("oldest", DropPolicy::Oldest), ("newest", DropPolicy::Newest)];
             peers.push(Peer {
                 name,
@@ -80,6 +82,8 @@ impl Checks {
                 services: self.granted(&at("services"), table.services, around.services),
                 allowed_ips,
                 dscp: self.dscp(&at("dscp"), table.dscp),
+                congestion,
+                rate,
             });
         }
     }
@@ -153,6 +157,48 @@ impl Checks {
             self.report.add(at, Some(text.span), problem, "write \"100ms\" to \"25s\", or \"0s\" for none");
         }
         (!keepalive.is_zero()).then_some(keepalive)
+    }
+
+    fn congestion(&mut self, at: &str, field: Option<Field<String>>) -> CongestionControl {
+        let choices = CongestionControl::ALL.map(|choice| (choice.label(), choice));
+        self.choice(at, field, &choices).unwrap_or(defaults::CONGESTION)
+    }
+
+    /// Bits a second.
+    fn rate(
+        &mut self,
+        at: &str,
+        field: Option<Field<String>>,
+        congestion: CongestionControl,
+        header: &Range<usize>,
+    ) -> Option<u64> {
+        const LEAST: u64 = 64_000;
+        const MOST: u64 = 100_000_000_000;
+        let is_required = match congestion {
+            CongestionControl::Rate => true,
+            CongestionControl::Bbr | CongestionControl::Cubic => false,
+        };
+        let Some(text) = self.take(at, field) else {
+            if is_required {
+                let problem = "missing, and congestion = \"rate\" sends at it";
+                let remedy = "add what the path to the peer carries, as in rate = \"190Mbit\"";
+                self.report.add(at, Some(header.clone()), problem, remedy);
+            }
+            return None;
+        };
+        let rate = self.read(at, &text, value::bit_rate)?;
+        if !(LEAST..=MOST).contains(&rate) {
+            let problem = format!("{:?} is out of range", text.value);
+            self.report.add(at, Some(text.span), problem, "write \"64kbit\" to \"100Gbit\"");
+            return Some(rate);
+        }
+        self.report.note(
+            at,
+            Some(text.span),
+            "limits the TCP forwards to this peer, not yet its UDP flows and IP packets",
+            "leave room for those, if the path carries both",
+        );
+        Some(rate)
     }
 
     fn queue(&mut self, at: &str, file: file::Queue) -> Queue {

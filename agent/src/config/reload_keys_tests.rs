@@ -13,7 +13,7 @@ use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
-const KEYS: [(&str, &str, Effect); 61] = [
+const KEYS: [(&str, &str, Effect); 63] = [
     ("identity.key_file", "\"other.key\"", Restart),
     ("identity.state_dir", "\"/var/lib/other\"", Restart),
     ("transport.listen", "[\"0.0.0.0:4434\"]", Restart),
@@ -48,6 +48,8 @@ const KEYS: [(&str, &str, Effect); 61] = [
     ("peer.services", "[]", Now),
     ("peer.allowed_ips", "[\"10.9.0.2/32\"]", Now),
     ("peer.dscp", "46", Now),
+    ("peer.congestion", "\"cubic\"", NextConnection),
+    ("peer.rate", "\"48Mbit\"", Now),
     ("udp.listen", "\"127.0.0.1:5302\"", Now),
     ("udp.peer", "\"other\"", Now),
     ("udp.service", "\"chargen\"", Now),

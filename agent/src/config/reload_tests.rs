@@ -276,7 +276,7 @@ fn peers_are_sorted_by_what_happened_to_them() {
         &text,
         exit,
         &format!(
-            "{exit}\"\nendpoints = [\"exit.example:1\", \"[2001:db8::1]:2\"]\nlanes = 4\nkeepalive = \"0s\"\nqueue = {{ bytes = \"1MiB\", time = \"1s\" }}\nallowed_ips = [\"10.9.0.2\"]\ndscp = 46\nprofile = \"latency"
+            "{exit}\"\nendpoints = [\"exit.example:1\", \"[2001:db8::1]:2\"]\nlanes = 4\nkeepalive = \"0s\"\nqueue = {{ bytes = \"1MiB\", time = \"1s\" }}\nallowed_ips = [\"10.9.0.2\"]\ndscp = 46\ncongestion = \"rate\"\nrate = \"1.5Mbit\"\nprofile = \"latency"
         ),
     );
     let text = format!(
@@ -295,6 +295,8 @@ fn peers_are_sorted_by_what_happened_to_them() {
             "peer \"exit\": queue.time: 100ms → 1s".to_owned(),
             "peer \"exit\": allowed_ips: [] → [\"10.9.0.2/32\"]".to_owned(),
             "peer \"exit\": dscp: copy → 46".to_owned(),
+            "peer \"exit\": congestion: bbr → rate (next connection)".to_owned(),
+            "peer \"exit\": rate: none → 1500kbit".to_owned(),
             format!("+ peer \"new\": {third} at new.example:1"),
             "- udp \"127.0.0.1:5301\": service \"echo\" of peer \"branch\"".to_owned(),
         ]

@@ -206,6 +206,8 @@ impl Differences {
             services,
             allowed_ips,
             dscp,
+            congestion,
+            rate,
         } = new;
         let waiting = unless(waits.allowed_ips);
         Peer {
@@ -241,6 +243,12 @@ impl Differences {
             dscp: self.take(&at("dscp"), now, &old.dscp, dscp, |dscp| match dscp {
                 Dscp::Copy => "copy".to_owned(),
                 Dscp::Fixed(dscp) => dscp.to_string(),
+            }),
+            congestion: self.take(&at("congestion"), NEXT, &old.congestion, congestion, |congestion| {
+                congestion.label().to_owned()
+            }),
+            rate: self.take(&at("rate"), now, &old.rate, rate, |rate| {
+                rate.map_or_else(|| "none".to_owned(), bit_rate)
             }),
         }
     }
@@ -416,6 +424,13 @@ fn size(bytes: &usize) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let fits = units.into_iter().find(|(bits, _)| *bytes > 0 && bytes.trailing_zeros() >= *bits);
     fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
+}
+
+/// "48Mbit", or the smallest unit that shows it whole.
+fn bit_rate(bits: u64) -> String {
+    let units = [(1_000_000_000, "Gbit"), (1_000_000, "Mbit")];
+    let fits = units.into_iter().find(|(unit, _)| bits.is_multiple_of(*unit));
+    fits.map_or_else(|| format!("{}kbit", bits as f64 / 1e3), |(unit, name)| format!("{}{name}", bits / unit))
 }
 
 /// `service.protocol`, of which both are the default; a service with neither only keeps its place.

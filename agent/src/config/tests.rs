@@ -72,6 +72,8 @@ fn defaults_stand_for_what_is_left_out() {
         services: Vec::new(),
         allowed_ips: Vec::new(),
         dscp: Dscp::Copy,
+        congestion: CongestionControl::Bbr,
+        rate: None,
     };
     assert_eq!(config.peers, [peer]);
     let service = Service {
@@ -202,6 +204,11 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("keepalive = 20\n", 9, "peer[0].keepalive", "is an integer");
     expect("keepalive = \"20\"\n", 9, "peer[0].keepalive", "a unit");
     expect("drop = \"oldset\"\n", 9, "peer[0].drop", "\"oldest\" or \"newest\"");
+    expect("congestion = \"reno\"\n", 9, "peer[0].congestion", "\"bbr\" or \"cubic\" or \"rate\"");
+    expect("congestion = \"rate\"\n", 6, "peer[0].rate", "add what the path to the peer carries");
+    expect("rate = \"190Mbps\"\n", 9, "peer[0].rate", "as in \"48Mbit\"");
+    expect("rate = \"1kbit\"\n", 9, "peer[0].rate", "64kbit");
+    expect("rate = \"9999Gbit\"\n", 9, "peer[0].rate", "100Gbit");
     expect("quota = 0\n", 9, "peer[0].quota", "above 0");
     expect("quota = 1.5\n", 9, "peer[0].quota", "at most 1");
     expect("quota = nan\n", 9, "peer[0].quota", "is not a share");

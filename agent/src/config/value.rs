@@ -43,6 +43,22 @@ pub(super) fn size(text: &str) -> Result<u64, Bad> {
     )
 }
 
+/// "48Mbit", "1.5Gbit", "800kbit", in bits a second.
+pub(super) fn bit_rate(text: &str) -> Result<u64, Bad> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim_start() {
+        "kbit" => Some(1e3),
+        "Mbit" => Some(1e6),
+        "Gbit" => Some(1e9),
+        _ => None,
+    };
+    let rate = number.parse::<f64>().ok().zip(factor).map(|(number, factor)| number * factor);
+    rate.filter(|rate| rate.is_finite() && *rate < 1e15).map(|rate| rate.round() as u64).ok_or_else(|| {
+        bad(format!("{text:?} is not a rate"), "write a number and a unit, as in \"48Mbit\" or \"1Gbit\"")
+    })
+}
+
 /// An address and a port; a host name is told apart, because the remedy differs.
 pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
     if let Ok(address) = text.parse() {

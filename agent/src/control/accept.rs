@@ -9,7 +9,8 @@ use std::{
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
 
 use super::{
-    driver::{Control, ControlConnection},
+    congestion::Congestion,
+    driver::{Begun, Control, ControlConnection},
     messages::CloseReason,
 };
 use crate::{io::Path, lanes::UnderlayId};
@@ -39,8 +40,8 @@ pub struct Admission {
 /// Makes the TLS of one client at this address: with a knock, of that client alone.
 pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
 
-/// Makes the transport of the connection of who knocked so, if it is to have one of its own.
-pub type OwnTransport = Box<dyn Fn(&Admission) -> Option<Arc<TransportConfig>>>;
+/// Makes the transport of one connection, from the knock that admitted it.
+pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
 
 /// Whose handshakes an endpoint accepts.
 pub struct Acceptance {
@@ -48,7 +49,7 @@ pub struct Acceptance {
     pub server: Arc<ServerConfig>,
     /// What takes the place of its TLS for each client.
     pub tls: OwnTls,
-    /// What takes the place of its transport for clients that an operator looks at.
+    /// What takes the place of its transport for each client.
     pub transport: OwnTransport,
     /// Whether the gate must have admitted it.
     pub knock: bool,
@@ -141,7 +142,8 @@ impl Control {
             return false;
         }
         // The TLS of each client is made last: it costs more than all that is asked before.
-        let config = if full { None } else { self.own_config(&incoming, admission.as_ref()) };
+        let congestion = Arc::default();
+        let config = if full { None } else { self.own_config(&incoming, admission.as_ref(), &congestion) };
         let Some(config) = config else {
             self.stats.handshakes_ignored += 1;
             self.endpoint.ignore(incoming);
@@ -157,7 +159,8 @@ impl Control {
                 self.stats.handshakes_accepted += 1;
                 self.pending.begin(handle, agreement);
                 let by = Some(now + ESTABLISH_TIMEOUT);
-                self.insert(handle, ControlConnection::new(quinn, underlay, (None, admission), by, now));
+                let begun = Begun { peer: None, admission, congestion, establish_by: by, at: now };
+                self.insert(handle, ControlConnection::new(quinn, underlay, begun));
                 true
             }
             Err(refused) => {
@@ -171,7 +174,12 @@ impl Control {
     }
 
     /// The configuration for one client, if it may begin a handshake at all.
-    fn own_config(&self, incoming: &Incoming, admission: Option<&Admission>) -> Option<Arc<ServerConfig>> {
+    fn own_config(
+        &self,
+        incoming: &Incoming,
+        admission: Option<&Admission>,
+        congestion: &Arc<Congestion>,
+    ) -> Option<Arc<ServerConfig>> {
         let acceptance = self.acceptance.as_ref()?;
         // An admission holds for the handshake that the client started, and for that alone.
         let admission = admission.filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid);
@@ -180,9 +188,9 @@ impl Control {
         }
         let mut own = ServerConfig::clone(&acceptance.server);
         own.crypto = (acceptance.tls)(admission, incoming.remote_address())?;
-        if let Some(transport) = admission.and_then(|admission| (acceptance.transport)(admission)) {
-            own.transport_config(transport);
-        }
+        let mut transport = (acceptance.transport)(admission);
+        transport.congestion_controller_factory(Arc::clone(congestion) as _);
+        own.transport_config(Arc::new(transport));
         Some(Arc::new(own))
     }
 

@@ -19,7 +19,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId,
+    EndpointConfig, EndpointEvent, Event as QuinnEvent, Side, StreamEvent, StreamId, TransportConfig,
 };
 use rustc_hash::FxHashMap;
 use zeroize::Zeroizing;
@@ -27,11 +27,16 @@ use zeroize::Zeroizing;
 use super::{
     Traffic,
     accept::{Acceptance, Admission, Pending},
+    congestion::{
+        Congestion,
+        pacing::{Pace, RateAccount},
+    },
     messages::{
         CloseReason, Framer, Hello, MAX_MESSAGE_BYTES, Message, MessageError, POSSESSION_LABEL, Service,
     },
 };
 use crate::{
+    config::CongestionControl,
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
@@ -75,6 +80,20 @@ pub enum Event {
     Drained,
 }
 
+/// How a connection begins.
+pub(super) struct Begun {
+    /// The peer, if this end dialled it.
+    pub(super) peer: Option<PeerId>,
+    /// The knock that let it in, if the far end dialled it.
+    pub(super) admission: Option<Admission>,
+    /// What its controllers share with the driver.
+    pub(super) congestion: Arc<Congestion>,
+    /// When it is closed, unless it is a session by then.
+    pub(super) establish_by: Option<Instant>,
+    /// Now.
+    pub(super) at: Instant,
+}
+
 /// One control connection.
 pub struct ControlConnection {
     quinn: Connection,
@@ -91,6 +110,8 @@ pub struct ControlConnection {
     admission: Option<Admission>,
     /// Its number, if it is a stream connection and not a peer's control connection.
     pub stream_number: Option<u8>,
+    /// How fast its packets leave.
+    pace: Pace,
     /// Our services that the far end was told of last.
     pub told: Vec<Service>,
     control: Option<StreamId>,
@@ -111,29 +132,23 @@ pub struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// A connection, begun `now`: of `peer` if this end dialled it, else of whom `admission` says, who must be a session `by` then.
-    pub(super) fn new(
-        quinn: Connection,
-        underlay: UnderlayId,
-        (peer, admission): (Option<PeerId>, Option<Admission>),
-        establish_by: Option<Instant>,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(quinn: Connection, underlay: UnderlayId, begun: Begun) -> Self {
         Self {
-            begun: now,
             remote: quinn.remote_address(),
             quinn,
             underlay,
-            peer,
+            peer: begun.peer,
             key: None,
             held: None,
-            admission,
+            admission: begun.admission,
+            begun: begun.at,
+            pace: Pace::new(begun.congestion, begun.at),
             control: None,
             framer: Framer::new(MAX_MESSAGE_BYTES),
             outgoing: Vec::new(),
             told: Vec::new(),
             stream_number: None,
-            establish_by,
+            establish_by: begun.establish_by,
             mtu: 0,
             dirty: false,
             lost: false,
@@ -191,6 +206,21 @@ impl ControlConnection {
     pub fn quinn(&self) -> &Connection {
         &self.quinn
     }
+
+    /// Its congestion control.
+    #[must_use]
+    pub fn congestion(&self) -> &Congestion {
+        self.pace.congestion()
+    }
+}
+
+/// What a connection is dialled with.
+#[derive(Debug)]
+pub struct Dial {
+    /// The TLS and the knock.
+    pub client: ClientConfig,
+    /// The QUIC parameters, but for the congestion control.
+    pub transport: TransportConfig,
 }
 
 /// Counts of the control plane; monotonic.
@@ -269,6 +299,25 @@ impl Control {
         }
     }
 
+    /// Sets the congestion control of a connection, now that it is known whose it is: `account` is what may be sent to that peer.
+    pub fn set_congestion(
+        &mut self,
+        handle: ConnectionHandle,
+        control: CongestionControl,
+        account: Arc<RateAccount>,
+    ) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.pace.set(control, account);
+        }
+    }
+
+    /// The rate of a peer has changed: its connections at [`CongestionControl::Rate`] follow.
+    pub fn rate_changed(&mut self, peer: PeerId) {
+        for connection in self.connections.values_mut().filter(|connection| connection.peer == Some(peer)) {
+            connection.pace.follow_account();
+        }
+    }
+
     /// Accepts no further connection: who dials meets silence, and whoever listens here next.
     pub fn stop_accepting(&mut self) {
         self.closed = true;
@@ -280,12 +329,17 @@ impl Control {
         peer: PeerId,
         remote: SocketAddr,
         underlay: UnderlayId,
-        config: ClientConfig,
+        config: Dial,
         now: Instant,
     ) -> Option<ConnectionHandle> {
+        let Dial { mut client, mut transport } = config;
+        let congestion = Arc::new(Congestion::default());
+        transport.congestion_controller_factory(Arc::clone(&congestion) as _);
+        client.transport_config(Arc::new(transport));
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
-        let (handle, quinn) = self.endpoint.connect(now, config, remote, "culvert").ok()?;
-        self.insert(handle, ControlConnection::new(quinn, underlay, (Some(peer), None), None, now));
+        let (handle, quinn) = self.endpoint.connect(now, client, remote, "culvert").ok()?;
+        let begun = Begun { peer: Some(peer), admission: None, congestion, establish_by: None, at: now };
+        self.insert(handle, ControlConnection::new(quinn, underlay, begun));
         Some(handle)
     }
 
@@ -305,6 +359,7 @@ impl Control {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     connection.quinn.handle_event(event);
+                    connection.pace.received(now);
                     self.touch(handle);
                 }
             }
@@ -444,6 +499,7 @@ impl Control {
         {
             self.pending.end(handle);
             connection.lost = true;
+            connection.pace.closing();
             connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
             self.touch(handle);
         }
@@ -496,8 +552,9 @@ impl Control {
                 connection.remote = to;
                 self.events.push((handle, Event::Moved { from, to }));
             }
-            if let Some(at) = connection.quinn.poll_timeout().into_iter().chain(connection.establish_by).min()
-            {
+            let deadlines =
+                [connection.quinn.poll_timeout(), connection.establish_by, connection.pace.deadline()];
+            if let Some(at) = deadlines.into_iter().flatten().min() {
                 arm(handle, at);
             }
             self.connections.insert(handle, connection);
@@ -630,8 +687,19 @@ impl Control {
         // What neither the socket nor the reserve of its outbox has room for stays in quinn-proto until they have.
         while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
-            let most = if underlays.is_blocked(connection.underlay) { 1 } else { 16 };
-            let Some(transmit) = connection.quinn.poll_transmit(now, most, &mut self.scratch) else { return };
+            let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
+            let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
+            let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
+            let Some(transmit) = transmit.or_else(|| {
+                // Acknowledgements that quinn-proto holds back while data waits for the window.
+                connection.pace.lift(&connection.quinn, now)?;
+                let transmit = connection.quinn.poll_transmit(now, 1, &mut self.scratch);
+                connection.pace.lower();
+                transmit
+            }) else {
+                return;
+            };
+            connection.pace.sent(&connection.quinn, &transmit, now);
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
@@ -648,6 +716,9 @@ impl Control {
         }
     }
 }
+
+/// The packets that are made at once, as one GSO message.
+const MOST_SEGMENTS: usize = 16;
 
 /// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
 const MOST_PACKET_BYTES: usize = 1_500;

@@ -18,6 +18,7 @@
 
 pub mod accept;
 pub mod cid;
+pub mod congestion;
 pub mod dial;
 pub mod driver;
 mod framing;

@@ -14,7 +14,7 @@ use crate::{
         status::{
             Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LimitsStatus,
             PeerRates, PeerState, PeerStatus, QueueStatus, Refusal, Scope, SocketStatus, Status,
-            StreamConnectionStatus, Totals, TunDirection, TunStatus, Used,
+            StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
         },
         wire::label,
     },
@@ -31,7 +31,7 @@ use crate::{
     roster::{Listed, Origin},
     worker::{
         Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,
-        SocketRow, StreamConnectionRow, TunRow, WorkerView,
+        SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
     },
 };
 
@@ -121,6 +121,14 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         status.lanes_up = seen.lanes_up;
         status.flows = seen.flows;
         status.tcp_streams = seen.tcp_streams;
+        let StreamsSnapshot { congestion, connections, window, pacing_rate, delivery_rate } = seen.streams;
+        status.streams = congestion.map(|congestion| StreamsStatus {
+            congestion: congestion.label().to_owned(),
+            connections,
+            window_bytes: window,
+            pacing_bytes_per_second: pacing_rate,
+            delivery_bytes_per_second: delivery_rate,
+        });
         status.inner_mtu = seen.inner_mtu;
         status.largest_datagram = seen.largest_datagram;
         status.rates = seen.rates.map(|rates| PeerRates {

@@ -15,6 +15,7 @@ use super::{
     streams::TcpRefusal,
 };
 use crate::{
+    config::CongestionControl,
     control::{Traffic, messages::MessageError},
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
@@ -351,6 +352,8 @@ pub struct PeerSnapshot {
     pub waiting: (usize, usize),
     /// TCP forwards that are open.
     pub tcp_streams: u32,
+    /// The congestion control of its control and stream connections.
+    pub streams: StreamsSnapshot,
     /// Whether it has no lanes: standard mode.
     pub standard: bool,
     /// Lane packets sent.
@@ -439,6 +442,32 @@ impl Snapshots {
     }
 }
 
+/// The congestion control of a peer's connections, at this agent's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamsSnapshot {
+    /// The algorithm of the newest connection; `None` without one.
+    pub congestion: Option<CongestionControl>,
+    /// Connections that are open.
+    pub connections: u32,
+    /// Bytes that may be in flight on all of them.
+    pub window: u64,
+    /// Bytes a second at which their packets leave, of those that are paced.
+    pub pacing_rate: u64,
+    /// Bytes a second that last arrived at the far end.
+    pub delivery_rate: u64,
+}
+
+impl StreamsSnapshot {
+    /// Adds the connections of another worker, or one more.
+    pub fn add(&mut self, other: Self) {
+        self.congestion = other.congestion.or(self.congestion);
+        self.connections += other.connections;
+        self.window += other.window;
+        self.pacing_rate += other.pacing_rate;
+        self.delivery_rate += other.delivery_rate;
+    }
+}
+
 impl Snapshot {
     fn add(&mut self, worker: &Self) {
         self.kernel_drops += worker.kernel_drops;
@@ -459,6 +488,7 @@ impl Snapshot {
                     sum.waiting.0 += peer.waiting.0;
                     sum.waiting.1 += peer.waiting.1;
                     sum.tcp_streams += peer.tcp_streams;
+                    sum.streams.add(peer.streams);
                     sum.standard |= peer.standard;
                     sum.packets_sent += peer.packets_sent;
                     sum.packets_received += peer.packets_received;
@@ -568,6 +598,7 @@ mod tests {
                 flows: 0,
                 waiting: (0, 0),
                 tcp_streams: 0,
+                streams: StreamsSnapshot::default(),
                 standard: false,
                 packets_sent: 0,
                 packets_received: 0,

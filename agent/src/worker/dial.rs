@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use quinn_proto::{ClientConfig, ConnectionError, ConnectionHandle, Side};
+use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use zeroize::Zeroizing;
 
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
+        driver::Dial,
         knock::{self, Knock},
         messages::CloseReason,
         tls,
@@ -143,6 +144,7 @@ impl Worker {
             self.doors.close_underlay(&mut self.underlays, underlay);
             return;
         };
+        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -171,7 +173,7 @@ impl Worker {
         id: PeerId,
         stream: Option<&StreamOrder>,
         now: Instant,
-    ) -> Option<ClientConfig> {
+    ) -> Option<Dial> {
         let peer = self.peers.get_mut(id.0 as usize)?;
         let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = match stream {
@@ -214,9 +216,8 @@ impl Worker {
             ephemeral: Zeroizing::new(self.doors.rng().random()),
         };
         let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
-        let mut client = knock::arm(crypto, knock, self.ids.initial_from(first));
-        client.transport_config(Arc::new(transport));
-        Some(client)
+        let client = knock::arm(crypto, knock, self.ids.initial_from(first));
+        Some(Dial { client, transport })
     }
 
     /// A connection has ended.

@@ -111,19 +111,21 @@ pub(super) fn control(
     Ok(Control::new(endpoint, acceptance, config.limits.handshakes.div_ceil(usize::from(ids.workers()))))
 }
 
-/// Makes the transport of a connection of a peer that an operator wants to look at.
+/// Makes the transport of each connection; that of a peer that an operator looks at is recorded.
 fn captured(
     transport: impl Fn() -> TransportConfig + 'static,
     (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
     clock: &Arc<dyn Clock + Send + Sync>,
 ) -> OwnTransport {
     let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
-    Box::new(move |admission: &Admission| {
-        let roster::Admits::Peer(peer) = roster.admits(&admission.agreement) else { return None };
-        let stream = exchange.taps().stream(peer, clock.now())?;
+    Box::new(move |admission: Option<&Admission>| {
         let mut transport = transport();
-        transport.qlog_stream(Some(stream));
-        Some(Arc::new(transport))
+        if let Some(admission) = admission
+            && let roster::Admits::Peer(peer) = roster.admits(&admission.agreement)
+        {
+            transport.qlog_stream(exchange.taps().stream(peer, clock.now()));
+        }
+        transport
     })
 }
 

@@ -27,7 +27,10 @@ use super::handover::{Parcel, Ring};
 use crate::{
     capture::{Capture, Taps},
     config::{self, Config},
-    control::messages::{CloseReason, Hello, Service},
+    control::{
+        congestion::pacing::RateAccount,
+        messages::{CloseReason, Hello, Service},
+    },
     forward::connections::{Outcome, PeerForwards},
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
@@ -234,6 +237,8 @@ struct Shared {
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
     forwards: Arc<PeerForwards>,
+    /// What its streams may be sent, at all workers together.
+    rate: Arc<RateAccount>,
 }
 
 impl Shared {
@@ -244,6 +249,7 @@ impl Shared {
             heard: AtomicU64::new(0),
             lanes: AtomicUsize::new(0),
             flows: FlowRegistry::of_agent(flows),
+            rate: Arc::default(),
         })
     }
 }
@@ -414,6 +420,11 @@ impl Exchange {
         let peers = self.peers.load();
         let shared = peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.forwards));
         shared.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
+    }
+
+    /// What the streams of a peer may be sent.
+    pub(super) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
+        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.rate)).unwrap_or_default()
     }
 
     /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.

@@ -115,7 +115,9 @@ mod tun;
 mod vigil;
 mod waiting;
 
-pub use books::{Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks};
+pub use books::{
+    Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
+};
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};

@@ -45,6 +45,7 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
         let endpoints = if dials(id, self.place) { peer.endpoints.clone() } else { Vec::new() };
+        self.exchange.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
         Peer {
             id,
             name: Arc::clone(&peer.name),

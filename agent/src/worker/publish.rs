@@ -12,7 +12,7 @@ use std::{
 use quic_core::LaneStats;
 
 use super::{
-    Worker,
+    StreamsSnapshot, Worker,
     books::{
         Booked, DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
         SocketBooks, Totals, add_lane, role,
@@ -262,6 +262,25 @@ impl Worker {
         }
     }
 
+    /// The congestion control of this worker's connections, by peer.
+    fn stream_snapshots(&self) -> Vec<StreamsSnapshot> {
+        let mut of_peers = vec![StreamsSnapshot::default(); self.peers.len()];
+        for connection in self.control.iter().filter(|connection| !connection.is_over()) {
+            let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
+            let (congestion, quinn) = (connection.congestion(), connection.quinn());
+            if let Some(sum) = of_peers.get_mut(id.0 as usize) {
+                sum.add(StreamsSnapshot {
+                    congestion: Some(congestion.control()),
+                    connections: 1,
+                    window: quinn.congestion_state().window(),
+                    pacing_rate: congestion.pacing_rate().unwrap_or(0),
+                    delivery_rate: congestion.delivery_rate().unwrap_or(0),
+                });
+            }
+        }
+        of_peers
+    }
+
     /// Publishes everything, with what the kernel dropped until now.
     pub fn publish_last(&mut self, now: Instant) {
         self.take_stock(now);
@@ -287,6 +306,7 @@ impl Worker {
             }
         }
         let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
+        let streams = self.stream_snapshots();
         let mut snapshots = Vec::with_capacity(self.peers.len());
         let mut reached = Vec::new();
         for ((peer, (stats, up)), handles) in
@@ -309,8 +329,12 @@ impl Worker {
             let takes_packets = peer.link.as_ref().is_some_and(|link| link.takes_packets);
             let most = most_mtu.filter(|_| takes_packets);
             let mtu = most.and_then(|most| peer.inner_mtu(most, now));
+            let streams = streams.get(peer.id.0 as usize).copied().unwrap_or_default();
             if let Some(handles) = handles {
                 handles.publish(peer, stats);
+                handles.totals.peer_stream_window.set(streams.window);
+                handles.totals.peer_stream_pacing.set(streams.pacing_rate);
+                handles.totals.peer_stream_delivery.set(streams.delivery_rate);
             }
             if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
@@ -325,6 +349,7 @@ impl Worker {
             let remote = control.map(|connection| connection.path().destination);
             let rest = snapshot(peer, stats, (*up, rtt, remote), now);
             snapshots.push(PeerSnapshot {
+                streams,
                 inner_mtu: mtu,
                 largest_datagram: peer.largest_datagram(now),
                 ..rest
@@ -643,6 +668,7 @@ fn snapshot(
         flows: peer.relay.flows.len(),
         waiting: (queue.datagrams() + awaiting.datagrams(), queue.bytes() + awaiting.bytes()),
         tcp_streams: peer.tcp_streams,
+        streams: StreamsSnapshot::default(),
         standard: peer.link.as_ref().is_some_and(|link| link.standard),
         packets_sent: lanes.sealed_packets,
         packets_received: lanes.opened_packets,

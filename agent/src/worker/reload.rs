@@ -83,6 +83,10 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
+        if old.rate != wanted.rate {
+            self.exchange.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+            self.control.rate_changed(id);
+        }
         if old.allowed_ips != wanted.allowed_ips {
             self.reroute_peer(id);
         }

@@ -150,6 +150,9 @@ impl Worker {
             connection.peer = Some(peer);
             connection.key = Some(*key);
         }
+        if let Some(state) = self.peers.get(peer.0 as usize) {
+            self.control.set_congestion(handle, state.config.congestion, self.exchange.rate(peer));
+        }
         if side == Side::Client {
             let possession = self
                 .control

@@ -235,6 +235,7 @@ impl Worker {
             connection.stream_number = Some(number);
         }
         let peer = self.peers.get_mut(id.0 as usize)?;
+        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
         let instance = peer.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");

@@ -1,7 +1,7 @@
 //! One peer in full, and one lane.
 
 use super::{
-    Accounting, FlowStatus, LaneDetails, LaneRates, LaneStatus, PeerStatus, Status,
+    Accounting, FlowStatus, LaneDetails, LaneRates, LaneStatus, PeerStatus, Status, StreamsStatus,
     page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{head_of_accounts, lane_table},
 };
@@ -90,6 +90,7 @@ impl PeerStatus {
             ("  lanes up", self.lanes_up.to_string()),
             ("  flows", self.flows.to_string()),
             ("  TCP streams", self.tcp_streams.to_string()),
+            ("  congestion", or_dash(self.streams.as_ref().map(congestion))),
             ("  inner MTU", or_dash(self.inner_mtu.map(|mtu| mtu.to_string()))),
             ("  UDP payload", or_dash(self.largest_datagram.map(|most| most.to_string()))),
         ]);
@@ -131,6 +132,17 @@ impl PeerStatus {
 
 fn rate(bytes: f64, packets: f64) -> String {
     format!("{}, {}", bits(bytes), per_second(packets))
+}
+
+/// The algorithm, and what it allows and measures.
+fn congestion(streams: &StreamsStatus) -> String {
+    format!(
+        "{}, window {}, paced at {}, delivered {}",
+        plain(&streams.congestion),
+        bytes(streams.window_bytes),
+        bits(streams.pacing_bytes_per_second as f64),
+        bits(streams.delivery_bytes_per_second as f64)
+    )
 }
 
 fn carried(uplink: &Accounting, downlink: &Accounting) -> String {

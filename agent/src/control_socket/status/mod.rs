@@ -22,7 +22,7 @@ mod text;
 pub use page::{Kind, Page, age, plain, table};
 pub use parts::{
     Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LimitsStatus, PeerRates,
-    QueueStatus, SocketStatus, StreamConnectionStatus, Totals, TunDirection, TunStatus, Used,
+    QueueStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
 };
 pub use text::Show;
 
@@ -107,6 +107,9 @@ pub struct PeerStatus {
     /// TCP forwards that are open.
     #[serde(default)]
     pub tcp_streams: u32,
+    /// The congestion control of the connections that carry them; `None` without one.
+    #[serde(default)]
+    pub streams: Option<StreamsStatus>,
     /// The largest IP packet that fits into one packet to the peer, in bytes.
     #[serde(default)]
     pub inner_mtu: Option<u16>,

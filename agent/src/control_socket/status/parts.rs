@@ -4,6 +4,21 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// The congestion control of a peer's control and stream connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamsStatus {
+    /// "bbr", "cubic" or "rate".
+    pub congestion: String,
+    /// Connections that are open.
+    pub connections: u32,
+    /// Bytes that may be in flight on all of them.
+    pub window_bytes: u64,
+    /// The rate at which their packets leave; 0 where only the window decides.
+    pub pacing_bytes_per_second: u64,
+    /// The rate at which data last arrived at the peer.
+    pub delivery_bytes_per_second: u64,
+}
+
 /// What passed in the last second that was looked at, of one peer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PeerRates {

@@ -127,6 +127,13 @@ fn connected() -> PeerStatus {
         lanes_up: 1,
         flows: 3,
         tcp_streams: 0,
+        streams: Some(StreamsStatus {
+            congestion: "bbr".to_owned(),
+            connections: 1,
+            window_bytes: 4_000_000,
+            pacing_bytes_per_second: 25_000_000,
+            delivery_bytes_per_second: 24_000_000,
+        }),
         inner_mtu: Some(1421),
         largest_datagram: Some(1417),
         rates: Some(PeerRates {
@@ -312,6 +319,7 @@ exit: connected
   lanes up      1
   flows         3
   TCP streams   0
+  congestion    bbr, window 4.0 MB, paced at 200.0 Mbit/s, delivered 192.0 Mbit/s
   inner MTU     1421
   UDP payload   1417
 ";

@@ -14,6 +14,7 @@ use std::{
 };
 
 mod books;
+pub mod bottleneck;
 mod host;
 mod network;
 mod seeded;
@@ -38,9 +39,10 @@ use crate::{
     worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
+use bottleneck::{Counts, Parameters};
 pub use host::{Host, Udp};
 use network::Network;
-pub use network::{NetworkPath, Tapped, Weather};
+pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
 struct Skewed(ManualClock, i64);
@@ -173,6 +175,21 @@ impl World {
     /// From now on the network does this to datagrams from `from` to `to`; datagrams that are under way are not affected.
     pub fn set_path(&self, from: IpAddr, to: IpAddr, path: NetworkPath) {
         self.network.borrow_mut().set_path(from, to, path);
+    }
+
+    /// A bottleneck for [`NetworkPath::bottleneck`]; its losses come from `seed` and change nobody else's.
+    pub fn add_bottleneck(&self, parameters: Parameters, seed: u64) -> BottleneckId {
+        self.network.borrow_mut().add_bottleneck(parameters, seed)
+    }
+
+    /// A step: from now on the bottleneck is like this, and what waits in it goes on.
+    pub fn set_bottleneck(&self, id: BottleneckId, parameters: Parameters) {
+        self.network.borrow_mut().set_bottleneck(id, parameters);
+    }
+
+    /// What became of the packets that a bottleneck took, and how many it still holds.
+    pub fn bottleneck(&self, id: BottleneckId) -> (Counts, usize) {
+        self.network.borrow().bottleneck(id)
     }
 
     /// A NAT in front of `inside` forgets its mappings: the ports that it dials from appear under new ones, of the address
@@ -476,7 +493,9 @@ impl World {
         let now = self.clock.now();
         loop {
             let Some(datagram) = self.network.borrow_mut().arrived(now) else { break };
-            self.fabric.inject(&datagram.as_datagram());
+            if !self.fabric.inject(&datagram.as_datagram()) {
+                self.network.borrow_mut().refuse(&datagram);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
+use super::bottleneck::{Bottleneck, Counts, Packet, Parameters};
 use crate::{
     clock::{Clock, ManualClock},
     io::memory::{Datagram, Verdict},
@@ -56,7 +57,13 @@ pub struct NetworkPath {
     pub most_bytes: usize,
     /// Nothing arrives.
     pub is_cut: bool,
+    /// Datagrams pass this bottleneck, and after it the delay.
+    pub bottleneck: Option<BottleneckId>,
 }
+
+/// A bottleneck of a world, which several paths may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BottleneckId(usize);
 
 impl Default for NetworkPath {
     /// 5 ms one way, nothing else.
@@ -69,6 +76,7 @@ impl Default for NetworkPath {
             corrupted: 0,
             most_bytes: usize::MAX,
             is_cut: false,
+            bottleneck: None,
         }
     }
 }
@@ -95,6 +103,22 @@ pub(super) struct InTransit {
     to: SocketAddr,
     tos: u8,
     payload: Vec<u8>,
+    /// The bottleneck that it passed.
+    passed: Option<usize>,
+}
+
+/// A datagram in a bottleneck.
+struct Carried {
+    from: SocketAddr,
+    to: SocketAddr,
+    payload: Vec<u8>,
+    /// How long it takes behind the bottleneck.
+    delay: Duration,
+}
+
+/// Bytes of the IP and UDP headers around a payload.
+fn header_bytes(to: SocketAddr) -> usize {
+    if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
 }
 
 impl InTransit {
@@ -133,6 +157,7 @@ pub(super) struct Network {
     /// Addresses that a NAT translates: inside, outside.
     translated: Vec<(SocketAddr, SocketAddr)>,
     nats: BTreeMap<IpAddr, Nat>,
+    bottlenecks: Vec<Bottleneck<Carried>>,
     transit: BinaryHeap<Reverse<InTransit>>,
     order: u64,
     clock: ManualClock,
@@ -150,6 +175,7 @@ impl Network {
             agents: Vec::new(),
             translated: Vec::new(),
             nats: BTreeMap::new(),
+            bottlenecks: Vec::new(),
             transit: BinaryHeap::new(),
             order: 0,
             clock,
@@ -161,6 +187,26 @@ impl Network {
 
     pub(super) fn set_path(&mut self, from: IpAddr, to: IpAddr, path: NetworkPath) {
         self.paths.insert((from, to), path);
+    }
+
+    pub(super) fn add_bottleneck(&mut self, parameters: Parameters, seed: u64) -> BottleneckId {
+        self.bottlenecks.push(Bottleneck::new(parameters, seed));
+        BottleneckId(self.bottlenecks.len() - 1)
+    }
+
+    pub(super) fn set_bottleneck(&mut self, BottleneckId(id): BottleneckId, parameters: Parameters) {
+        self.bottlenecks[id].set(self.clock.now(), parameters);
+    }
+
+    pub(super) fn bottleneck(&self, BottleneckId(id): BottleneckId) -> (Counts, usize) {
+        (self.bottlenecks[id].counts(), self.bottlenecks[id].held())
+    }
+
+    /// Nobody took a datagram that had arrived.
+    pub(super) fn refuse(&mut self, datagram: &InTransit) {
+        if let Some(id) = datagram.passed {
+            self.bottlenecks[id].refuse();
+        }
     }
 
     pub(super) fn translate(&mut self, inside: SocketAddr, outside: SocketAddr) {
@@ -258,7 +304,16 @@ impl Network {
                 Duration::ZERO => Duration::ZERO,
                 jitter => self.rng.random_range(Duration::ZERO..=jitter),
             };
-            self.send(path.delay + late, (from, to), datagram.tos, payload);
+            let delay = path.delay + late;
+            match path.bottleneck {
+                None => self.send(delay, (from, to), datagram.tos, payload),
+                Some(BottleneckId(id)) => {
+                    let bytes = payload.len() + header_bytes(to);
+                    let content = Carried { from, to, payload, delay };
+                    let packet = Packet { bytes, tos: datagram.tos, content };
+                    self.bottlenecks[id].enqueue(self.clock.now(), packet);
+                }
+            }
         }
     }
 
@@ -267,21 +322,38 @@ impl Network {
     }
 
     fn send(&mut self, delay: Duration, (from, to): (SocketAddr, SocketAddr), tos: u8, payload: Vec<u8>) {
-        self.order += 1;
         let arrives = self.clock.now() + delay;
-        self.transit.push(Reverse(InTransit { arrives, order: self.order, from, to, tos, payload }));
+        self.transfer(InTransit { arrives, order: 0, from, to, tos, payload, passed: None });
     }
 
-    /// When the next datagram arrives.
+    fn transfer(&mut self, mut datagram: InTransit) {
+        self.order += 1;
+        datagram.order = self.order;
+        self.transit.push(Reverse(datagram));
+    }
+
+    /// When the next datagram arrives, or may leave a bottleneck.
     pub(super) fn next_arrival(&self) -> Option<Instant> {
-        self.transit.peek().map(|Reverse(datagram)| datagram.arrives)
+        let arrival = self.transit.peek().map(|Reverse(datagram)| datagram.arrives);
+        self.bottlenecks.iter().filter_map(Bottleneck::next).chain(arrival).min()
     }
 
     /// The next datagram that has arrived by `now`.
     pub(super) fn arrived(&mut self, now: Instant) -> Option<InTransit> {
-        if self.next_arrival()? > now {
+        self.empty_bottlenecks(now);
+        if self.transit.peek()?.0.arrives > now {
             return None;
         }
         self.transit.pop().map(|Reverse(datagram)| datagram)
+    }
+
+    fn empty_bottlenecks(&mut self, now: Instant) {
+        for id in 0..self.bottlenecks.len() {
+            while let Some(Packet { tos, content, .. }) = self.bottlenecks[id].pop(now) {
+                let Carried { from, to, payload, delay } = content;
+                let (arrives, passed) = (now + delay, Some(id));
+                self.transfer(InTransit { arrives, order: 0, from, to, tos, payload, passed });
+            }
+        }
     }
 }
