@@ -193,12 +193,8 @@ impl Rogue {
 
     /// The hello of a peer with so many workers that knows stream connections.
     pub(super) fn hello_with_streams(workers: u16) -> Message {
-        match Self::hello() {
-            Message::Hello(hello) => {
-                Message::Hello(Hello { workers, features: Features::STREAM_CONNECTIONS, ..hello })
-            }
-            other => other,
-        }
+        let Message::Hello(hello) = Self::hello() else { panic!("a hello") };
+        Message::Hello(Hello { workers, features: Features::STREAM_CONNECTIONS, ..hello })
     }
 
     /// What stream connections call the session of this connection.
