@@ -16,6 +16,7 @@ use crate::{
         vigil::Vigil,
     },
     datapath::uplink::{TooLarge, Uplink},
+    forward::connections::{PeerForwards, StreamConnections},
     hash::Issued,
     identity::PublicKey,
     l3::INNER_OVERHEAD,
@@ -65,6 +66,8 @@ pub struct Session {
     pub vigil: Vigil,
     /// Since when it was seen without a lane.
     pub laneless_since: Option<Instant>,
+    /// TCP forwards on the control connection.
+    pub forwards: u32,
 }
 
 /// A session, as every worker sees it: the way of datagrams.
@@ -94,6 +97,12 @@ pub struct Link {
     pub settles_at: Instant,
     /// What speaks against this session.
     pub doubts: Doubts,
+    /// What the peer offers.
+    pub services: Vec<messages::Service>,
+    /// What stream connections call it.
+    pub name: [u8; 16],
+    /// How many connections carry its TCP forwards, the control connection included; 1 if the peer knows no others.
+    pub connections: u8,
 }
 
 /// What may speak against a session. While anything does, the peer is dialled anew beside it.
@@ -186,8 +195,12 @@ pub struct Peer {
     pub link: Option<Link>,
     /// The process that the peer's flows belong to; survives a reconnect.
     pub instance: Option<[u8; 16]>,
-    /// TCP forwards that are open.
+    /// TCP forwards that are open at this worker.
     pub tcp_streams: u32,
+    /// TCP forwards that are open at all workers.
+    pub forwards: Arc<PeerForwards>,
+    /// Its stream connections at this worker.
+    pub streams: StreamConnections,
     /// The last payload that fitted into no packet, until it has been logged.
     pub too_large: Option<TooLarge>,
     /// What its relay had refused at ceilings when that was last looked at.

@@ -4,10 +4,20 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     process::Command,
+    sync::Barrier,
     thread,
 };
 
-use culvert_tests::{clock::PATIENCE, needs, pair::Plan, ports, random::Random, upstream::Echo};
+use culvert_tests::{
+    agent::{Agent, culvert},
+    clock::PATIENCE,
+    needs,
+    pair::{Pair, Plan},
+    ports,
+    random::Random,
+    upstream::Echo,
+};
+use serde_json::Value;
 
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
@@ -72,6 +82,96 @@ fn many_connections_at_once_do_not_mix() {
             });
         }
     });
+}
+
+/// Sends bytes of its own through `target`, half of them at first, and compares what comes back.
+fn compare(number: u64, target: SocketAddr, all_connected: &Barrier) {
+    let bytes = Random::new(number).bytes(60_000);
+    let mut stream = connect(target);
+    let mut answer = vec![0; bytes.len() / 2];
+    stream.write_all(&bytes[..answer.len()]).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    // All are open at the same time, and looked at.
+    all_connected.wait();
+    all_connected.wait();
+    stream.write_all(&bytes[answer.len()..]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(answer == bytes, "connection {number} got {} other bytes", answer.len());
+}
+
+/// TCP forwards on the stream connections of an agent's only peer.
+fn stream_forwards(agent: &Agent) -> u64 {
+    let config = agent.config();
+    let answer = culvert(&["status", "--json", "--config", config.to_str().unwrap()]);
+    let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let connections = answer["status"]["peers"][0]["stream_connections"].as_array().unwrap();
+    connections.iter().map(|connection| connection["forwards"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn connections_of_both_ends_use_both_workers() {
+    const EACH_WAY: u64 = 64;
+    if !needs::met("TCP over two workers", needs::AGENTS) {
+        return;
+    }
+    let echoes = [Echo::new(), Echo::new()];
+    let [there, back]: [SocketAddr; 2] = [(); 2].map(|()| (Ipv4Addr::LOCALHOST, ports::free()).into());
+    let pair = Plan::default().workers([2, 2]).prepare();
+    let Pair { mut entry, mut exit, underlay } = pair;
+    let sections = |service: &str, upstream: SocketAddr, listen: SocketAddr, other: &str, key: &str| {
+        format!(
+            "[[service]]\nname = \"{service}\"\nupstream = \"{upstream}\"\n\
+             [[tcp]]\nlisten = \"{listen}\"\npeer = \"{other}\"\nservice = \"{other}\"\n\
+             [[peer]]\nname = \"{other}\"\npublic_key = \"{key}\"\nservices = [\"{service}\"]\n"
+        )
+    };
+    exit.configure(&format!(
+        "[transport]\nlisten = [\"{underlay}\"]\nworkers = 2\n{}",
+        sections("exit", echoes[0].address, back, "entry", entry.key())
+    ));
+    entry.configure(&format!(
+        "[transport]\nworkers = 2\n{}endpoints = [\"{underlay}\"]\n",
+        sections("entry", echoes[1].address, there, "exit", exit.key())
+    ));
+    exit.start();
+    entry.start();
+    let pair = Pair { entry, exit, underlay };
+    pair.wait_for_lanes(2);
+    // The first ones are served by the control connection, and have the other one opened.
+    for target in [there, back] {
+        compare(0, target, &Barrier::new(1));
+    }
+    for (_, agent) in pair.ends() {
+        agent.wait_for_count("culvert_stream_connections", &[], 1);
+    }
+    let all_connected = Barrier::new(2 * EACH_WAY as usize + 1);
+    thread::scope(|scope| {
+        for number in 0..EACH_WAY {
+            for (target, number) in [(there, number), (back, EACH_WAY + number)] {
+                let all_connected = &all_connected;
+                scope.spawn(move || compare(number, target, all_connected));
+            }
+        }
+        all_connected.wait();
+        for (_, agent) in pair.ends() {
+            agent.wait_for_count("culvert_tcp_streams", &[], 2 * EACH_WAY);
+            // One worker has the control connection, the other one the stream connection: half of all, give or take those that a
+            // worker took before it heard of the other's.
+            let on_stream = stream_forwards(agent);
+            assert!(
+                (EACH_WAY / 2..=3 * EACH_WAY / 2).contains(&on_stream),
+                "{on_stream} of {}",
+                2 * EACH_WAY
+            );
+        }
+        all_connected.wait();
+    });
+    for (_, agent) in pair.ends() {
+        agent.wait_for_count("culvert_tcp_streams", &[], 0);
+        agent.wait_for_count("culvert_tcp_streams_opened_total", &[], 2 * EACH_WAY + 2);
+    }
+    assert_eq!(pair.handed_over(), 0);
 }
 
 #[test]

@@ -191,8 +191,9 @@ impl Run<'_> {
         if flows > 0 {
             fail!("idle flows end", "{flows} flows have been silent for longer than they may");
         }
-        // A connection that its other end has forgotten is given up after QUIC's idle time.
-        let until = self.world.clock.elapsed() + Duration::from_secs(30);
+        // A connection that its other end has forgotten is given up after QUIC's idle time, a stream connection after a minute without
+        // a forward.
+        let until = self.world.clock.elapsed() + Duration::from_secs(80);
         while let Err(failure) = left_over(&self.books_at_rest(), &setup) {
             if self.world.clock.elapsed() >= until {
                 return Err(failure);

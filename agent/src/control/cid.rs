@@ -94,11 +94,22 @@ impl ConnectionIds {
         Self { worker, ..self.clone() }.next_id()
     }
 
-    /// Makes the destinations of our Initial packets to `peer`: random, but for the first byte, which is the same for as
-    /// long as this process lives. A listener steers by it, so a reconnect comes to the worker that has the peer's flows.
+    /// Makes the destinations of our Initial packets to `peer`: random, but for [`ConnectionIds::first_byte`]. A listener steers by
+    /// it, so a reconnect comes to the worker that has the peer's flows.
     #[must_use]
     pub fn initial(&self, peer: PeerId) -> Arc<dyn Fn() -> QuinnConnectionId + Send + Sync> {
-        let first = StdRng::seed_from_u64(self.seed ^ u64::from(peer.0)).random();
+        self.initial_from(self.first_byte(peer))
+    }
+
+    /// The first byte of the destination of our Initial packets to `peer`: the same for as long as this process lives.
+    #[must_use]
+    pub fn first_byte(&self, peer: PeerId) -> u8 {
+        StdRng::seed_from_u64(self.seed ^ u64::from(peer.0)).random()
+    }
+
+    /// Makes destinations of Initial packets that begin with `first` and are random for the rest.
+    #[must_use]
+    pub fn initial_from(&self, first: u8) -> Arc<dyn Fn() -> QuinnConnectionId + Send + Sync> {
         let rng = Arc::clone(&self.rng);
         Arc::new(move || {
             let mut bytes = [0; 8];

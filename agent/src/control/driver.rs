@@ -148,6 +148,8 @@ pub struct ControlConnection {
     begun: Instant,
     /// The knock that let it in.
     admission: Option<Admission>,
+    /// Its number, if it is a stream connection and not a peer's control connection.
+    pub stream_number: Option<u8>,
     /// How fast its packets leave.
     pace: Pace,
     /// Our services that the far end was told of last.
@@ -205,6 +207,7 @@ impl ControlConnection {
             streams: None,
             outgoing: Vec::new(),
             told: Vec::new(),
+            stream_number: None,
             establish_by: begun.establish_by,
             ahead: Ahead::default(),
             frames_taken: 0,

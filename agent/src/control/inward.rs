@@ -134,7 +134,11 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
             | Message::LaneAccept(_)
             | Message::LaneRefuse(_)
             | Message::LaneClose(_)
-            | Message::Here,
+            | Message::Here
+            | Message::Join(_)
+            | Message::Joined
+            | Message::StreamsWanted
+            | Message::Release,
         )
         | Err(_) => units,
     }

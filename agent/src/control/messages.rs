@@ -9,7 +9,7 @@ use std::time::Duration;
 use prost::Message as _;
 use quinn_proto::VarInt;
 
-use super::{framing, tls::CONNECTION_ID_BYTES, wire};
+use super::{framing, join::Join, tls::CONNECTION_ID_BYTES, wire};
 
 pub use super::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
 
@@ -155,6 +155,14 @@ pub enum Message {
     /// The sender may be at another address. It is long, because what the far end may send there is three times what came from there
     /// (RFC 9000 §8.1), and quinn-proto sends nothing before that is a full packet.
     Here,
+    /// The first message on a stream connection, from its dialler.
+    Join(Join),
+    /// The answer: the stream connection carries TCP forwards.
+    Joined,
+    /// The listener has TCP forwards for stream connections that are not there.
+    StreamsWanted,
+    /// The dialler opens nothing more on this stream connection, which has been idle: the listener closes it, unless it has.
+    Release,
 }
 
 /// Bytes of padding in [`Message::Here`].
@@ -207,11 +215,19 @@ impl Features {
     pub const PACKETS: Self = Self(2);
     /// Puts datagrams together that come in pieces.
     pub const PIECES: Self = Self(4);
+    /// Knows stream connections.
+    pub const STREAM_CONNECTIONS: Self = Self(8);
 
     /// Both sets together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// The set without `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Whether all of `other` are in the set.
@@ -311,6 +327,10 @@ impl Message {
             }
             wire::Kind::ServicesChanged(changed) => services(changed.services).map(Self::ServicesChanged),
             wire::Kind::Here(_) => Ok(Self::Here),
+            wire::Kind::Join(join) => join.try_into().map(Self::Join),
+            wire::Kind::Joined(_) => Ok(Self::Joined),
+            wire::Kind::StreamsWanted(_) => Ok(Self::StreamsWanted),
+            wire::Kind::Release(_) => Ok(Self::Release),
         }
     }
 
@@ -326,6 +346,10 @@ impl Message {
                 services: services.iter().map(wire::Service::from).collect(),
             }),
             Self::Here => wire::Kind::Here(wire::Here { padding: vec![0; HERE_BYTES] }),
+            Self::Join(join) => wire::Kind::Join(join.into()),
+            Self::Joined => wire::Kind::Joined(wire::Nothing {}),
+            Self::StreamsWanted => wire::Kind::StreamsWanted(wire::Nothing {}),
+            Self::Release => wire::Kind::Release(wire::Nothing {}),
         };
         framing::frame(&wire::Envelope { kind: Some(kind) }, out);
     }
@@ -386,7 +410,7 @@ fn lane(lane: u32) -> Result<u8, MessageError> {
     narrow("lane", lane, 0..=MAX_LANES - 1)
 }
 
-fn narrow<T: TryFrom<u32> + PartialOrd>(
+pub(super) fn narrow<T: TryFrom<u32> + PartialOrd>(
     field: &'static str,
     value: u32,
     range: std::ops::RangeInclusive<T>,
@@ -395,7 +419,7 @@ fn narrow<T: TryFrom<u32> + PartialOrd>(
     narrowed.ok_or(MessageError::Range { field, value })
 }
 
-fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+pub(super) fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
     bytes.try_into().map_err(|_| MessageError::Length { field, bytes: bytes.len() })
 }
 
@@ -524,11 +548,13 @@ pub enum CloseReason {
     LimitReached = 7,
     /// An agent reached itself.
     SelfConnect = 8,
+    /// A stream connection names a session that the closing end does not have.
+    NoSession = 9,
 }
 
 impl CloseReason {
     /// Every reason, by code.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Shutdown,
         Self::ProtocolViolation,
         Self::VersionMismatch,
@@ -538,6 +564,7 @@ impl CloseReason {
         Self::Idle,
         Self::LimitReached,
         Self::SelfConnect,
+        Self::NoSession,
     ];
 
     /// The reason with this code; `None` for one that a later version added.
@@ -562,6 +589,7 @@ impl CloseReason {
             Self::Idle => "idle",
             Self::LimitReached => "limit reached",
             Self::SelfConnect => "connected to itself",
+            Self::NoSession => "no such session",
         }
     }
 }

@@ -144,6 +144,20 @@ fn every_field_number_is_the_documented_one() {
             let fields = hand.bytes("Here.padding", &[0; 1000]);
             (Message::Here, hand.bytes("Envelope.here", &fields))
         },
+        {
+            let fields = [
+                hand.bytes("Join.instance", b"sixteen bytes id"),
+                hand.bytes("Join.session", b"another sixteen."),
+                hand.number("Join.number", 7),
+                hand.bytes("Join.possession", &[9; 64]),
+            ];
+            let (instance, session) = (*b"sixteen bytes id", *b"another sixteen.");
+            let join = Join { instance, session, number: 7, possession: Some([9; 64]) };
+            (Message::Join(join), hand.bytes("Envelope.join", &fields.concat()))
+        },
+        (Message::Joined, hand.bytes("Envelope.joined", &[])),
+        (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
+        (Message::Release, hand.bytes("Envelope.release", &[])),
     ];
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
@@ -300,6 +314,27 @@ fn lanes_are_checked() {
 }
 
 #[test]
+fn joins_are_checked() {
+    let join = |number, instance: usize, session: usize, signature: usize| {
+        let join = wire::Join {
+            instance: vec![1; instance],
+            session: vec![2; session],
+            number,
+            possession: vec![3; signature],
+        };
+        Message::decode(&wire::Envelope { kind: Some(wire::Kind::Join(join)) }.encode_to_vec())
+    };
+    let length = |field, bytes| Err(MessageError::Length { field, bytes });
+    for number in [0, 8, 256] {
+        assert_eq!(join(number, 16, 16, 64), Err(MessageError::Range { field: "number", value: number }));
+    }
+    assert!(join(1, 16, 16, 64).is_ok() && join(7, 16, 16, 0).is_ok());
+    assert_eq!(join(1, 15, 16, 64), length("instance", 15));
+    assert_eq!(join(1, 16, 17, 64), length("session", 17));
+    assert_eq!(join(1, 16, 16, 63), length("possession", 63));
+}
+
+#[test]
 fn the_longest_message_fits_a_frame() {
     let mut hello = hello();
     hello.software = "x".repeat(MAX_NAME_BYTES);
@@ -336,7 +371,7 @@ fn close_codes_are_their_positions() {
         assert!(PROTO.contains(&format!("  {code} ")), "close code {code} is not documented");
     }
     assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));
-    assert_eq!(CloseReason::from_code(VarInt::from_u32(9)), None);
+    assert_eq!(CloseReason::from_code(VarInt::from_u32(10)), None);
     assert_eq!(CloseReason::from_code(VarInt::MAX), None);
 }
 
@@ -392,6 +427,14 @@ fn any_message() -> impl Strategy<Value = Message> {
         }),
         any_services().prop_map(Message::ServicesChanged),
         Just(Message::Here),
+        (any::<[u8; 16]>(), any::<[u8; 16]>(), 1..8_u8, any::<Option<[u8; 32]>>()).prop_map(
+            |(instance, session, number, half)| {
+                Message::Join(Join { instance, session, number, possession: half.map(possession_of) })
+            }
+        ),
+        Just(Message::Joined),
+        Just(Message::StreamsWanted),
+        Just(Message::Release),
     ]
 }
 

@@ -11,6 +11,7 @@
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
+//! | which session does a stream connection join? | `join.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver.rs`, `traffic.rs` |
@@ -26,6 +27,7 @@ pub mod dial;
 pub mod driver;
 mod framing;
 mod inward;
+pub mod join;
 pub mod knock;
 pub mod messages;
 pub mod suite;

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub(super) kind: Option<Kind>,
 }
 
@@ -22,7 +22,31 @@ pub(super) enum Kind {
     ServicesChanged(ServicesChanged),
     #[prost(message, tag = "7")]
     Here(Here),
+    #[prost(message, tag = "8")]
+    Join(Join),
+    #[prost(message, tag = "9")]
+    Joined(Nothing),
+    #[prost(message, tag = "10")]
+    StreamsWanted(Nothing),
+    #[prost(message, tag = "11")]
+    Release(Nothing),
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Join {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) instance: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) session: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub(super) number: u32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) possession: Vec<u8>,
+}
+
+/// A message without fields.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Nothing {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Here {

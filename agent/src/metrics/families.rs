@@ -241,6 +241,8 @@ metrics! {
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         stream_bytes: level "culvert_stream_bytes", "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.";
         tcp_accept_pauses: counter "culvert_tcp_accept_pauses_total", "Times that connections were left in the listen backlog because there was no room for another TCP forward.";
+        stream_connections: level "culvert_stream_connections", "Connections that carry TCP forwards beside the control connections.";
+        stream_connections_opened: counter "culvert_stream_connections_opened_total", "Stream connections that came up.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";
         decoy_flows_opened: counter "culvert_decoy_flows_opened_total", "Strangers who got a socket to the decoy.";
         tcp_streams_opened: counter "culvert_tcp_streams_opened_total", "TCP forwards begun by either end, those that were then refused included.";
@@ -279,6 +281,7 @@ metrics! {
         tun_answers: counter "culvert_tun_icmp_sent_total" [kind], "ICMP messages sent to senders of IP packets that could not be carried, by kind.";
         tun_kernel_dropped: counter "culvert_tun_kernel_dropped_packets_total" [direction], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).";
         tun_device: level "culvert_tun_device" [], "1 while the agent has its TUN device, 0 once somebody removed it; not there without a section tun.";
+        stream_connections_failed: counter "culvert_stream_connections_failed_total" [reason], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).";
         tcp_refused: counter "culvert_tcp_refused_total" [reason], "TCP forwards refused, by reason.";
     }
 }

@@ -14,7 +14,7 @@ use crate::{
         status::{
             Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LimitsStatus,
             PeerRates, PeerState, PeerStatus, QueueStatus, Refusal, Scope, SocketStatus, Status,
-            StreamsStatus, Totals, TunDirection, TunStatus, Used,
+            StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
         },
         wire::label,
     },
@@ -31,7 +31,7 @@ use crate::{
     roster::{Listed, Origin},
     worker::{
         Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,
-        SocketRow, StreamsSnapshot, TunRow, WorkerView,
+        SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
     },
 };
 
@@ -57,7 +57,8 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
     let peers = listed.iter().filter(chosen).map(|listed| {
         let seen = snapshot.peers.iter().find(|seen| !seen.removed && seen.name == listed.peer.name);
         let lanes = lanes_of(listed.id, &views, &mut room);
-        PeerStatus { lanes, ..peer_status(listed, seen, now) }
+        let stream_connections = stream_connections_of(listed.id, &views);
+        PeerStatus { lanes, stream_connections, ..peer_status(listed, seen, now) }
     });
     let mut peers: Vec<PeerStatus> = peers.collect();
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
@@ -213,6 +214,21 @@ fn lanes_of(peer: PeerId, views: &[WorkerView], room: &mut Room) -> Vec<LaneStat
         of_peer.filter_map(|(_, flows)| flows.get(usize::from(index))).sum()
     };
     rows.into_iter().map(|row| LaneStatus { flows: flows(row.index), ..lane_status(row) }).collect()
+}
+
+/// The stream connections of a peer at all workers, by number.
+fn stream_connections_of(peer: PeerId, views: &[WorkerView]) -> Vec<StreamConnectionStatus> {
+    let rows = views.iter().flat_map(|view| &view.stream_connections).filter(|(id, _)| *id == peer);
+    let status = |(_, row): &(PeerId, StreamConnectionRow)| StreamConnectionStatus {
+        number: row.number,
+        worker: row.worker,
+        state: row.stage.label().to_owned(),
+        dialled_by: if row.dialled { "here" } else { "peer" }.to_owned(),
+        forwards: row.forwards,
+    };
+    let mut all: Vec<StreamConnectionStatus> = rows.map(status).collect();
+    all.sort_by_key(|connection| (connection.number, connection.worker));
+    all
 }
 
 fn lane_status(row: &LaneRow) -> LaneStatus {

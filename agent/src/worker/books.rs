@@ -11,6 +11,7 @@ use quic_core::LaneStats;
 use super::{
     ceilings::{Refused, refused},
     handover::Kind,
+    stream_connections::StreamTotals,
     streams::TcpRefusal,
 };
 use crate::{
@@ -185,6 +186,7 @@ pub(super) struct Totals {
     /// Turns in which a class of sources had its budget before all of them were served.
     pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
+    pub(super) streams: StreamTotals,
     /// Of control connections, when last looked at.
     pub(super) control: Traffic,
 }

@@ -6,7 +6,9 @@ use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use zeroize::Zeroizing;
 
-use super::{Source, Timer, Worker, endpoint::max_packet, keeper::LEAST_SILENCE};
+use super::{
+    Source, Timer, Worker, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE, vigil::IN_USE,
+};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
@@ -121,7 +123,7 @@ impl Worker {
     }
 
     fn dial_address(&mut self, id: PeerId, remote: SocketAddr, now: Instant) {
-        let Some(client) = self.client_config(id, now) else { return };
+        let Some(client) = self.client_config(id, None, now) else { return };
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let name = Arc::clone(&peer.name);
         let underlay = match self.doors.dial(&mut self.underlays, remote) {
@@ -166,10 +168,19 @@ impl Worker {
     }
 
     /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
-    fn client_config(&mut self, id: PeerId, now: Instant) -> Option<Dial> {
+    pub(super) fn client_config(
+        &mut self,
+        id: PeerId,
+        stream: Option<&StreamOrder>,
+        now: Instant,
+    ) -> Option<Dial> {
         let peer = self.peers.get_mut(id.0 as usize)?;
         let name = Arc::clone(&peer.name);
-        let keys: Vec<[u8; 32]> = peer.config.public_keys.iter().map(|key| key.0).collect();
+        let keys: Vec<[u8; 32]> = match stream {
+            // Of a peer's keys it is the one that its session has proved.
+            Some(stream) => vec![stream.key],
+            None => peer.config.public_keys.iter().map(|key| key.0).collect(),
+        };
         let crypto = match tls::client_crypto(&self.identity, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
@@ -179,14 +190,18 @@ impl Worker {
                 return None;
             }
         };
+        // A stream connection lives for as long as it has forwards, however silent these are.
+        let keepalive = peer.config.keepalive.or_else(|| stream.map(|_| IN_USE));
         let limits = &self.config.limits;
         let mut transport = tls::transport_config(
-            peer.config.keepalive,
+            keepalive,
             max_packet(&self.config),
             limits.tcp_streams_per_peer,
             limits.stream_bytes,
         );
-        transport.qlog_stream(self.exchange.taps().stream(id, now));
+        if stream.is_none() {
+            transport.qlog_stream(self.exchange.taps().stream(id, now));
+        }
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
         let choice = keys.choose(self.doors.rng());
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
@@ -205,7 +220,8 @@ impl Worker {
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(self.doors.rng().random()),
         };
-        let client = knock::arm(crypto, knock, self.ids.initial(id));
+        let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
+        let client = knock::arm(crypto, knock, self.ids.initial_from(first));
         Some(Dial { client, transport })
     }
 
@@ -219,6 +235,11 @@ impl Worker {
         let Some(connection) = self.control.get(handle) else { return };
         let (peer, side) = (connection.peer, connection.side());
         let words = in_words(reason);
+        if let Some(id) = peer
+            && self.stream_connection_lost(id, handle, Some(reason), now)
+        {
+            return;
+        }
         let Some(id) = peer else {
             self.totals.handshakes.failed += 1;
             if let Some(suppressed) = self.details_log.allow(now) {
@@ -250,8 +271,9 @@ impl Worker {
     /// The kernel learnt that nobody listens where a peer is being dialled.
     pub(super) fn report_unreachable(&mut self, underlay: UnderlayId, error: &io::Error, now: Instant) {
         let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
-        let Some(id) =
-            attempt.filter(|connection| connection.key.is_none()).and_then(|connection| connection.peer)
+        let Some(id) = attempt
+            .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
+            .and_then(|connection| connection.peer)
         else {
             return;
         };

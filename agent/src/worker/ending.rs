@@ -24,6 +24,9 @@ impl Worker {
     pub(super) fn lose_as(&mut self, handle: ConnectionHandle, words: &str, planned: bool, now: Instant) {
         self.abort_streams(handle);
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        if self.stream_connection_lost(id, handle, None, now) {
+            return;
+        }
         self.forget_attempt(id, handle);
         if self.session_of(id).is_none_or(|session| session.handle != handle) {
             return;
@@ -102,6 +105,7 @@ impl Worker {
         self.underlays.finish(&mut self.lanes, now);
         for id in self.peer_ids() {
             self.end_session(id, Some(CloseReason::Shutdown), now);
+            self.end_stream_connections(id, CloseReason::Shutdown, now);
         }
         for handle in self.control.handles() {
             self.control.close(handle, CloseReason::Shutdown, now);

@@ -32,6 +32,7 @@ use crate::{
         messages::{CloseReason, Hello, Service},
         windows::StreamMemory,
     },
+    forward::connections::{Outcome, PeerForwards},
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     panics::lock,
@@ -61,6 +62,14 @@ pub(super) enum Order {
     Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
     /// The peer offers other services.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    /// To the owner: TCP forwards come to a worker that has no stream connection.
+    StreamsWanted { peer: PeerId, session: SessionId },
+    /// Dial a stream connection.
+    DialStream(Box<StreamOrder>),
+    /// To the worker that dials a peer: what became of a stream connection.
+    StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
+    /// A port has connections, and this worker has the fewest forwards of its peer.
+    AcceptTcp { place: usize },
     /// To the owner: a lane carries payloads.
     LaneUp { lane: LaneName },
     /// To the owner: the path of a lane carries packets of so many bytes of UDP payload.
@@ -121,6 +130,8 @@ pub(super) struct Connected {
     pub(super) dialled: bool,
     /// The key that the peer proved.
     pub(super) key: [u8; 32],
+    /// What stream connections call it.
+    pub(super) name: [u8; 16],
     pub(super) hello: Hello,
     /// How many lanes are wanted; none in standard mode.
     pub(super) wanted: u8,
@@ -165,6 +176,20 @@ pub(super) enum LanePort {
     Listening(usize),
     /// One of its own, to this address.
     Dial(SocketAddr),
+}
+
+/// A stream connection to be dialled.
+#[derive(Debug)]
+pub(super) struct StreamOrder {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) number: u8,
+    /// The far end of the control connection.
+    pub(super) remote: SocketAddr,
+    /// The key that it proved.
+    pub(super) key: [u8; 32],
+    /// The first byte of the Initial's destination: it leads to the worker at the far end.
+    pub(super) first: u8,
 }
 
 /// Why a lane could not go on.
@@ -215,13 +240,15 @@ struct Shared {
     /// Lanes that workers keep, those that drain included.
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
+    forwards: Arc<PeerForwards>,
     /// What its streams may be sent, at all workers together.
     rate: Arc<RateAccount>,
 }
 
 impl Shared {
-    fn new(flows: &Arc<AgentTotals>) -> Arc<Self> {
+    fn new(flows: &Arc<AgentTotals>, workers: u8) -> Arc<Self> {
         Arc::new(Self {
+            forwards: Arc::new(PeerForwards::new(workers)),
             session: Mutex::new(None),
             heard: AtomicU64::new(0),
             lanes: AtomicUsize::new(0),
@@ -245,7 +272,7 @@ impl Exchange {
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
         let flows = Arc::default();
-        let shared = (0..peers).map(|_| Shared::new(&flows)).collect();
+        let shared = (0..peers).map(|_| Shared::new(&flows, workers)).collect();
         Arc::new(Self {
             boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
             peers: ArcSwap::from_pointee(shared),
@@ -308,7 +335,7 @@ impl Exchange {
     /// All workers are to know a peer, under a place that none of them uses. Only the roster says so, one change at a time.
     pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin) {
         let mut peers = Vec::clone(&self.peers.load());
-        let shared = Shared::new(&self.flows);
+        let shared = Shared::new(&self.flows, self.workers());
         match peers.get_mut(id.0 as usize) {
             Some(place) => *place = shared,
             None => peers.push(shared),
@@ -396,6 +423,13 @@ impl Exchange {
     /// The flows of a peer.
     pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+    }
+
+    /// The TCP forwards of a peer.
+    pub(super) fn forwards(&self, peer: PeerId) -> Arc<PeerForwards> {
+        let peers = self.peers.load();
+        let shared = peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.forwards));
+        shared.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
     }
 
     /// What the streams of a peer may be sent.
@@ -549,6 +583,7 @@ mod tests {
             owner,
             dialled: true,
             key,
+            name: [instance; 16],
             hello,
             wanted: 1,
             begun: since,

@@ -23,7 +23,10 @@ use super::{
     shell,
 };
 use crate::{
-    forward::tun::{Answer, TunDrop},
+    forward::{
+        connections::{Stage, StreamConnection},
+        tun::{Answer, TunDrop},
+    },
     io::{Gso, TunOffload, TunStats, UdpOffload, UdpRole},
     lanes::{LaneSlot, LaneState},
     meter::Growth,
@@ -55,6 +58,21 @@ pub struct Inspection {
     answered: Condvar,
 }
 
+/// A stream connection of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamConnectionRow {
+    /// Its number, from 1 on.
+    pub number: u8,
+    /// The worker that has it.
+    pub worker: u8,
+    /// How far it has come.
+    pub stage: Stage,
+    /// Whether this end dialled it.
+    pub dialled: bool,
+    /// TCP forwards on it.
+    pub forwards: u32,
+}
+
 /// What one worker has.
 #[derive(Clone, Debug)]
 pub struct WorkerView {
@@ -64,6 +82,8 @@ pub struct WorkerView {
     pub lanes_left_out: usize,
     /// Its flows by peer and the index of the lane that they belong on.
     pub lane_flows: Vec<(PeerId, Vec<u64>)>,
+    /// Its stream connections, by peer, at most [`MOST_LANES`].
+    pub stream_connections: Vec<(PeerId, StreamConnectionRow)>,
     /// The most recent flows of the peer that was asked for, the latest first, at most [`MOST_FLOWS`].
     pub flows: Vec<FlowRow>,
     /// Its sockets, by role.
@@ -272,6 +292,7 @@ impl Worker {
             lanes,
             lanes_left_out,
             lane_flows: self.flows_by_lane(chosen),
+            stream_connections: self.stream_connection_rows(chosen),
             flows,
             sockets: self.socket_rows(),
             tun: self.tun_row(),
@@ -342,6 +363,22 @@ impl Worker {
             (peer.id, sums)
         };
         peers.map(counted).collect()
+    }
+
+    fn stream_connection_rows(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, StreamConnectionRow)> {
+        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
+        let of_peer = |peer: &Peer| {
+            let (id, worker) = (peer.id, self.place.0);
+            let row = move |stream: &StreamConnection| StreamConnectionRow {
+                number: stream.number,
+                worker,
+                stage: stream.stage,
+                dialled: stream.dialled,
+                forwards: stream.forwards,
+            };
+            peer.streams.all.iter().map(move |stream| (id, row(stream))).collect::<Vec<_>>()
+        };
+        self.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
     }
 
     /// The flows of a peer with the latest datagrams.

@@ -330,6 +330,7 @@ impl Worker {
                 self.follow_route(id, now);
             }
             self.check_control(id, now);
+            self.see_to_stream_connections(id, now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);

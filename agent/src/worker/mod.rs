@@ -23,6 +23,7 @@
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs` |
+//! | the connections that carry TCP forwards beside the control connection | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
 //! | sockets, names, tokens | `doors.rs` |
 //! | the knocks that were used, over a restart | `knocks.rs` |
@@ -56,6 +57,7 @@ use crate::{
     control::{
         cid::ConnectionIds,
         driver::{Control, Event},
+        messages::Features,
         tls::TlsIdentity,
     },
     datapath::{
@@ -109,6 +111,7 @@ pub mod simulation;
 mod sources;
 mod start;
 mod strangers;
+mod stream_connections;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -127,7 +130,8 @@ pub use exchange::Exchange;
 use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
 pub use inspect::{
-    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, TunRow, WorkerView,
+    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, StreamConnectionRow,
+    TunRow, WorkerView,
 };
 pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
@@ -188,6 +192,7 @@ enum Timer {
     Outbox(UnderlayId),
     Dial(PeerId),
     Hello(ConnectionHandle),
+    Join(ConnectionHandle),
     Tcp(TcpId),
     Listener(usize),
     Publish,
@@ -272,6 +277,8 @@ pub struct Worker {
     accept_log: RateLimit,
     lane_logs: lanes::LaneLogs,
     lane_limits: LaneLimits,
+    /// What it does not say that it can do: for tests.
+    withheld: Features,
     drops_log: RateLimit,
     resolve_log: RateLimit,
     service_log: RateLimit,
@@ -300,6 +307,12 @@ impl Worker {
     #[doc(hidden)]
     pub fn set_lane_limits(&mut self, limits: LaneLimits) {
         self.lane_limits = limits;
+    }
+
+    /// Says to peers that it cannot do `features`, as an older version does, so that a test can tell.
+    #[doc(hidden)]
+    pub fn withhold(&mut self, features: Features) {
+        self.withheld = features;
     }
 
     /// Where commands are put.
@@ -610,12 +623,8 @@ impl Worker {
                 }
                 self.watch_queue(peer, now);
             }
-            Timer::Listener(place) => {
-                if let Some(Some((_, token))) = self.listeners.get(place) {
-                    let token = *token;
-                    self.add_source(token);
-                }
-            }
+            Timer::Listener(place) => self.wake_listener(place),
+            Timer::Join(handle) => self.early_join_timeout(handle, now),
             Timer::Outbox(id) => self.outbox_timeout(id, now),
             Timer::Dial(peer) => self.dial(peer, now),
             Timer::Tcp(id) => self.tcp_timeout(id, now),

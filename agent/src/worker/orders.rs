@@ -13,7 +13,10 @@ use super::{
     number, session,
 };
 use crate::{
-    control::messages::Features,
+    control::{
+        join,
+        messages::{CloseReason, Features},
+    },
     datapath::downlink::Received,
     gate::decoy::DecoyDrop,
     io::batch::Meta,
@@ -92,6 +95,9 @@ impl Worker {
                     && let Some(state) = self.peers.get_mut(peer.0 as usize)
                 {
                     self.work.walked += state.relay.set_services(&services) as u64;
+                    if let Some(link) = state.link.as_mut() {
+                        link.services = services;
+                    }
                 }
             }
             Order::LaneUp { lane } => self.lane_is_up(lane, now),
@@ -103,6 +109,7 @@ impl Worker {
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {
                     self.ask_for_life(peer);
+                    self.tell_on_streams(peer, now);
                 }
             }
             Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
@@ -118,6 +125,10 @@ impl Worker {
                     self.hurry(peer, now);
                 }
             }
+            Order::StreamsWanted { peer, session } => self.streams_wanted(peer, session, now),
+            Order::DialStream(order) => self.dial_stream(&order, now),
+            Order::StreamEnded { peer, number, outcome } => self.stream_ended(peer, number, outcome, now),
+            Order::AcceptTcp { place } => self.wake_listener(place),
             Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
             Order::PeerRemoved { id } => self.peer_removed(id, now),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
@@ -128,7 +139,7 @@ impl Worker {
 
     /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, ref hello, wanted, begun: _, since: _ } =
+        let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
             **connected;
         if self.stopping || !self.is_live(id) {
             return;
@@ -152,6 +163,8 @@ impl Worker {
         peer.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
+        let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
+        let connections = if knows_streams { join::connections_for(self.place.1, hello.workers) } else { 1 };
         let takes_packets = hello.features.contains(Features::PACKETS);
         let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
@@ -168,7 +181,14 @@ impl Worker {
             takes_pieces,
             settles_at: now + SETTLE_TIME,
             doubts: Doubts::default(),
+            services: hello.services.clone(),
+            name,
+            connections,
         });
+        if !same_process {
+            self.end_stream_connections(id, CloseReason::Replaced, now);
+        }
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         if !same_process {
             // Numbers of flows mean others to the new process.
             for parcel in self.outgoing.take_of_peer(id) {
@@ -188,6 +208,8 @@ impl Worker {
             self.watch_flow(id, flow, now);
         }
         self.settle_flows(id);
+        self.note_carrier(id);
+        self.take_early_joins(id, now);
         self.wake_listeners(id);
         self.drain_queue(id, now);
     }
@@ -204,6 +226,7 @@ impl Worker {
             drop(frame);
             self.settle_plain(id, DropReason::LaneClosed);
         }
+        self.note_carrier(id);
         self.wake_listeners(id);
         self.redial(id, now);
     }
@@ -291,6 +314,7 @@ impl Worker {
         let Some(link) = self.link_named(id, session) else { return };
         *link.doubts.of(doubt) = holds;
         let is_well = !link.doubts.any();
+        self.note_carrier(id);
         match (doubt, holds) {
             (Doubt::Silent, true) => self.fell_silent(id, session, now),
             (Doubt::Deaf, true) => {
@@ -388,7 +412,7 @@ impl Worker {
     }
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
-    fn wake_listeners(&mut self, id: PeerId) {
+    pub(super) fn wake_listeners(&mut self, id: PeerId) {
         let mut tokens = Vec::new();
         for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
             if let Some((_, token)) = listener
@@ -398,6 +422,14 @@ impl Worker {
             }
         }
         for token in tokens {
+            self.add_source(token);
+        }
+    }
+
+    /// A port may have connections for this worker.
+    pub(super) fn wake_listener(&mut self, place: usize) {
+        if let Some(Some((_, token))) = self.listeners.get(place) {
+            let token = *token;
             self.add_source(token);
         }
     }

@@ -62,6 +62,8 @@ impl PeerMaker<'_> {
             awaited_until: None,
             instance: None,
             tcp_streams: 0,
+            forwards: self.exchange.forwards(id),
+            streams: crate::forward::connections::StreamConnections::default(),
             too_large: None,
             refused: Refused::default(),
             known_services: None,
@@ -175,6 +177,7 @@ impl Worker {
             // Wherever its control connection is.
             self.link_down(id, session, now);
         }
+        self.end_stream_connections(id, CloseReason::KeyRemoved, now);
         for handle in self.control.handles() {
             if self.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
                 self.close(handle, CloseReason::KeyRemoved, now);

@@ -20,6 +20,7 @@ use super::{
     ceilings::{Ceiling, refused},
     decoy::DecoyHandles,
     handover::Kind,
+    stream_connections::StreamFailure,
     streams::TcpRefusal,
     tun::TunHandles,
 };
@@ -93,6 +94,7 @@ pub struct Publisher {
     message_errors: Counters,
     tcp: [TcpDirectionMetrics; 2],
     tcp_refused: Counters,
+    streams_failed: Counters,
     hand_over: [Counters; 3],
     pub(super) decoy: DecoyHandles,
     pub(super) tun: TunHandles,
@@ -157,6 +159,7 @@ impl Publisher {
                 &[&MessageError::LABELS[..], &["out_of_order"]].concat(),
             ),
             tcp: [uplink, downlink].map(|label| TcpDirectionMetrics::bind(metrics, label)),
+            streams_failed: Counters::bind(&families.stream_connections_failed, &[], &StreamFailure::LABELS),
             tcp_refused: Counters::bind(&families.tcp_refused, &[], &TcpRefusal::ALL.map(TcpRefusal::label)),
             hand_over: [&families.handed_over, &families.taken_over, &families.hand_over_dropped]
                 .map(|family| Counters::bind(family, &[], &Kind::LABELS)),
@@ -507,6 +510,10 @@ impl Worker {
         // All workers share it: one publishes.
         let stream_bytes = if place == 0 { stream_memory } else { 0 };
         metrics.own.stream_bytes.set(stream_bytes);
+        let carriers = self.peers.iter().map(|peer| peer.streams.carriers().count() as u64);
+        metrics.own.stream_connections.set(carriers.sum());
+        metrics.own.stream_connections_opened.publish(totals.streams.opened);
+        metrics.streams_failed.publish(&totals.streams.failed);
         metrics.own.connections.set(self.control.len() as u64);
     }
 }

@@ -82,7 +82,10 @@ impl Worker {
         let control = session.map(|connection| (connection.underlay(), connection.path().destination));
         let lanes = self.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
-        let mut sockets: Vec<_> = control.into_iter().chain(lanes).collect();
+        let streams = self.peers.get(id.0 as usize).into_iter().flat_map(|peer| &peer.streams.all);
+        let streams = streams.filter_map(|stream| self.control.get(stream.handle));
+        let streams = streams.map(|connection| (connection.underlay(), connection.path().destination));
+        let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
         sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
         sockets.dedup_by_key(|(underlay, _)| *underlay);
         sockets

@@ -17,6 +17,7 @@ use std::{
 };
 
 use quinn_proto::{ConnectionHandle, Side};
+use rand::RngExt;
 
 use super::{
     Timer, Worker,
@@ -27,6 +28,7 @@ use super::{
 use crate::{
     control::{
         driver::Event,
+        join::session_name,
         messages::{self, CloseReason, Features, Hello, Message, MessageError},
         vigil::Vigil,
     },
@@ -169,6 +171,9 @@ impl Worker {
                 return;
             }
         };
+        if side == Side::Client && self.stream_connected(handle, peer, key, now) {
+            return;
+        }
         let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
@@ -233,9 +238,14 @@ impl Worker {
     ///
     /// TLS has checked its signature already. A knock can be made by whoever stole our private key, so whoever came in by
     /// one says it again, bound to this connection.
-    fn possesses(&self, handle: ConnectionHandle, named: &[u8; 32], hello: &Hello) -> bool {
+    pub(super) fn possesses(
+        &self,
+        handle: ConnectionHandle,
+        named: &[u8; 32],
+        proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
+    ) -> bool {
         let Some(connection) = self.control.get(handle) else { return false };
-        match (&hello.possession, connection.admission()) {
+        match (proof, connection.admission()) {
             (None, admission) => admission.is_none(),
             (Some(signature), _) => connection.exported().is_some_and(|exported| {
                 PublicKey(*named).verify(&messages::possession(&exported), signature)
@@ -253,17 +263,18 @@ impl Worker {
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
             services,
-            features: self.features(),
+            features: self.features().without(self.withheld),
             possession,
         })
     }
 
     /// What we can do beyond the version.
     fn features(&self) -> Features {
+        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
         match self.tun {
             // What the device does not complete, we do.
-            Some(_) => Features::PIECES.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
-            None => Features::PIECES,
+            Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
+            None => always,
         }
     }
 
@@ -274,11 +285,17 @@ impl Worker {
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
+        if connection.stream_number.is_some() {
+            return self.stream_message(handle, peer, &message, now);
+        }
         let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
         match message {
+            Message::Join(join) if !established && side == Side::Server => {
+                self.join_asked(handle, (peer, key), join, now);
+            }
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
-                    if !self.possesses(handle, &key, &hello) {
+                    if !self.possesses(handle, &key, hello.possession.as_ref()) {
                         self.note_refusal(handle, Why::Possession, now);
                         self.close(handle, CloseReason::ProtocolViolation, now);
                         return;
@@ -302,6 +319,10 @@ impl Worker {
             Message::LaneClose(end) => self.lane_closed(peer, &end, now),
             // quinn-proto has seen where it came from.
             Message::Here => {}
+            Message::StreamsWanted if side == Side::Client => self.peer_wants_streams(peer, now),
+            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
+                self.out_of_order(handle, now)
+            }
             Message::ServicesChanged(services) => {
                 let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
                 let Some(session) = state.session.as_mut() else { return };
@@ -316,7 +337,7 @@ impl Worker {
     }
 
     /// Notes why the client of a connection is refused.
-    fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
+    pub(super) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
         if let Some(connection) = self.control.get(handle) {
             let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
             self.refusals.note(Refusal { at, source, why }, now);
@@ -333,7 +354,7 @@ impl Worker {
         }
     }
 
-    fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
+    pub(super) fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
         self.totals.out_of_order += 1;
         if let Some(suppressed) = self.violation_log.allow(now) {
             tracing::warn!(
@@ -389,12 +410,16 @@ impl Worker {
             u8::from(hello.max_lanes > 0)
         };
         let session = self.exchange.name_session();
+        // One that has none is closing: nobody can join it.
+        let name = self.control.get(handle).and_then(session_name);
+        let name = name.unwrap_or_else(|| self.doors.rng().random());
         let connected = Arc::new(Connected {
             peer: id,
             session,
             owner: self.place.0,
             dialled,
             key,
+            name,
             hello,
             wanted,
             begun: self.control.get(handle).map_or(now, |connection| connection.begun()),
@@ -461,6 +486,7 @@ impl Worker {
             told: None,
             vigil: Vigil::new(counts, now),
             laneless_since: Some(now),
+            forwards: 0,
         });
         self.totals.handshakes.established += 1;
         self.link_up(&connected, now);

@@ -25,6 +25,7 @@ use crate::{
     config::{self, Config},
     control::{
         cid::ConnectionIds,
+        messages::Features,
         tls::{self, TlsIdentity},
     },
     datapath::downlink::Notes,
@@ -236,6 +237,7 @@ impl Worker {
             accept_log: RateLimit::new(LOG_INTERVAL),
             lane_logs: super::lanes::LaneLogs::new(),
             lane_limits: super::LaneLimits::default(),
+            withheld: Features::default(),
             drops_log: RateLimit::new(LOG_INTERVAL),
             resolve_log: RateLimit::new(LOG_INTERVAL),
             service_log: RateLimit::new(LOG_INTERVAL),

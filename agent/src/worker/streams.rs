@@ -2,12 +2,15 @@
 
 use std::{
     io::ErrorKind,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use quinn_proto::{ConnectionHandle, StreamId};
 
-use super::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy, orders::HURRY_LASTS};
+use super::{
+    Source, StreamKey, Timer, Worker, ceilings::socket_remedy, exchange::Order, orders::HURRY_LASTS,
+};
 use crate::{
     control::messages::{StreamAnswer, StreamOpen},
     forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
@@ -29,10 +32,10 @@ const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
 impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
     pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
-        if !self.may_accept(place) {
-            return false;
-        }
         for _ in 0..ACCEPTS_PER_TURN {
+            if !self.may_accept(place) {
+                return false;
+            }
             if self.is_crowded(place) {
                 if !self.turns_away(place, now) {
                     return false;
@@ -52,6 +55,7 @@ impl Worker {
                         tracing::debug!(%client, service, "TCP forward");
                         let forward = TcpForward::opened(id, stream, token, service, now);
                         self.insert_tcp(StreamKey { connection: handle.0, stream: id }, peer, forward, now);
+                        self.want_stream_connections(peer, now);
                     }
                     Err(reason) => {
                         if reason == TcpRefusal::NotConnected {
@@ -91,15 +95,31 @@ impl Worker {
         true
     }
 
-    /// Whether connections to this port are for this worker: all of them listen, the one with the session accepts. Without a
-    /// session the worker that dials the peer refuses them.
+    /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
+    /// peer the one with the fewest forwards accepts. The owner of the session refuses what none can carry, and without a session
+    /// the worker that dials the peer does.
     fn may_accept(&self, place: usize) -> bool {
-        let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
-        let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return true };
-        match &peer.link {
-            Some(link) => link.pool.owner() == self.place.0,
-            None => self.dialler_of(peer.id) == self.place.0,
+        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+            return true;
+        };
+        let Some(peer) = self.peers.get(id.0 as usize) else { return true };
+        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.place.0 };
+        let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
+        if self.carrier(id).is_none() {
+            if owner != self.place.0 && has_streams {
+                // It may have left them to this worker, which had a connection a moment ago.
+                self.note_carrier(id);
+                self.exchange.post(owner, Order::AcceptTcp { place });
+            }
+            return owner == self.place.0;
         }
+        let less_busy =
+            self.peers.get(id.0 as usize).and_then(|peer| peer.forwards.less_busy_than(self.place.0));
+        if let Some(other) = less_busy {
+            // It may have looked when it was not the one.
+            self.exchange.post(other, Order::AcceptTcp { place });
+        }
+        less_busy.is_none()
     }
 
     /// Whether a connection to this port would be refused for want of room that may come: others may end, or the far end lets us
@@ -107,15 +127,14 @@ impl Worker {
     fn is_crowded(&mut self, place: usize) -> bool {
         let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
         let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return false };
-        let Some(session) = peer.session.as_ref().filter(|_| peer.is_well()) else { return false };
-        let handle = session.handle;
-        self.is_full(peer.tcp_streams) || !self.control.has_stream(handle)
+        let (forwards, most) = (Arc::clone(&peer.forwards), self.config.limits.tcp_streams_per_peer);
+        let Some(handle) = forward.and_then(|id| self.carrier(id)) else { return false };
+        self.is_full() || forwards.total() >= most || !self.control.has_stream(handle)
     }
 
-    /// Whether a peer with this number of forwards may have no more.
-    fn is_full(&self, tcp_streams: u32) -> bool {
-        let limits = &self.config.limits;
-        tcp_streams >= limits.tcp_streams_per_peer || self.exchange.streams().forwards() >= limits.tcp_streams
+    /// Whether all peers together may have no more forwards.
+    fn is_full(&self) -> bool {
+        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
     }
 
     /// Whether connections to a crowded port have waited for long enough; if not, they go on waiting.
@@ -158,18 +177,21 @@ impl Worker {
         let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = self.peers.get_mut(id.0 as usize).ok_or(TcpRefusal::NotConnected)?;
-        let is_well = peer.is_well();
-        let session = peer.session.as_ref().filter(|_| is_well).ok_or(TcpRefusal::NotConnected)?;
-        let mut offered = session.hello.services.iter();
+        let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let mut offered = link.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)
             .ok_or(TcpRefusal::UnknownService)?
             .number;
-        let (id, handle, tcp_streams) = (peer.id, session.handle, peer.tcp_streams);
-        if self.is_full(tcp_streams) {
+        let forwards = Arc::clone(&peer.forwards);
+        let handle = self.carrier(id).ok_or(TcpRefusal::NotConnected)?;
+        if self.is_full() || !forwards.open(self.place.0, self.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
         }
-        let stream = self.control.open_stream(handle).ok_or(TcpRefusal::Limit)?;
+        let stream = self.control.open_stream(handle).ok_or_else(|| {
+            forwards.close(self.place.0);
+            TcpRefusal::Limit
+        })?;
         Ok((id, handle, stream, service))
     }
 
@@ -193,10 +215,10 @@ impl Worker {
     /// The peer opened a stream.
     fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
         let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        let full = self.peers.get(peer.0 as usize).is_none_or(|state| {
-            let current = state.session.as_ref().is_some_and(|session| session.handle == handle);
-            !current || self.is_full(state.tcp_streams)
-        });
+        let most = self.config.limits.tcp_streams_per_peer;
+        let full = self.is_full()
+            || !self.takes_streams(peer, handle, now)
+            || self.peers.get(peer.0 as usize).is_none_or(|state| !state.forwards.open(self.place.0, most));
         let mut forward = TcpForward::accepted(stream, now);
         if full {
             self.totals.tcp.refuse(TcpRefusal::Limit);
@@ -397,6 +419,9 @@ impl Worker {
             state.tcp_streams += 1;
         }
         self.watch_opening(id);
+        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards += 1;
+        }
         self.pump(id, now);
     }
 
@@ -412,6 +437,10 @@ impl Worker {
         }
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
+            state.forwards.close(self.place.0);
+        }
+        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards = forwards.saturating_sub(1);
         }
         self.retry_listeners();
     }

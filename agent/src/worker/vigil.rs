@@ -15,15 +15,15 @@ use crate::{
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
-const IN_USE: Duration = Duration::from_secs(10);
+pub(super) const IN_USE: Duration = Duration::from_secs(10);
 
 /// A control connection is given up at the earliest after so long in which nothing was acknowledged on it, and lanes were heard. A path
 /// that loses 87 of 100 packets, as a listener does whose CPU carries an eighth of what comes, loses all of the 19 that are
 /// sent meanwhile once in fourteen times; the next connection fares no better, and this one is asked again before it ends.
-const LEAST_DEAFNESS: Duration = Duration::from_secs(4);
+pub(super) const LEAST_DEAFNESS: Duration = Duration::from_secs(4);
 
 /// A peer is not told more often where we are, whatever it asks. A NAT that changes its mind twice within that is found by silence.
-const TELL_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Worker {
     /// Once a second: whether a peer answers on the control connection.

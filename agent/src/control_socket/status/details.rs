@@ -16,6 +16,7 @@ impl Status {
             page.gap();
             peer.facts(&mut page);
             lane_table(peer.lanes.iter().map(|lane| (&*peer.name, lane)), &mut page);
+            peer.stream_connections(&mut page);
             page.table(&[head_of_accounts(), peer.uplink.row("uplink"), peer.downlink.row("downlink")]);
             if let Some(drops) = peer.drops() {
                 page.gap();
@@ -93,6 +94,24 @@ impl PeerStatus {
             ("  inner MTU", or_dash(self.inner_mtu.map(|mtu| mtu.to_string()))),
             ("  UDP payload", or_dash(self.largest_datagram.map(|most| most.to_string()))),
         ]);
+    }
+
+    fn stream_connections(&self, page: &mut Page) {
+        if self.stream_connections.is_empty() {
+            return;
+        }
+        let head = ["STREAMS", "STATE", "WORKER", "DIALLED BY", "FORWARDS"];
+        let mut rows = vec![head.map(str::to_owned)];
+        rows.extend(self.stream_connections.iter().map(|connection| {
+            [
+                format!("{}/{}", self.name, connection.number),
+                connection.state.clone(),
+                connection.worker.to_string(),
+                if connection.dialled_by == "here" { "us".to_owned() } else { "the peer".to_owned() },
+                connection.forwards.to_string(),
+            ]
+        }));
+        page.table(&rows);
     }
 
     fn flows(&self, page: &mut Page) {

@@ -22,7 +22,7 @@ mod text;
 pub use page::{Kind, Page, age, plain, table};
 pub use parts::{
     Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LimitsStatus, PeerRates,
-    QueueStatus, SocketStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
+    QueueStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
 };
 pub use text::Show;
 
@@ -137,6 +137,9 @@ pub struct PeerStatus {
     /// Its lanes, by index; draining ones have the index of the one that replaced them.
     #[serde(default)]
     pub lanes: Vec<LaneStatus>,
+    /// The connections that carry its TCP forwards beside its control connection, by number.
+    #[serde(default)]
+    pub stream_connections: Vec<StreamConnectionStatus>,
     /// Its flows with the latest datagrams, the latest first, if it alone was asked for.
     #[serde(default)]
     pub recent_flows: Vec<FlowStatus>,

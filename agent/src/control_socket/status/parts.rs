@@ -256,6 +256,21 @@ pub struct FlowStatus {
     pub idle_seconds: f64,
 }
 
+/// A connection that carries TCP forwards of a peer beside its control connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamConnectionStatus {
+    /// From 1 on.
+    pub number: u8,
+    /// The worker that has it.
+    pub worker: u8,
+    /// "handshake", "joining", "up" or "releasing".
+    pub state: String,
+    /// "here" or "peer": which end dialled it.
+    pub dialled_by: String,
+    /// TCP forwards on it.
+    pub forwards: u32,
+}
+
 /// The UDP sockets of one role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketStatus {

@@ -157,6 +157,13 @@ fn connected() -> PeerStatus {
             ("uplink".to_owned(), counts(&[("expired", 2), ("too_large", 1)])),
         ]),
         lanes: vec![lane()],
+        stream_connections: vec![StreamConnectionStatus {
+            number: 1,
+            worker: 1,
+            state: "up".to_owned(),
+            dialled_by: "here".to_owned(),
+            forwards: 5,
+        }],
         recent_flows: vec![flow()],
         last_error: None,
     }
@@ -319,6 +326,11 @@ exit: connected
   UDP payload   1417
 ";
     assert!(text.contains(expected), "{text}");
+    let streams = "
+STREAMS  STATE  WORKER  DIALLED BY  FORWARDS
+exit/1   up     1       us          5
+";
+    assert!(text.contains(streams), "{text}");
     let flows = "
 FLOW  SERVICE  OPENED BY  LOCAL        STATE      LANE      WORKER  SILENT    ENDS AFTER
 5     dns      us         127.0.0.1:9  confirmed  0, for 1  1       250.0 ms  1m

@@ -62,13 +62,16 @@ fn control_messages_out_of_order_close_the_connection() {
     let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8] };
     let end = LaneEnd { lane: 0, epoch: 1, reason: LaneRefusal::TooMany };
     let close = LaneEnd { lane: 0, epoch: 1, reason: LaneCloseCause::Dead };
-    let cases: [&[Message]; 6] = [
+    let cases: [&[Message]; 9] = [
         &[Message::LaneOpen(offer)],
         &[Message::ServicesChanged(Vec::new())],
         &[Message::LaneClose(close)],
         &[Rogue::hello(), Rogue::hello()],
         &[Rogue::hello(), Message::LaneAccept(offer)],
         &[Rogue::hello(), Message::LaneRefuse(end)],
+        &[Message::Joined],
+        &[Rogue::hello(), Message::Joined],
+        &[Rogue::hello(), Message::Release],
     ];
     for (messages, seed) in cases.into_iter().zip(120..) {
         let mut siege = Siege::new(seed, "");
@@ -85,8 +88,8 @@ fn control_messages_out_of_order_close_the_connection() {
 fn an_unknown_kind_of_message_is_counted_and_nothing_else() {
     let mut siege = Siege::with_lane(130, "");
     for _ in 0..100 {
-        // Field 9 of the envelope, empty.
-        siege.rogue.write(&[2, 0x4a, 0]);
+        // Field 15 of the envelope, empty.
+        siege.rogue.write(&[2, 0x7a, 0]);
     }
     siege.run(50);
     assert_eq!(siege.message_errors("unknown_kind"), 100);
@@ -108,7 +111,11 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::LaneAccept(_)
         | Message::LaneClose(_)
         | Message::ServicesChanged(_)
-        | Message::Here => None,
+        | Message::Here
+        | Message::Join(_)
+        | Message::Joined
+        | Message::StreamsWanted
+        | Message::Release => None,
     };
     let refusals: Vec<_> = siege.rogue.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

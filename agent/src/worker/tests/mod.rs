@@ -37,6 +37,8 @@ mod rogue;
 mod roster;
 mod siege;
 mod standard;
+mod stream_connections;
+mod stream_joins;
 mod tun;
 mod tun_lanes;
 mod tun_marks;

@@ -19,6 +19,7 @@ use crate::{
     clock::{Clock, ManualClock},
     control::{
         cid::ConnectionIds,
+        join::{Join, name_of},
         knock::{self, Knock},
         messages::{
             CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL,
@@ -193,7 +194,11 @@ impl Rogue {
             | Message::LaneRefuse(_)
             | Message::LaneClose(_)
             | Message::ServicesChanged(_)
-            | Message::Here => message.encode(&mut self.outgoing),
+            | Message::Here
+            | Message::Join(_)
+            | Message::Joined
+            | Message::StreamsWanted
+            | Message::Release => message.encode(&mut self.outgoing),
         }
     }
 
@@ -202,6 +207,25 @@ impl Rogue {
         if let Message::Hello(hello) = Self::hello() {
             Message::Hello(Hello { possession, ..hello }).encode(&mut self.outgoing);
         }
+    }
+
+    /// The hello of a peer with so many workers that knows stream connections.
+    pub(super) fn hello_with_streams(workers: u16) -> Message {
+        let Message::Hello(hello) = Self::hello() else { panic!("a hello") };
+        Message::Hello(Hello { workers, features: Features::STREAM_CONNECTIONS, ..hello })
+    }
+
+    /// What stream connections call the session of this connection.
+    pub(super) fn session_name(&self) -> [u8; 16] {
+        name_of(self.quinn.crypto_session()).unwrap()
+    }
+
+    /// A join of this connection to `session`, with its proof of possession.
+    pub(super) fn join(&self, session: [u8; 16], number: u8) -> Join {
+        let mut exported = [0; 32];
+        self.quinn.crypto_session().export_keying_material(&mut exported, POSSESSION_LABEL, &[]).unwrap();
+        let possession = self.own.sign(&possession(&exported));
+        Join { instance: [0x66; 16], session, number, possession }
     }
 
     /// The hello with the signature that belongs to this connection.
