@@ -6,7 +6,7 @@
 //! ```
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
@@ -20,14 +20,12 @@ use super::{
 };
 use crate::{
     forward::{IngressId, LocalId},
-    hash::{Issued, IssuedSet, PeerMap},
+    hash::PeerMap,
 };
 
 /// A flow's place in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u32);
-
-impl Issued for FlowId {}
 
 /// What the datagrams of a flow have in common at the end that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +132,7 @@ pub struct Flows {
     /// Keyed by what strangers choose (addresses), so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
     /// Those opened here that the far end refused, and perhaps some that it has confirmed since.
-    refused: IssuedSet<FlowId>,
+    refused: BTreeSet<FlowId>,
     /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
     next: u64,
     /// Which worker this is, and of how many.
@@ -152,7 +150,7 @@ impl Flows {
             flows: Slab::new(),
             by_number: PeerMap::default(),
             by_client: HashMap::new(),
-            refused: IssuedSet::default(),
+            refused: BTreeSet::new(),
             next: u64::from(place.0) << 1 | parity & 1,
             place,
             registry,
@@ -477,7 +475,7 @@ mod tests {
         let now = ManualClock::default().now();
         let registry = Arc::<FlowRegistry>::default();
         let mut tables = [0, 1, 2].map(|worker| Flows::new(1, (worker, 3), Arc::clone(&registry)));
-        let mut numbers = std::collections::BTreeSet::new();
+        let mut numbers = BTreeSet::new();
         for round in 0..4 {
             for (worker, flows) in tables.iter_mut().enumerate() {
                 let id = open(flows, round, 1, now);

@@ -129,6 +129,24 @@ pub struct Addresses {
     pub tcp: Vec<SocketAddr>,
 }
 
+/// The device as the worker has it, if there is one.
+fn tun_side(
+    setup: Option<TunSetup>,
+    doors: &mut Doors,
+    config: &Config,
+    peers: &[Peer],
+    now: Instant,
+) -> Result<Option<(TunSide, Arc<Board>)>, StartError> {
+    let Some((setup, (queue, token))) = setup.zip(doors.tun().map_err(StartError::Tun)?) else {
+        return Ok(None);
+    };
+    let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
+    for peer in peers {
+        side.add_peer(peer.id, &peer.config.allowed_ips);
+    }
+    Ok(Some((side, setup.board)))
+}
+
 impl Worker {
     /// Opens every port of the configuration and starts to dial.
     ///
@@ -174,17 +192,7 @@ impl Worker {
             maker.make(id, named, now)
         });
         let peers: Vec<Peer> = peers.collect();
-        let tun = match (tun, doors.tun().map_err(StartError::Tun)?) {
-            (Some(setup), Some((queue, token))) => {
-                let most = tun::most_mtu(&config);
-                let mut side = TunSide::new(queue, token, most, now);
-                for peer in &peers {
-                    side.add_peer(peer.id, &peer.config.allowed_ips);
-                }
-                Some((side, setup.board))
-            }
-            (None, _) | (_, None) => None,
-        };
+        let tun = tun_side(tun, &mut doors, &config, &peers, now)?;
         let mut made = Self {
             identity,
             instance,

@@ -105,8 +105,8 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         ],
         Check::UdpDrops => vec![(Note, AS_IT_IS, |f| f.limits.udp_drops = 1)],
         Check::OpenFiles => vec![
-            // 1000 flows, 1024 TCP streams of each of 2 peers, 8 lanes, 256 others.
-            (Warning, AS_IT_IS, |f| f.limits.descriptors = Some(3_311)),
+            // 1000 flows, 32,768 TCP streams, 8 lanes, 256 others.
+            (Warning, AS_IT_IS, |f| f.limits.descriptors = Some(34_031)),
             (Warning, AS_IT_IS, |f| {
                 f.limits.capabilities |= 1 << Limits::SYS_RESOURCE;
                 (f.limits.descriptors, f.limits.most_descriptors) = (Some(1_024), Some(2_048));
@@ -304,7 +304,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         ],
         Check::Backlog => vec![(AS_IT_IS, |f| f.limits.backlog = None)],
         Check::OpenFiles => vec![
-            (AS_IT_IS, |f| f.limits.descriptors = Some(3_312)),
+            (AS_IT_IS, |f| f.limits.descriptors = Some(34_032)),
             (AS_IT_IS, |f| {
                 f.limits.capabilities |= 1 << Limits::SYS_RESOURCE;
                 f.limits.descriptors = Some(1_024);

@@ -388,6 +388,12 @@ fn the_ceiling_on_forwards_is_one_for_all_workers() {
     forwarding.open(9);
     let mut refused = forwarding.pair.clients.tcp(INGRESS);
     forwarding.pair.world.run(SECOND);
+    assert_eq!(
+        refused.read(&mut [0; 4]).unwrap_err().kind(),
+        ErrorKind::WouldBlock,
+        "it waits in the backlog"
+    );
+    forwarding.pair.world.run(5 * SECOND);
     assert_eq!(refused.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let pair = &mut forwarding.pair;
     assert_eq!(pair.world.metric(pair.entry, "culvert_tcp_refused_total{reason=\"limit\"}"), 1);
