@@ -50,7 +50,8 @@ impl Case {
 }
 
 /// Little enough for every host; a line of TOML.
-const LITTLE: &str = "limits = { flows = 10, tcp_streams_per_peer = 10, receive_buffer = \"64KiB\" }\n";
+const LITTLE: &str =
+    "limits = { flows = 10, tcp_streams_per_peer = 10, tcp_streams = 10, receive_buffer = \"64KiB\" }\n";
 
 /// Runs the doctor: the exit code and the report.
 #[track_caller]

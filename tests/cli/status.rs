@@ -2,7 +2,8 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{Read as _, Write},
+    net::{Shutdown, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
@@ -49,6 +50,11 @@ fn pair(count: u32) -> (Pair, Echo) {
     let pair = plan.service("echo", echo.address, "").forward("echo", ingress).start();
     pair.wait_for_lanes(3);
     Client::new(0, ingress).converse(count);
+    // A TCP connection, so that there is a stream connection for a minute.
+    let mut stream = TcpStream::connect(ingress).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    stream.read_to_end(&mut Vec::new()).unwrap();
+    pair.entry.wait_for_count("culvert_stream_connections", &[], 1);
     (pair, echo)
 }
 

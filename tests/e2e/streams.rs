@@ -87,15 +87,16 @@ fn many_connections_at_once_do_not_mix() {
 /// Sends bytes of its own through `target`, half of them at first, and compares what comes back.
 fn compare(number: u64, target: SocketAddr, all_connected: &Barrier) {
     let bytes = Random::new(number).bytes(60_000);
+    let (first, second) = bytes.split_at(bytes.len() / 2);
     let mut stream = connect(target);
-    let mut answer = vec![0; bytes.len() / 2];
-    stream.write_all(&bytes[..answer.len()]).unwrap();
-    stream.read_exact(&mut answer).unwrap();
+    stream.write_all(first).unwrap();
     // All are open at the same time, and looked at.
     all_connected.wait();
     all_connected.wait();
-    stream.write_all(&bytes[answer.len()..]).unwrap();
+    stream.write_all(second).unwrap();
+    // The upstream answers once it has seen the end.
     stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     assert!(answer == bytes, "connection {number} got {} other bytes", answer.len());
 }

@@ -54,13 +54,12 @@ impl Echo {
     /// When the address is not ours.
     #[must_use]
     pub fn on(address: IpAddr) -> Self {
-        let address = SocketAddr::new(address, ports::free());
+        let (udp, tcp) = sockets(address);
+        let address = udp.local_addr().expect("it is bound");
         let stop = Arc::new(AtomicBool::new(false));
-        let udp = UdpSocket::bind(address).expect("the port is free");
         udp.set_read_timeout(Some(TICK)).expect("not zero");
         // The default buffer is too small for bursts of many clients; more than allowed is cut by the kernel.
         SockRef::from(&udp).set_recv_buffer_size(4 << 20).expect("a size");
-        let tcp = TcpListener::bind(address).expect("the port is free");
         tcp.set_nonblocking(true).expect("a socket");
         let arrivals = Arc::default();
         let (for_udp, for_tcp) = (Arc::clone(&stop), Arc::clone(&stop));
@@ -93,6 +92,17 @@ impl Drop for Echo {
             drop(thread.join());
         }
     }
+}
+
+/// Sockets of a port that is free. One that was free a moment ago may not be: a process that another thread starts has its sockets
+/// until it runs its program.
+fn sockets(address: IpAddr) -> (UdpSocket, TcpListener) {
+    const ATTEMPTS: u32 = 100;
+    let bind = || {
+        let address = SocketAddr::new(address, ports::free());
+        Some((UdpSocket::bind(address).ok()?, TcpListener::bind(address).ok()?))
+    };
+    (0..ATTEMPTS).find_map(|_| bind()).expect("the address is ours, and a port of it free")
 }
 
 fn echo_datagrams(socket: &UdpSocket, arrivals: &Mutex<Vec<Arrival>>, stop: &AtomicBool) {

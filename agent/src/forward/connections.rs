@@ -78,6 +78,9 @@ pub struct StreamConnection {
     pub vigil: Vigil,
     /// When the far end was last told where we are.
     pub told: Option<Instant>,
+    /// The ACK frames that had come when it was asked whether it outlived the session that was replaced. It takes no new forwards until
+    /// there are more.
+    pub asked: Option<u64>,
 }
 
 impl StreamConnection {
@@ -207,10 +210,9 @@ impl StreamConnections {
         Some(self.all.swap_remove(place))
     }
 
-    /// Those that take forwards, with how many each has.
-    pub fn carriers(&self) -> impl Iterator<Item = (ConnectionHandle, u32)> {
-        let up = self.all.iter().filter(|connection| connection.stage == Stage::Up);
-        up.map(|connection| (connection.handle, connection.forwards))
+    /// Those that take forwards.
+    pub fn carriers(&self) -> impl Iterator<Item = &StreamConnection> {
+        self.all.iter().filter(|connection| connection.stage == Stage::Up)
     }
 }
 

@@ -185,7 +185,9 @@ impl Worker {
             name,
             connections,
         });
-        if !same_process {
+        if same_process {
+            self.ask_stream_connections(id);
+        } else {
             self.end_stream_connections(id, CloseReason::Replaced, now);
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };

@@ -103,8 +103,27 @@ impl Worker {
         let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
         let session = peer.session.as_ref().filter(|_| !link.doubts.any());
         let control = session.map(|session| (session.handle, session.forwards));
-        let carriers = peer.streams.carriers().chain(control);
+        let streams = peer.streams.carriers().filter(|stream| self.outlived(stream));
+        let carriers = control.into_iter().chain(streams.map(|stream| (stream.handle, stream.forwards)));
         carriers.min_by_key(|(_, forwards)| *forwards).map(|(handle, _)| handle)
+    }
+
+    /// Whether a stream connection has answered since the session was replaced.
+    fn outlived(&self, stream: &StreamConnection) -> bool {
+        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).0);
+        stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
+    }
+
+    /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
+    /// goes on.
+    pub(super) fn ask_stream_connections(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for stream in &mut peer.streams.all {
+            if let Some(quinn) = self.control.quinn(stream.handle) {
+                stream.asked = Some(counts(&quinn.stats()).0);
+                quinn.ping();
+            }
+        }
     }
 
     /// Tells the other workers whether this one takes TCP forwards of a peer.
@@ -173,6 +192,7 @@ impl Worker {
             peer.streams.plan.wish(now);
         }
         self.open_stream_connections(id, now);
+        self.note_carrier(id);
     }
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
@@ -602,6 +622,7 @@ fn stream_connection(
         idle_since: None,
         vigil: Vigil::new((0, 0), now),
         told: None,
+        asked: None,
     }
 }
 

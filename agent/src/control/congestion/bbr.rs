@@ -40,7 +40,7 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 
 /// Packets sent in a round trip above what the path delivers, at most: half of the gaps that quinn-proto's receiver
 /// tolerates in a stream.
-const MOST_EXCESS: u64 = 512;
+pub(super) const MOST_EXCESS: u64 = 512;
 
 /// The window as a multiple of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;

@@ -27,7 +27,7 @@ use quinn_proto::{
 };
 
 use self::{
-    bbr::{Bbr, INITIAL_WINDOW},
+    bbr::{Bbr, INITIAL_WINDOW, MOST_EXCESS},
     delivery::Delivery,
 };
 use crate::config::CongestionControl;
@@ -178,6 +178,8 @@ struct StreamController {
     loss: RecentLoss,
     /// The largest flight that the gaps of a lossy path allow.
     gap_limit: Option<u64>,
+    /// The largest flight that may find out how much more the path takes, with CUBIC: it would double in a round trip.
+    growth_limit: Option<u64>,
     in_flight: u64,
     mtu: u16,
 }
@@ -198,6 +200,7 @@ impl StreamController {
             delivery: Delivery::new(now),
             loss: RecentLoss { lost: [0; 2], since: now, rtt: Duration::from_millis(100) },
             gap_limit: None,
+            growth_limit: None,
             in_flight: 0,
             mtu,
         }
@@ -238,6 +241,7 @@ impl StreamController {
             Model::Cubic(_) => {}
         }
         if let Some(rate) = sample.rate {
+            self.limit_growth(rate, sample.rtt);
             self.shared.delivery_rate.store(rate, Ordering::Relaxed);
         }
         self.loss.turn_over(now);
@@ -263,6 +267,16 @@ impl StreamController {
         });
     }
 
+    /// Lets no more than [`MOST_EXCESS`] packets be in flight beyond what arrived in the last round trip: a bottleneck that drops its
+    /// tail makes a gap of each of them.
+    fn limit_growth(&mut self, rate: u64, rtt: Duration) {
+        let arrived = (rate as f64 * rtt.as_secs_f64()) as u64;
+        self.growth_limit = match &self.model {
+            Model::Cubic(_) => Some(arrived + MOST_EXCESS * u64::from(self.mtu)),
+            Model::Bbr(_) | Model::Rate(_) => None,
+        };
+    }
+
     fn publish_pace(&self) {
         let rate = match &self.model {
             Model::Bbr(bbr) => bbr.pacing_rate().unwrap_or(0),
@@ -279,6 +293,7 @@ impl StreamController {
             Model::Rate(fixed) => fixed.window(self.shared.rate.load(Ordering::Relaxed)),
         };
         let window = window.max(LEAST_WINDOW_PACKETS * u64::from(self.mtu));
+        let window = self.growth_limit.map_or(window, |limit| window.min(limit));
         self.gap_limit.map_or(window, |limit| window.min(limit.max(LEAST_FLIGHT * u64::from(self.mtu))))
     }
 }
