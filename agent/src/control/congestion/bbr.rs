@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use super::delivery::{MaxFilter, RateSample};
 
-/// Packets that may be in flight before anything is known of the path (32, as large as RFC 9002 §7.2's ten are small: a
-/// request and its answer of 40 KB then take one round trip).
+/// Packets that may be in flight before a round trip was measured. RFC 9002 §7.2 recommends ten; with 32 an answer of 40 KB takes
+/// one round trip.
 pub(super) const INITIAL_WINDOW: u64 = 32;
 
 /// The least window in packets (RFC 9002 §7.2 has two; four keep acknowledgements coming in pairs).
