@@ -1,9 +1,8 @@
 //! Free ports, and which ports a process has.
 
 use std::{
-    fs,
-    net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
-    process,
+    collections::HashSet,
+    fs, process,
     sync::atomic::{AtomicU32, Ordering},
 };
 
@@ -11,32 +10,51 @@ use std::{
 const FIRST: u32 = 10_000;
 const COUNT: u32 = 22_000;
 
-/// A port that is free for UDP and TCP, on both families; never the same one twice.
+/// A port that no socket of this thread's network namespace has, UDP or TCP, on either family; never the same one twice.
+///
+/// The kernel's tables are read instead of trying to bind: a child process that is being started keeps a copy of the trial's socket until
+/// it runs its program, and the port would be taken for as long.
 ///
 /// # Panics
 /// When none is free.
 #[must_use]
 pub fn free() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
+    let taken: HashSet<u16> = ["udp", "udp6", "tcp", "tcp6"]
+        .iter()
+        .flat_map(|table| sockets(&format!("/proc/thread-self/net/{table}")))
+        .map(|socket| socket.port)
+        .collect();
     for _ in 0..COUNT {
         // Test processes that run at the same time start at distant places.
         let place = process::id().wrapping_mul(7919).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = u16::try_from(FIRST + place % COUNT).expect("below 2^16");
-        if is_free(port) {
+        if !taken.contains(&port) {
             return port;
         }
     }
     panic!("no port is free");
 }
 
-fn is_free(port: u16) -> bool {
-    let v4 = (Ipv4Addr::UNSPECIFIED, port);
-    // Where there is no IPv6, nothing listens there either.
-    let v6_taken = |error: std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
-    UdpSocket::bind(v4).is_ok()
-        && TcpListener::bind(v4).is_ok()
-        && !UdpSocket::bind((Ipv6Addr::LOCALHOST, port)).is_err_and(v6_taken)
-        && !TcpListener::bind((Ipv6Addr::LOCALHOST, port)).is_err_and(v6_taken)
+/// A socket in one of the kernel's tables.
+struct Socket {
+    port: u16,
+    inode: String,
+}
+
+/// The sockets of a table such as `/proc/net/udp`; none where there is no such table (no IPv6).
+fn sockets(table: &str) -> Vec<Socket> {
+    let text = fs::read_to_string(table).unwrap_or_default();
+    let socket = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let (local, inode) = (columns.get(1)?, columns.get(9)?);
+        let port = local.rsplit(':').next().and_then(|hex| u16::from_str_radix(hex, 16).ok());
+        Some(Socket {
+            port: port.expect("the kernel writes ports in hexadecimal"),
+            inode: (*inode).to_owned(),
+        })
+    };
+    text.lines().skip(1).filter_map(socket).collect()
 }
 
 /// The local ports of the UDP sockets of a process, ascending. Its network is seen from its own namespace.
@@ -50,18 +68,12 @@ pub fn udp_ports_of(pid: u32) -> Vec<u16> {
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
         .filter_map(|target| Some(target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
-    let mut ports = Vec::new();
-    for table in ["udp", "udp6"] {
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
-        for line in text.lines().skip(1) {
-            let columns: Vec<&str> = line.split_whitespace().collect();
-            let (Some(local), Some(inode)) = (columns.get(1), columns.get(9)) else { continue };
-            if inodes.iter().any(|ours| ours == inode) {
-                let port = local.rsplit(':').next().and_then(|hex| u16::from_str_radix(hex, 16).ok());
-                ports.push(port.expect("the kernel writes ports in hexadecimal"));
-            }
-        }
-    }
+    let mut ports: Vec<u16> = ["udp", "udp6"]
+        .iter()
+        .flat_map(|table| sockets(&format!("/proc/{pid}/net/{table}")))
+        .filter(|socket| inodes.contains(&socket.inode))
+        .map(|socket| socket.port)
+        .collect();
     ports.sort_unstable();
     ports.dedup();
     ports

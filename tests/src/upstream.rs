@@ -94,15 +94,11 @@ impl Drop for Echo {
     }
 }
 
-/// Sockets of a port that is free. One that was free a moment ago may not be: a process that another thread starts has its sockets
-/// until it runs its program.
+/// Sockets of a port that is free.
 fn sockets(address: IpAddr) -> (UdpSocket, TcpListener) {
-    const ATTEMPTS: u32 = 100;
-    let bind = || {
-        let address = SocketAddr::new(address, ports::free());
-        Some((UdpSocket::bind(address).ok()?, TcpListener::bind(address).ok()?))
-    };
-    (0..ATTEMPTS).find_map(|_| bind()).expect("the address is ours, and a port of it free")
+    let address = SocketAddr::new(address, ports::free());
+    let udp = UdpSocket::bind(address).expect("the address is ours, and its port free");
+    (udp, TcpListener::bind(address).expect("the port is free for TCP, too"))
 }
 
 fn echo_datagrams(socket: &UdpSocket, arrivals: &Mutex<Vec<Arrival>>, stop: &AtomicBool) {
