@@ -1026,6 +1026,7 @@ impl ControlConnection {
                     least_rtt,
                     rtt: stats.path.rtt,
                     sent: stats.udp_tx.bytes,
+                    lost: stats.path.lost_bytes,
                     blocked: stats.frame_rx.data_blocked,
                 },
                 now,

@@ -28,12 +28,18 @@ pub const BASE: u64 = 128 << 10;
 /// Both windows of a session, in bytes each, if the pool has them: 100 Mbit/s over a round trip of 100 ms.
 const INITIAL: u64 = 1_250_000;
 
-/// How often the bandwidth-delay product fits into a receive window: at 10 % loss a byte takes two round trips more, now and then
-/// three, and the bytes behind it wait here meanwhile.
+/// Bandwidth-delay products in a receive window. A lost packet arrives a round trip later, and what follows it waits here.
 const RECEIVE_FACTOR: u64 = 4;
 
-/// How often what is sent in a round trip fits into a send window: what is in flight, what was lost, and what comes next.
+/// Round trips' worth of data in a send window: what is in flight, what was lost, and what comes next.
 const SEND_FACTOR: u64 = 3;
+
+/// Either of them on a path that loses packets at random. At 200 Mbit/s and 10 % loss, some packet in each second is lost four times, and
+/// both windows hold what was sent after it.
+const LOSSY_FACTOR: u64 = 8;
+
+/// One byte lost of so many sent makes a path a lossy one.
+const NOTABLE_LOSS: u64 = 200;
 
 /// Windows are not looked at more often than this, however short the round trip.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
@@ -41,13 +47,13 @@ const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 /// A window that was not needed for this time shrinks by half.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the far end may send on one stream that is not read: a 32nd of the pool, because it cannot be changed once a connection
-/// is made; 8 MiB by default, 800 Mbit/s over 80 ms.
+/// What the far end may send on one stream that is not read, in bytes: a 20th of the pool (12.8 MiB by default), because it cannot be
+/// changed once a connection is made. That is 1.3 Gbit/s over 80 ms on a path without loss, 190 Mbit/s if it loses 10 %.
 #[must_use]
 pub fn stream_window(stream_bytes: usize) -> u32 {
     /// A receiver that has more packets of a stream with gaps between them ends the connection.
     const MOST: u64 = 32 << 20;
-    u32::try_from((stream_bytes as u64 / 32).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
+    u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
 }
 
 /// What all TCP forwards of an agent have together.
@@ -179,6 +185,8 @@ pub struct Shown {
     pub rtt: Duration,
     /// Bytes of its packets that were sent until now.
     pub sent: u64,
+    /// Bytes of its packets that were lost until now.
+    pub lost: u64,
     /// DATA_BLOCKED frames that came until now.
     pub blocked: u64,
 }
@@ -208,9 +216,13 @@ pub struct Windows {
     delivered: u64,
     /// As of the last look.
     sent: u64,
+    lost: u64,
     blocked: u64,
     /// The far end was blocked, and the window has not grown since.
     wants_room: bool,
+    /// Bandwidth-delay products in the receive window, and round trips' worth of data in the send window.
+    receive_factor: u64,
+    send_factor: u64,
     looked: Instant,
     /// When more than half of the receive window, and of the send window, was needed last.
     needed: [Instant; 2],
@@ -230,8 +242,11 @@ impl Windows {
             stalled: 0,
             delivered: 0,
             sent: 0,
+            lost: 0,
             blocked: 0,
             wants_room: false,
+            receive_factor: RECEIVE_FACTOR,
+            send_factor: SEND_FACTOR,
             looked: now,
             needed: [now; 2],
         };
@@ -274,6 +289,9 @@ impl Windows {
         if shown.blocked > self.blocked {
             self.blocked = shown.blocked;
             self.wants_room = true;
+            if self.stalled == 0 {
+                self.receive_factor = LOSSY_FACTOR;
+            }
         }
         if self.wants_room && self.stalled > 0 {
             change.receive = self.make_room();
@@ -285,8 +303,12 @@ impl Windows {
         self.looked = now;
         let delivered = std::mem::take(&mut self.delivered);
         let sent = shown.sent.saturating_sub(std::mem::replace(&mut self.sent, shown.sent));
-        let receive = RECEIVE_FACTOR * in_a_round_trip(delivered, shown.least_rtt, elapsed);
-        let send = SEND_FACTOR * in_a_round_trip(sent, shown.rtt, elapsed);
+        let lost = shown.lost.saturating_sub(std::mem::replace(&mut self.lost, shown.lost));
+        if lost >= sent / NOTABLE_LOSS && lost > 0 {
+            self.send_factor = LOSSY_FACTOR;
+        }
+        let receive = self.receive_factor * in_a_round_trip(delivered, shown.least_rtt, elapsed);
+        let send = self.send_factor * in_a_round_trip(sent, shown.rtt, elapsed);
         for (needed, used) in self.needed.iter_mut().zip([receive >= self.receive / 2, send >= self.send / 2])
         {
             if used {
@@ -345,6 +367,7 @@ impl Windows {
 
     fn shrink_receive(&mut self, now: Instant) -> Option<u64> {
         self.needed[0] = now;
+        self.receive_factor = RECEIVE_FACTOR;
         let next = (self.receive / 2).max(INITIAL);
         let less = self.receive.checked_sub(next).filter(|less| *less > 0)?;
         let of_stalled = self.for_stalled.min(less);
@@ -358,6 +381,7 @@ impl Windows {
 
     fn shrink_send(&mut self, now: Instant) -> Option<u64> {
         self.needed[1] = now;
+        self.send_factor = SEND_FACTOR;
         let next = (self.send / 2).max(INITIAL);
         let less = self.send.checked_sub(next).filter(|less| *less > 0)?;
         self.memory.give_back(less);
@@ -388,7 +412,7 @@ mod tests {
 
     fn shown(rtt_ms: u64) -> Shown {
         let rtt = Duration::from_millis(rtt_ms);
-        Shown { least_rtt: rtt, rtt, sent: 0, blocked: 0 }
+        Shown { least_rtt: rtt, rtt, sent: 0, lost: 0, blocked: 0 }
     }
 
     #[test]
@@ -413,6 +437,30 @@ mod tests {
         assert_eq!(memory.taken(), 4_000_000 + INITIAL);
         drop(windows);
         assert_eq!(memory.taken(), 0);
+    }
+
+    #[test]
+    fn a_path_that_loses_packets_has_windows_for_those_that_are_lost_again() {
+        let memory = StreamMemory::new(POOL);
+        let mut now = ManualClock::default().now();
+        let (mut windows, _) = Windows::new(&memory, now);
+        let mut path = shown(80);
+        for lost in [0, 20_000] {
+            for _ in 0..10 {
+                now += Duration::from_millis(80);
+                windows.delivered(1_000_000);
+                path = Shown {
+                    sent: path.sent + 1_000_000,
+                    lost: path.lost + lost,
+                    blocked: path.blocked + u64::from(lost > 0),
+                    ..path
+                };
+                windows.look(&path, now);
+            }
+            let factors =
+                if lost == 0 { (RECEIVE_FACTOR, SEND_FACTOR) } else { (LOSSY_FACTOR, LOSSY_FACTOR) };
+            assert_eq!((windows.receive, windows.send), (factors.0 * 1_000_000, factors.1 * 1_000_000));
+        }
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(super) const MOST_EXCESS: u64 = 512;
 /// The window as a multiple of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
 
+/// The same beside another flow's queue.
+const COMPETING_GAIN: f64 = 3.0;
+
 /// What turns of both ends, GRO and delayed acknowledgements add to a round trip on a busy host. It matters where the round trip
 /// is as short.
 const HOST_DELAY: Duration = Duration::from_millis(2);
@@ -52,6 +55,9 @@ const HOST_DELAY: Duration = Duration::from_millis(2);
 /// While there is a queue, packets leave a little slower than the bottleneck's rate, so that it drains. The share beside a
 /// flow of CUBIC follows from it (`docs/decisions/0014-congestion-of-streams.md`).
 const PACING_MARGIN: f64 = 0.968;
+
+/// Round trips in units of the path's beyond which a queue is another flow's.
+const FOREIGN_QUEUE: f64 = 2.5;
 
 /// Rounds over which the largest delivery rate is the bottleneck's.
 const RATE_ROUNDS: u64 = 10;
@@ -105,6 +111,8 @@ pub(super) struct Bbr {
     full_rounds: u32,
     /// The shortest round trip of the last round was clearly above the path's.
     has_queue: bool,
+    /// That queue is longer than our window can have made: another flow fills it.
+    competes: bool,
     round: Round,
     in_flight: u64,
     window: u64,
@@ -130,6 +138,7 @@ impl Bbr {
             full_rate: 0,
             full_rounds: 0,
             has_queue: false,
+            competes: false,
             round: Round::default(),
             in_flight: 0,
             window: INITIAL_WINDOW * mtu,
@@ -158,7 +167,7 @@ impl Bbr {
         let round_trip = self.min_rtt?.as_secs_f64().max(1e-4);
         // A connection that has little to say has low rates, which say nothing of the path.
         let least = if self.filled { LEAST_WINDOW as f64 } else { STARTUP_GAIN * INITIAL_WINDOW as f64 };
-        let margin = if self.filled && self.has_queue { PACING_MARGIN } else { 1.0 };
+        let margin = if self.filled && self.has_queue && !self.competes { PACING_MARGIN } else { 1.0 };
         let rate = self.bottleneck.get() as f64 * self.gain() * margin;
         Some(rate.max(least * self.mtu as f64 / round_trip) as u64)
     }
@@ -222,6 +231,8 @@ impl Bbr {
         let has_queue =
             shortest.is_some_and(|(path, round)| round.saturating_sub(path) > (path / 8).max(HOST_DELAY));
         self.has_queue = has_queue;
+        self.competes =
+            shortest.is_some_and(|(path, round)| round > path.mul_f64(FOREIGN_QUEUE) + HOST_DELAY);
         if loss > 0.2 && !app_limited && (self.round.rate as f64) < self.bottleneck.get() as f64 * 0.6 {
             self.bottleneck.reset(self.round.number, self.round.rate.max(self.mtu));
             self.ceiling = None;
@@ -255,7 +266,7 @@ impl Bbr {
         *ceiling += self.ceiling_step;
         let most = (self.bottleneck.get() / 8).min(MOST_EXCESS * self.mtu).max(self.mtu);
         self.ceiling_step = (self.ceiling_step * 5 / 4).clamp(self.mtu, most);
-        if self.ceiling > Some(self.bdp(WINDOW_GAIN * 1.25)) {
+        if self.ceiling > Some(self.bdp(COMPETING_GAIN * 1.25)) {
             self.ceiling = None;
         }
     }
@@ -339,7 +350,8 @@ impl Bbr {
                 self.window.max(self.bdp(self.bounded(STARTUP_GAIN)) + host + LEAST_WINDOW * self.mtu)
             }
             (Phase::Drain | Phase::ProbeBw(_), ceiling) => {
-                let target = self.bdp(WINDOW_GAIN) + host + LEAST_WINDOW * self.mtu;
+                let gain = if self.competes { COMPETING_GAIN } else { WINDOW_GAIN };
+                let target = self.bdp(gain) + host + LEAST_WINDOW * self.mtu;
                 ceiling.map_or(target, |ceiling| target.min(ceiling))
             }
         };
