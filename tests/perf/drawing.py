@@ -7,7 +7,7 @@ from harness import median
 
 WIDTH, HEIGHT, PER_ROW = 330, 230, 3
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 30, 36
-HEAD = 56
+HEAD, LEGEND_LINE = 56, 18
 
 
 class Drawing:
@@ -100,18 +100,31 @@ def panel(drawing, x, y, title, places, series, floor=None):
                 drawing.dot(at, axis.place(median(values)), colour)
 
 
+def legend_places(legend, width):
+    """Where the entries of a legend begin: beside each other, in as many lines as they need."""
+    places, x, y = [], 14, 42
+    for name, _ in legend:
+        step = 38 + 7 * len(name)
+        if x + step > width and x > 14:
+            x, y = 14, y + LEGEND_LINE
+        places.append((x, y))
+        x += step
+    return places
+
+
 def chart(title, below, panels, legend, floor=None):
     """Panels in a grid under a title and a legend."""
     rows = math.ceil(len(panels) / PER_ROW)
     columns = min(PER_ROW, len(panels))
-    drawing = Drawing(max(columns, 2) * WIDTH + 20, HEAD + rows * HEIGHT + 24)
+    width = max(columns, 2) * WIDTH + 20
+    places = legend_places(legend, width)
+    head = HEAD + (max((y for _, y in places), default=42) - 42)
+    drawing = Drawing(width, head + rows * HEIGHT + 24)
     drawing.text(14, 24, title, size=15, weight="600")
-    at = 14
-    for name, colour in legend:
-        drawing.line(at, 42, at + 18, 42, colour, 2.5)
-        drawing.text(at + 23, 46, name)
-        at += 38 + 7 * len(name)
-    for index, (name, places, series) in enumerate(panels):
-        panel(drawing, 6 + index % PER_ROW * WIDTH, HEAD + index // PER_ROW * HEIGHT, name, places, series, floor)
-    drawing.text(14, HEAD + rows * HEIGHT + 12, below, size=10, colour="#6b7078")
+    for (name, colour), (x, y) in zip(legend, places, strict=True):
+        drawing.line(x, y, x + 18, y, colour, 2.5)
+        drawing.text(x + 23, y + 4, name)
+    for index, (name, across, series) in enumerate(panels):
+        panel(drawing, 6 + index % PER_ROW * WIDTH, head + index // PER_ROW * HEIGHT, name, across, series, floor)
+    drawing.text(14, head + rows * HEIGHT + 12, below, size=10, colour="#6b7078")
     return str(drawing)

@@ -28,6 +28,13 @@ RUNS = itertools.count(1)
 SERVER_PORT, NEAR_PORT, MIDDLE_PORT, METRICS_PORT = 6001, 7001, 8001, 9464
 
 
+def with_cubic(host, *routes):
+    """Has TCP of this host use Linux' own default on these routes and on loopback, whatever the machine's default is."""
+    local = [f"local {prefix} dev lo table local proto kernel scope host src 127.0.0.1" for prefix in ("127.0.0.0/8", "127.0.0.1")]
+    for route in (*routes, *local):
+        host.run("ip", "route", "replace", *route.split(), "congctl", "cubic")
+
+
 class Loopback:
     """One host as both, with loopback's own MTU of 65,536 bytes."""
 
@@ -39,6 +46,7 @@ class Loopback:
         self.right = copy.copy(self.left)
         self.right.name = "loopback-right"
         self.at = "127.0.0.1"
+        with_cubic(self.left)
 
     def set(self, _condition):
         """There is nothing to change."""
@@ -56,6 +64,8 @@ class Veth(Loopback):
         self.processes = processes
         self.left, self.right = cable(processes)
         self.at = UNDERLAY[1]
+        for host, address in zip((self.left, self.right), UNDERLAY, strict=True):
+            with_cubic(host, f"192.0.2.0/24 dev veth0 proto kernel scope link src {address}")
 
 
 class Relay(Loopback):
@@ -68,6 +78,8 @@ class Relay(Loopback):
         self.path = path_ways.Path(processes)
         self.left, self.right = self.path.left, self.path.right
         self.at = path_ways.RIGHT
+        for host, address in ((self.left, path_ways.LEFT), (self.right, path_ways.RIGHT)):
+            with_cubic(host, f"default via {address[:-1]}2")
 
     def set(self, condition):
         self.path.set(condition)
@@ -111,7 +123,7 @@ class HaProxy(Candidate):
             folder.mkdir()
             subject = ["-subj", "/CN=transports.test", "-days", "30", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
             output(["openssl", "req", "-x509", *subject, "-keyout", folder / "tls.pem.key", "-out", folder / "tls.pem"])
-            settings = forwards_ways.HaProxy.SETTINGS.format(most=20_000)
+            settings = forwards_ways.HaProxy.SETTINGS.format(most=forwards_ways.most_connections())
             middle = f"{place.at}:{MIDDLE_PORT}"
             near = f"listen near\n  bind 127.0.0.1:{NEAR_PORT} backlog 4096\n  server far {middle} ssl verify none\n"
             tls = f"ssl crt {folder}/tls.pem ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256 backlog 4096"
@@ -279,7 +291,7 @@ def values(candidate, load, sent, received, spent, panics):
     if panics:
         return {"cannot": f"crashes: {last_words(panics[0])}"}
     if sent["too_large"]:
-        return {"cannot": f"no message above {sent['largest']:,} bytes"}
+        return {"cannot": "a message must fit a datagram, of 1,452 bytes at most with all headers of the transport"}
     if load.file:
         if received["bytes"] < load.file:
             return {"cannot": f"only {received['bytes']:,} of {load.file:,} bytes arrived"}

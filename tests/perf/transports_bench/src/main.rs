@@ -5,12 +5,14 @@
 //! | connect, send, receive, for each candidate | [`transport`] |
 //! | what is sent, and when | [`load`] |
 //! | what arrived | [`serve`], [`account`] |
+//! | what a protocol costs without a network | [`memory`] |
 //! | how a message says when it was sent | [`message`] |
 
 mod account;
 mod certificate;
 mod clock;
 mod load;
+mod memory;
 mod message;
 mod serve;
 mod transport;
@@ -54,6 +56,8 @@ enum Command {
         #[command(flatten)]
         load: Load,
     },
+    /// Prints what protocols cost in memory.
+    Memory(memory::Load),
 }
 
 #[derive(clap::Args)]
@@ -82,6 +86,7 @@ async fn main() -> anyhow::Result<()> {
     let command = Options::parse().command;
     let candidate = match &command {
         Command::Serve { candidate, .. } | Command::Send { candidate, .. } => candidate,
+        Command::Memory(load) => return memory::run(load),
     };
     let certificate = candidate.certificate.clone();
     match candidate.transport {
@@ -100,5 +105,6 @@ async fn run(transport: impl Transport, command: Command) -> anyhow::Result<()> 
     match command {
         Command::Serve { listen, .. } => serve::run(transport, listen).await,
         Command::Send { load, .. } => load::run(transport, load).await,
+        Command::Memory(load) => memory::run(&load),
     }
 }

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Segments in flight and in the receiver's window.
-const WINDOW: u32 = 1_024;
+pub(crate) const WINDOW: u32 = 1_024;
 
 /// Connections that wait to be accepted.
 const BACKLOG: usize = 4_096;

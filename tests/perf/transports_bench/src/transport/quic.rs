@@ -23,18 +23,13 @@ use crate::certificate;
 /// Room of one stream, in bytes: several bandwidth-delay products of 200 Mbit/s and 80 ms.
 const STREAM_WINDOW: u32 = 16 << 20;
 
-/// Datagrams that wait at either end, in bytes.
-const DATAGRAM_BUFFER: usize = 4 << 20;
-
-/// The settings of both ends: quinn's own, with more room; CUBIC, and packets of at most 1,452 bytes.
+/// The settings of both ends: quinn's own, with more room for streams; CUBIC, and packets of at most 1,452 bytes.
 pub(crate) fn transport() -> TransportConfig {
     let mut transport = TransportConfig::default();
     transport
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(2 * STREAM_WINDOW))
-        .send_window(u64::from(2 * STREAM_WINDOW))
-        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
-        .datagram_send_buffer_size(DATAGRAM_BUFFER);
+        .send_window(u64::from(2 * STREAM_WINDOW));
     transport
 }
 
