@@ -159,10 +159,11 @@ def transports():
     tcp = transports_ways.Candidate("tcp")
     sent = {"sent": 90, "planned": 100, "connected": 1, "errors": {}, "too_large": False, "largest": None, "connect_ms": 1.5}
     received = {"counted": 80, "messages": 160, "bytes": 16000, "seconds": 4.0, "messages_in_time": 50, "bytes_in_time": 5000}
-    received |= {"p50_us": 7.0, "p99_us": 9.0}
+    received |= {"p50_us": 7.0, "p99_us": 9.0, "connections": 0}
     cadence = transports_ways.Load(100, rate=50, seconds=2)
     values = transports_ways.values(tcp, cadence, sent, received, 0.016, [])
     assert (values["arrived %"], values["p99 µs"], values["Mbit/s"], values["CPU µs each"]) == (80, 9, 0.02, 100), values
+    assert values["said"] == ["the listener accepted 0 of 1 connections"], values
     # What a stream holds back is not lost; what a socket took and nobody got is.
     flood = transports_ways.Load(100)
     assert "arrived %" not in transports_ways.values(tcp, flood, sent, received, 1, [])

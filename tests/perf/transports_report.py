@@ -144,13 +144,18 @@ def table(runs, suite, title, loads, key, notes):
 
 
 def section(runs, suite):
+    """The tables of a suite, and under them what they do not say."""
     title, text, specs = SUITES[suite]
     notes = {}
+    for run in runs:
+        for load, values in run["loads"].items():
+            for reason in values.get("said", []) if run["suite"] == suite else []:
+                notes.setdefault((run["candidate"], f"{load}: {reason}"), []).append(run["row"])
     parts = [f"## {title}", text]
     parts += [table(runs, suite, name, loads, key, notes) for name, loads, key in specs]
     if notes:
         said = [f"* {candidate}, {', '.join(dict.fromkeys(rows))}: {reason}" for (candidate, reason), rows in notes.items()]
-        parts.append("What is not in the tables:\n\n" + "\n".join(said))
+        parts.append("What the tables do not say:\n\n" + "\n".join(said))
     return "\n\n".join(parts)
 
 

@@ -203,10 +203,10 @@ CANDIDATES = [
 class Load:
     """What is sent in a run: messages at a cadence, as many as possible, or a file."""
 
-    # How long a receiver is given for what is still on its way.
-    GRACE_SECONDS = 3
+    # How long a receiver is given for what is still on its way; nothing for so long, of datagrams or of streams, is the end.
+    GRACE_SECONDS, SILENCE_SECONDS = 3, {True: 0.5, False: 1.5}
 
-    def __init__(self, size, connections=1, rate=0, seconds=1.0, warm_up=0.3, file=None):
+    def __init__(self, size, connections=1, rate=0, seconds=1.0, warm_up=0.2, file=None):
         self.size, self.connections, self.rate = size, connections, rate
         self.seconds, self.warm_up, self.file = seconds, warm_up, file
 
@@ -278,8 +278,8 @@ def settle(ask, sent, load, datagrams):
         return account
     still = time.monotonic()
     end = still + (load.seconds if load.file else Load.GRACE_SECONDS)
-    while account[wanted[0]] < wanted[1] and time.monotonic() < min(end, still + Load.GRACE_SECONDS):
-        time.sleep(0.1)
+    while account[wanted[0]] < wanted[1] and time.monotonic() < min(end, still + Load.SILENCE_SECONDS[datagrams]):
+        time.sleep(0.05)
         last, account = account, ask()
         if account["messages"] != last["messages"]:
             still = time.monotonic()
@@ -296,7 +296,7 @@ def values(candidate, load, sent, received, spent, panics):
         if received["bytes"] < load.file:
             return {"cannot": f"only {received['bytes']:,} of {load.file:,} bytes arrived"}
         return {"MB/s": received["bytes"] / received["seconds"] / 1e6, "seconds": received["seconds"]}
-    found = {"sent": sent["sent"], "received": received["counted"], "connected": sent["connected"], "errors": sent["errors"]}
+    found = {"sent": sent["sent"], "received": received["counted"], "connected": sent["connected"], "said": said(candidate, load, sent, received)}
     if load.rate or candidate.datagrams:
         # Of what a stream was given, the rest waits in its buffers.
         found["arrived %"] = 100 * received["counted"] / max(sent["planned"], sent["sent"], 1)
@@ -305,6 +305,15 @@ def values(candidate, load, sent, received, spent, panics):
     found |= {"Mbit/s": received["bytes_in_time"] * 8 / load.seconds / 1e6, "1/s": received["messages_in_time"] / load.seconds}
     found["CPU µs each"] = spent * 1e6 / received["messages"] if received["messages"] else None
     return found
+
+
+def said(candidate, load, sent, received):
+    """What went wrong on the way to figures."""
+    texts = [f"{error} ({count} of {load.connections:,} connections)" for error, count in sent["errors"].items()]
+    # One socket receives from all senders of UDP, and a proxy accepts before it reaches the receiver.
+    if candidate.transport != "udp" and not isinstance(candidate, (HaProxy, Culvert)) and received["connections"] < sent["connected"]:
+        texts.append(f"the listener accepted {received['connections']:,} of {sent['connected']:,} connections")
+    return texts
 
 
 def build():
