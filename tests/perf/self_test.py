@@ -163,7 +163,7 @@ def transports():
     cadence = transports_ways.Load(100, rate=50, seconds=2)
     values = transports_ways.values(tcp, cadence, sent, received, 0.016, [])
     assert (values["arrived %"], values["p99 µs"], values["Mbit/s"], values["CPU µs each"]) == (80, 9, 0.02, 100), values
-    assert values["said"] == ["the listener accepted 0 of 1 connections"], values
+    assert values["said"] == ["the receiver saw 0 of 1 connections"], values
     # What a stream holds back is not lost; what a socket took and nobody got is.
     flood = transports_ways.Load(100)
     assert "arrived %" not in transports_ways.values(tcp, flood, sent, received, 1, [])

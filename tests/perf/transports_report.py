@@ -166,7 +166,9 @@ def about(answer):
     how = f"{answer['rounds']} rounds and a short one before them, runs of {answer['seconds']:g} s ({answer['path_seconds']:g} s through the relay)"
     if answer["setting"] == "quick":
         how = "one round"
-    return f"{answer['date']}: {where}; {how}."
+    # The bench itself is some two of it.
+    busy = f" The machine was busy: its load average was up to {answer['load']:.0f}, so the figures are not to be relied on." if answer["load"] > 5 else ""
+    return f"{answer['date']}: {where}; {how}.{busy}"
 
 
 def markdown(answer):

@@ -312,7 +312,7 @@ def said(candidate, load, sent, received):
     texts = [f"{error} ({count} of {load.connections:,} connections)" for error, count in sent["errors"].items()]
     # One socket receives from all senders of UDP, and a proxy accepts before it reaches the receiver.
     if candidate.transport != "udp" and not isinstance(candidate, (HaProxy, Culvert)) and received["connections"] < sent["connected"]:
-        texts.append(f"the listener accepted {received['connections']:,} of {sent['connected']:,} connections")
+        texts.append(f"the receiver saw {received['connections']:,} of {sent['connected']:,} connections")
     return texts
 
 
