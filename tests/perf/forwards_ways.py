@@ -89,6 +89,11 @@ class Direct(Way):
         self.near = {server: (addresses[1], port) for server, port in SERVERS.items()}
 
 
+def most_connections():
+    """Those of one HAProxy: each takes two of the files that it may have."""
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 500, 40_000)
+
+
 class HaProxy(Way):
     """HAProxy, TLS 1.3 over TCP, HAProxy: kept connections are not shared, so each forward has a TLS connection of its own."""
 
@@ -109,9 +114,7 @@ defaults
         subject = ["-subj", "/CN=culvert.test", "-days", "30", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
         files = ["-keyout", folder / "tls.pem.key", "-out", folder / "tls.pem"]
         subprocess.run(["openssl", "req", "-x509", *subject, *map(str, files)], check=True, capture_output=True)
-        # Each connection takes two files of a hop.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 500
-        near = far = self.SETTINGS.format(most=min(most, 40_000))
+        near = far = self.SETTINGS.format(most=most_connections())
         for server, port in SERVERS.items():
             (here, listen), middle = self.near[server], f"{addresses[1]}:{self.middle[server]}"
             near += f"listen {server}\n  bind {here}:{listen} backlog 4096\n  server far {middle} ssl verify none\n"

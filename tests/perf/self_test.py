@@ -1,9 +1,13 @@
 """Checks the arithmetic of this folder on canned answers: no processes, no network."""
 
+import tomllib
+
 import accounts
 import harness
 import l3_loads
 import path_ways
+import transports_report
+import transports_ways
 
 ENTRY = """
 # HELP culvert_lanes Lanes by state.
@@ -150,8 +154,46 @@ def paths():
     assert path_ways.share({"Mbit/s": 150, "beside": 50}) == 0.75
 
 
+def transports():
+    udp = transports_ways.Candidate("udp", datagrams=True)
+    tcp = transports_ways.Candidate("tcp")
+    sent = {"sent": 90, "planned": 100, "connected": 1, "errors": {}, "too_large": False, "largest": None, "connect_ms": 1.5}
+    received = {"counted": 80, "messages": 160, "bytes": 16000, "seconds": 4.0, "messages_in_time": 50, "bytes_in_time": 5000}
+    received |= {"p50_us": 7.0, "p99_us": 9.0, "connections": 0}
+    cadence = transports_ways.Load(100, rate=50, seconds=2)
+    values = transports_ways.values(tcp, cadence, sent, received, 0.016, [])
+    assert (values["arrived %"], values["p99 µs"], values["Mbit/s"], values["CPU µs each"]) == (80, 9, 0.02, 100), values
+    assert values["said"] == ["the receiver saw 0 of 1 connections"], values
+    # What a stream holds back is not lost; what a socket took and nobody got is.
+    flood = transports_ways.Load(100)
+    assert "arrived %" not in transports_ways.values(tcp, flood, sent, received, 1, [])
+    assert transports_ways.values(udp, flood, sent, received, 1, [])["arrived %"] == 80
+    assert transports_ways.values(tcp, transports_ways.Load(1, file=16000), sent, received, 1, [])["MB/s"] == 0.004
+    for load, changed in ((transports_ways.Load(1, file=16001), {}), (flood, {"too_large": True, "largest": 1452})):
+        assert "cannot" in transports_ways.values(udp, load, sent | changed, received, 1, [])
+    log = "\nthread 'main' panicked at src/main.rs:1:1:\nall is lost\nnote: no\n"
+    assert transports_ways.values(tcp, cadence, sent, received, 1, [log])["cannot"].endswith("all is lost")
+    runs = [
+        {"round": round_, "suite": "files", "row": "1 MiB", "candidate": "tcp", "loads": {"file": {"MB/s": rate}}}
+        for round_, rate in ((1, 10.0), (2, 30.0), (3, 20.0))
+    ]
+    runs.append({"round": 1, "suite": "files", "row": "1 GiB", "candidate": "tcp", "loads": {"failed": {"cannot": "it ended"}}})
+    text = transports_report.section(runs, "files")
+    assert "| tcp | 20 (10 to 30) | – |" in text and "* tcp, 1 GiB: it ended" in text, text
+
+
+def outside():
+    """The bench of transports is neither in the workspace nor in its lock."""
+    package = tomllib.loads((transports_ways.PACKAGE / "Cargo.toml").read_text())
+    root = tomllib.loads((harness.ROOT / "Cargo.toml").read_text())["workspace"]
+    members = [(harness.ROOT / member).resolve() for member in root["members"]]
+    assert "workspace" in package and transports_ways.PACKAGE not in members
+    locked = {entry["name"] for entry in tomllib.loads((harness.ROOT / "Cargo.lock").read_text())["package"]}
+    assert not {name for name in locked if name.startswith("kcp") or name == package["package"]["name"]}, locked
+
+
 def main(matrix):
-    for check in (metrics, losses, relays, loads, tunnels, paths):
+    for check in (metrics, losses, relays, loads, tunnels, paths, transports, outside):
         check()
     rows = [
         accounts.with_costs(
