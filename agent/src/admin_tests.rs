@@ -110,6 +110,18 @@ async fn head_has_the_length_and_no_body() {
     server.stop().await;
 }
 
+/// Faults are for a build with the feature `fault-injection`; `tests/faults` makes one.
+#[cfg(not(feature = "fault-injection"))]
+#[tokio::test]
+async fn no_fault_can_be_asked_for() {
+    let server = server().await;
+    for fault in ["", "admin", "render", "worker"] {
+        assert_eq!(server.ask("GET", &format!("/fault/{fault}")).await.0, 404, "{fault}");
+    }
+    assert_eq!(server.ask("GET", "/metrics").await.0, 200, "nothing is armed");
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn other_paths_and_methods_are_refused() {
     let server = server().await;

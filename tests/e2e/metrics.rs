@@ -88,6 +88,9 @@ fn health_and_readiness_are_served() {
         assert_eq!(agent.get("/healthz").unwrap().status, 200);
         assert_eq!(agent.get("/readyz").unwrap().status, 200);
         assert_eq!(agent.get("/elsewhere").unwrap().status, 404);
+        // Only a build for tests panics on demand.
+        assert_eq!(agent.get("/fault/worker").unwrap().status, 404);
+        assert_eq!(agent.get("/healthz").unwrap().status, 200);
     }
     assert_eq!(pair.exit.terminate().code(), Some(0));
     // The entry without its exit is alive all the same.

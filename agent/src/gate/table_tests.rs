@@ -282,6 +282,10 @@ impl Journal for FullDisk {
         self.check()?;
         self.journal.rewrite(records)
     }
+
+    fn distrust(&mut self) {
+        self.journal.distrust();
+    }
 }
 
 #[test]

@@ -2,13 +2,15 @@
 
 use std::{
     fmt,
+    future::poll_fn,
     sync::{Arc, Mutex},
-    task::{Wake, Waker},
+    task::{Poll, Wake, Waker},
 };
 
-use crate::hash::{Issued, IssuedSet};
-
-use crate::panics::{Held, lock};
+use crate::{
+    hash::{Issued, IssuedSet},
+    panics::{Held, lock},
+};
 
 /// Names a source (a socket, a lookup) within its worker; chosen by the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +76,15 @@ impl Ready {
             Some(known) => known.clone_from(worker),
             none => *none = Some(worker.clone()),
         }
+    }
+
+    /// Waits until a token is queued. The last one who waits is woken.
+    pub async fn marked(&self) {
+        poll_fn(|context| {
+            self.register(context.waker());
+            if self.is_empty() { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
     }
 
     fn lock(&self) -> Held<'_, State> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     config::{Limits, defaults},
+    panics::{self, Panicked, Part},
     relay::Direction,
 };
 
@@ -136,6 +137,23 @@ fn the_version_and_the_process_are_shown() {
         let shown = metrics.render().unwrap();
         assert!(shown.contains(&format!("# TYPE {} {}\n", family.name, family.kind_name())));
         assert!(shown.contains(&format!("\n{} ", family.name)), "{} has no value", family.name);
+    }
+}
+
+#[test]
+fn a_panic_of_a_part_is_shown() {
+    let metrics = metrics();
+    let shown = |part: Part| {
+        let before = format!("culvert_panics_total{{part=\"{}\"}} ", part.label());
+        let shown = metrics.render().unwrap();
+        let count = shown.lines().find_map(|line| line.strip_prefix(&before)).expect("also before the first");
+        count.parse::<u64>().unwrap()
+    };
+    for part in Part::ALL {
+        let before = shown(part);
+        assert_eq!(panics::isolate(part, || panic!("on purpose")), Err::<(), _>(Panicked));
+        // Other tests panic on purpose as well.
+        assert!(shown(part) > before, "{part:?}");
     }
 }
 

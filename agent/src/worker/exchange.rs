@@ -13,8 +13,8 @@ use std::{
     fmt,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use arc_swap::ArcSwap;
 use quic_core::{ConnectionId, OpenError, Suite};
 use zeroize::Zeroizing;
 
-use super::handover::{Parcel, Ring};
+use super::{handover::Parcel, mailbox::Mailbox};
 use crate::{
     capture::{Capture, Taps},
     config::{self, Config},
@@ -217,7 +217,7 @@ pub(super) struct Record {
 
 /// What the workers of an agent share.
 pub struct Exchange {
-    boxes: Vec<Mailbox>,
+    boxes: Vec<Mailbox<Order, Parcel>>,
     /// By [`PeerId`]; they come and go while workers read.
     peers: ArcSwap<Vec<Arc<Shared>>>,
     /// Flows of all peers, and what waits for them.
@@ -258,15 +258,6 @@ impl Shared {
     }
 }
 
-#[derive(Default)]
-struct Mailbox {
-    orders: Mutex<VecDeque<Order>>,
-    has_orders: AtomicBool,
-    ring: Ring,
-    /// How its worker is woken.
-    wake: OnceLock<(Ready, Token)>,
-}
-
 impl Exchange {
     /// The exchange of `workers` workers, for `peers` peers.
     #[must_use]
@@ -299,36 +290,21 @@ impl Exchange {
     /// Says how `worker` is woken.
     pub(super) fn join(&self, worker: u8, ready: Ready, token: Token) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
-            // A worker joins once, when it is made.
-            let _first = mailbox.wake.set((ready, token)).is_ok();
+            mailbox.join(ready, token);
         }
     }
 
     /// Gives `worker` an order.
     pub(super) fn post(&self, worker: u8, order: Order) {
-        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return };
-        lock(&mailbox.orders).push_back(order);
-        mailbox.has_orders.store(true, Ordering::Release);
-        mailbox.wake();
+        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+            mailbox.post(order);
+        }
     }
 
     /// Gives every worker but `from` an order.
     pub(super) fn post_others(&self, from: u8, order: impl Fn() -> Order) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
             self.post(worker, order());
-        }
-    }
-
-    /// Gives every worker an order at one moment: none can act on it and name it to another that has not got it.
-    fn post_all(&self, mut order: impl FnMut() -> Order) {
-        let mut boxes: Vec<_> = self.boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
-        for orders in &mut boxes {
-            orders.push_back(order());
-        }
-        drop(boxes);
-        for mailbox in &self.boxes {
-            mailbox.has_orders.store(true, Ordering::Release);
-            mailbox.wake();
         }
     }
 
@@ -341,23 +317,23 @@ impl Exchange {
             None => peers.push(shared),
         }
         self.peers.store(Arc::new(peers));
-        self.post_all(|| Order::PeerAdded { id, peer: Arc::clone(peer), origin });
+        Mailbox::post_all(&self.boxes, || Order::PeerAdded { id, peer: Arc::clone(peer), origin });
     }
 
     /// All workers are to end what a peer has. Only the roster says so.
     pub(crate) fn remove_peer(&self, id: PeerId) {
-        self.post_all(|| Order::PeerRemoved { id });
+        Mailbox::post_all(&self.boxes, || Order::PeerRemoved { id });
     }
 
     /// All workers are to know a peer as `peer`. Only the roster says so.
     pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
-        self.post_all(|| Order::PeerChanged { id, peer: Arc::clone(peer) });
+        Mailbox::post_all(&self.boxes, || Order::PeerChanged { id, peer: Arc::clone(peer) });
     }
 
     /// All workers are to run `config`, each with its share of the ports that open with it.
     pub(crate) fn configure(&self, config: &Arc<Config>, shares: Vec<Ports>) {
         let mut shares = shares.into_iter();
-        self.post_all(|| {
+        Mailbox::post_all(&self.boxes, || {
             let ports = shares.next().unwrap_or_default();
             Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
         });
@@ -365,7 +341,7 @@ impl Exchange {
 
     /// All workers are to look whether a capture of a lane is theirs, or over.
     pub(crate) fn capture(&self, capture: &Arc<Capture>) {
-        self.post_all(|| Order::Capture(Arc::clone(capture)));
+        Mailbox::post_all(&self.boxes, || Order::Capture(Arc::clone(capture)));
     }
 
     /// The captures of control connections.
@@ -389,30 +365,16 @@ impl Exchange {
         *lock(&self.peers.load().get(peer.0 as usize)?.session)
     }
 
-    /// The orders that wait for `worker`, oldest first.
-    pub(super) fn orders(&self, worker: u8) -> VecDeque<Order> {
-        match self.boxes.get(usize::from(worker)) {
-            Some(mailbox)
-                if mailbox.has_orders.load(Ordering::Relaxed)
-                    && mailbox.has_orders.swap(false, Ordering::Acquire) =>
-            {
-                std::mem::take(&mut *lock(&mailbox.orders))
-            }
-            Some(_) | None => VecDeque::new(),
-        }
+    /// The orders that wait for `worker`, oldest first; the parcels go to `parcels`, once those that it held are taken in.
+    pub(super) fn take(&self, worker: u8, parcels: &mut VecDeque<Parcel>) -> VecDeque<Order> {
+        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(parcels)).unwrap_or_default()
     }
 
     /// Hands a parcel to `worker`; gives it back if there is no room.
     pub(super) fn hand(&self, worker: u8, parcel: Parcel) -> Result<(), Parcel> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(parcel) };
-        mailbox.ring.put(parcel)?;
-        mailbox.wake();
-        Ok(())
-    }
-
-    /// The parcels that wait for `worker`, oldest first.
-    pub(super) fn parcels(&self, worker: u8) -> VecDeque<Parcel> {
-        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.ring.take_all()).unwrap_or_default()
+        let (bytes, party) = (parcel.len(), parcel.party());
+        mailbox.hand(parcel, bytes, party)
     }
 
     /// A name for a new session.
@@ -548,14 +510,6 @@ impl Exchange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stays;
 
-impl Mailbox {
-    fn wake(&self) {
-        if let Some((ready, token)) = self.wake.get() {
-            ready.mark(*token);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -600,10 +554,10 @@ mod tests {
         let second = connected(&exchange, 1, 8);
         let replaced = exchange.establish(&second, |_| false).unwrap().unwrap();
         assert_eq!((replaced.owner, replaced.session), (0, first.session));
-        let mut told = exchange.orders(1);
+        let mut told = exchange.take(1, &mut VecDeque::new());
         let [Order::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
         assert!(!exchange.is_current(told.peer, told.session));
-        let to_first = exchange.orders(0);
+        let to_first = exchange.take(0, &mut VecDeque::new());
         assert!(matches!(to_first[0], Order::EndSession { session, .. } if session == first.session));
         assert!(matches!(&to_first[1], Order::Connected(connected) if connected.session == second.session));
         // The end of the first comes late, and does not end the second.

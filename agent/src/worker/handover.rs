@@ -8,35 +8,18 @@
 //! | strangers' datagrams | the agent has a decoy | worker 0, which has all of its flows |
 
 use std::{
-    collections::VecDeque,
     ops::Range,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, Instant},
 };
 
-use crate::{
-    hash::IssuedMap, io::batch::Meta, l3::cut::Cut, panics::lock, peer::PeerId, relay::context::Header,
-};
+use super::mailbox::Party;
+use crate::{io::batch::Meta, l3::cut::Cut, peer::PeerId, relay::context::Header};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
 
 /// A parcel holds no more pieces than this.
 const PARCEL_PIECES: usize = 256;
-
-/// A ring holds no more bytes than this, and of one peer no more than half: as much as a socket's receive buffer does by
-/// default.
-const RING_BYTES: usize = 4 << 20;
-
-/// A ring holds no more parcels than this, so that empty datagrams are bounded too.
-const RING_PARCELS: usize = 1024;
-
-/// Strangers' part of a ring, in bytes and in parcels: however many there are, peers' packets find room.
-const STRANGERS_BYTES: usize = RING_BYTES / 4;
-const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
 
 /// What a parcel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,9 +125,20 @@ impl Parcel {
 
     /// The peer whose datagrams it holds, if that is known.
     pub(super) fn peer(&self) -> Option<PeerId> {
+        match self.party() {
+            Party::Peer(peer) => Some(peer),
+            Party::Strangers | Party::Unknown => None,
+        }
+    }
+
+    /// Whose part of a ring it takes.
+    pub(super) fn party(&self) -> Party {
         match self.kind {
-            Kind::Packets { .. } | Kind::Strangers { .. } => None,
-            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
+            Kind::Packets { .. } => Party::Unknown,
+            Kind::Strangers { .. } => Party::Strangers,
+            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
+                Party::Peer(peer)
+            }
         }
     }
 }
@@ -275,66 +269,6 @@ impl Outgoing {
     }
 }
 
-/// Parcels that wait for one worker. Each is locked in and out once, not its datagrams.
-#[derive(Debug, Default)]
-pub(super) struct Ring {
-    inside: Mutex<Inside>,
-    /// Spares a look inside.
-    filled: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Inside {
-    parcels: VecDeque<Parcel>,
-    bytes: usize,
-    /// Bytes of each peer.
-    by_peer: IssuedMap<PeerId, usize>,
-    /// Bytes and parcels of strangers.
-    strangers: (usize, usize),
-}
-
-impl Ring {
-    /// Adds a parcel, or gives it back if there is no room.
-    pub(super) fn put(&self, parcel: Parcel) -> Result<(), Parcel> {
-        let mut inside = lock(&self.inside);
-        if inside.parcels.len() >= RING_PARCELS || inside.bytes + parcel.len() > RING_BYTES {
-            return Err(parcel);
-        }
-        if let Kind::Strangers { .. } = parcel.kind {
-            let (bytes, parcels) = &mut inside.strangers;
-            if *bytes + parcel.len() > STRANGERS_BYTES || *parcels >= STRANGERS_PARCELS {
-                return Err(parcel);
-            }
-            *bytes += parcel.len();
-            *parcels += 1;
-        }
-        if let Some(peer) = parcel.peer() {
-            let held = inside.by_peer.entry(peer).or_default();
-            if *held + parcel.len() > RING_BYTES / 2 {
-                return Err(parcel);
-            }
-            *held += parcel.len();
-        }
-        inside.bytes += parcel.len();
-        inside.parcels.push_back(parcel);
-        self.filled.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Takes all parcels out, oldest first.
-    pub(super) fn take_all(&self) -> VecDeque<Parcel> {
-        // Looked at in every turn: a load alone does not take the cache line from the others.
-        if !self.filled.load(Ordering::Relaxed) || !self.filled.swap(false, Ordering::Acquire) {
-            return VecDeque::new();
-        }
-        let mut inside = lock(&self.inside);
-        inside.bytes = 0;
-        inside.by_peer.clear();
-        inside.strangers = (0, 0);
-        std::mem::take(&mut inside.parcels)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -370,48 +304,5 @@ mod tests {
             ],
             "nothing overtakes, not even what is of another kind"
         );
-    }
-
-    #[test]
-    fn a_full_ring_gives_the_parcel_back() {
-        let ring = Ring::default();
-        let mut outgoing = Outgoing::default();
-        let data = vec![0; 60_000];
-        let mut taken = 0;
-        loop {
-            outgoing.packet(0, 0, meta(data.len()), &data);
-            let (_, parcel) = outgoing.take().next().unwrap();
-            match ring.put(parcel) {
-                Ok(()) => taken += 1,
-                Err(parcel) => {
-                    assert_eq!((parcel.bytes.len(), parcel.datagrams()), (60_000, 1));
-                    break;
-                }
-            }
-        }
-        assert_eq!(taken, RING_BYTES / (60_000 + size_of::<Piece>()));
-        assert_eq!(ring.take_all().len(), taken);
-        assert!(ring.take_all().is_empty());
-        outgoing.packet(0, 0, meta(data.len()), &data);
-        let (_, parcel) = outgoing.take().next().unwrap();
-        assert!(ring.put(parcel).is_ok(), "it has room again");
-    }
-
-    #[test]
-    fn strangers_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
-        let (ring, mut outgoing) = (Ring::default(), Outgoing::default());
-        for (len, most) in [(60_000, STRANGERS_BYTES / (60_000 + size_of::<Piece>())), (0, STRANGERS_PARCELS)]
-        {
-            let data = vec![0; len];
-            let mut put = |kind: fn(&mut Outgoing, Meta, &[u8])| {
-                kind(&mut outgoing, meta(len), &data);
-                let (_, parcel) = outgoing.take().next().unwrap();
-                ring.put(parcel).is_ok()
-            };
-            let taken = (0..2 * most).filter(|_| put(|out, meta, data| out.stranger(0, 0, meta, data)));
-            assert_eq!(taken.count(), most);
-            assert!((0..2 * most).all(|_| put(|out, meta, data| out.packet(0, 0, meta, data))));
-            assert_eq!(ring.take_all().len(), 3 * most);
-        }
     }
 }

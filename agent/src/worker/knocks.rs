@@ -8,7 +8,7 @@ use crate::{
     gate::table::SingleUse,
     io::{
         folder,
-        journal::{self, BootId, JournalError, MemoryJournal},
+        journal::{self, Beside, BootId, JournalError, MemoryJournal, Opened, Record},
         process,
     },
 };
@@ -30,8 +30,9 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
                     );
                 }
                 let blind_until = before(opened.blind_until);
-                let table = |(journal, records)| {
-                    SingleUse::restore(Box::new(journal), workers, records, blind_until, now, unix_seconds)
+                let table = |kept: Kept| {
+                    let journal = Box::new(kept.journal);
+                    SingleUse::restore(journal, workers, kept.records, blind_until, now, unix_seconds)
                 };
                 return opened.workers.into_iter().map(table).collect();
             }
@@ -53,7 +54,20 @@ fn before(unix_seconds: u64) -> u64 {
     unix_seconds.saturating_sub(1)
 }
 
-fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<journal::Opened, JournalError> {
+/// What an earlier process left.
+struct AllKept {
+    workers: Vec<Kept>,
+    blind_until: u64,
+    trusted: bool,
+}
+
+/// What it left for one worker, which a disk that hangs does not hold up.
+struct Kept {
+    journal: Beside,
+    records: Vec<Record>,
+}
+
+fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllKept, JournalError> {
     let denied = |error: io::Error| JournalError::Failed { path: directory.to_owned(), error };
     match folder::make(directory) {
         Ok(true) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
@@ -63,5 +77,8 @@ fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<journal::Ope
     }
     let boot = process::boot_id().ok().and_then(|content| BootId::parse(&content));
     let boot = boot.ok_or(io::ErrorKind::InvalidData).map_err(io::Error::from).map_err(denied)?;
-    journal::open(directory, workers, boot, unix_seconds)
+    let Opened { workers, blind_until, trusted } = journal::open(directory, workers, boot, unix_seconds)?;
+    let kept = |(journal, records)| Ok(Kept { journal: Beside::new(journal)?, records });
+    let workers = workers.into_iter().map(kept).collect::<io::Result<_>>().map_err(denied)?;
+    Ok(AllKept { workers, blind_until, trusted })
 }

@@ -15,7 +15,7 @@
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
 //! | the lanes that this worker keeps: opened, found silent, drained | `keeper.rs` |
 //! | what a change of addresses leads to | `routes.rs` |
-//! | what workers tell each other, and how | `orders.rs`, `exchange.rs` |
+//! | what workers tell each other, and how | `orders.rs`, `exchange.rs`; how nothing of it is lost or waits for ever: `mailbox.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | another configuration meanwhile | `reload.rs` |
 //! | what came to the wrong worker | `handover.rs` |
@@ -98,6 +98,7 @@ mod inspect;
 mod keeper;
 mod knocks;
 mod lanes;
+mod mailbox;
 mod orders;
 mod peers;
 mod plain;

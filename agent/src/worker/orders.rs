@@ -59,12 +59,7 @@ impl Worker {
 
     /// Does what other workers said since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
-        // First: what was handed over was so after the orders that it depends on. Only when all before it has been taken in, so
-        // that the ring's bound is the bound of what waits.
-        if self.parcels.is_empty() {
-            self.parcels = self.exchange.parcels(self.place.0);
-        }
-        for order in self.exchange.orders(self.place.0) {
+        for order in self.exchange.take(self.place.0, &mut self.parcels) {
             self.unpublished = true;
             self.obey(order, now);
         }

@@ -57,11 +57,7 @@ pub async fn run(mut worker: Worker, clock: &dyn Clock) {
             tokio::task::yield_now().await;
             continue;
         }
-        let ready = worker.ready().clone();
-        let woken = poll_fn(|context| {
-            ready.register(context.waker());
-            if ready.is_empty() { Poll::Pending } else { Poll::Ready(()) }
-        });
+        let woken = worker.ready().marked();
         match turn.deadline {
             Some(deadline) => {
                 // Either way there is a turn to take.

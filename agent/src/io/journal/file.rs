@@ -196,10 +196,7 @@ impl Journal for FileJournal {
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            self.file = None;
-            // A file that lacks a record must not be trusted after a restart. Where even removing fails, the file
-            // system has become read-only, and the next process cannot open it and trusts nothing either.
-            fs::remove_file(&self.path).ok();
+            self.distrust();
             return Err(error);
         }
         Ok(())
@@ -220,6 +217,13 @@ impl Journal for FileJournal {
                 Err(error)
             }
         }
+    }
+
+    fn distrust(&mut self) {
+        self.file = None;
+        // A file that lacks a record must not be trusted after a restart. Where even removing fails, the file
+        // system has become read-only, and the next process cannot open it and trusts nothing either.
+        fs::remove_file(&self.path).ok();
     }
 }
 

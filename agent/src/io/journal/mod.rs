@@ -5,6 +5,7 @@
 //! | what a table of used knocks asks of a journal, and one in memory | this one |
 //! | what a file looks like | `format.rs` (pure) |
 //! | the files: written through, replaced, loaded | `file.rs` |
+//! | what a disk that hangs holds up: a thread beside the worker | `beside.rs` |
 //! | what holds of any file: the property that is fuzzed | `properties.rs` |
 //!
 //! Written through means `write(2)`, not `fsync(2)`: the kernel's cache survives the end of the process, `kill -9`
@@ -15,11 +16,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+mod beside;
 mod file;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 mod properties;
 
+pub use beside::Beside;
 pub use file::{FileJournal, JournalError, Loaded, Opened, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
 #[cfg(any(test, feature = "fuzzing"))]
@@ -39,6 +42,9 @@ pub trait Journal: Send {
     /// # Errors
     /// The kernel's; what was there before is still there.
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()>;
+
+    /// Sees to it that the next process does not trust what was written so far, until a [`Journal::rewrite`].
+    fn distrust(&mut self);
 }
 
 /// A journal that ends with the process, for agents without a state directory and for tests. Clones share what was
@@ -72,5 +78,9 @@ impl Journal for MemoryJournal {
             bytes.extend_from_slice(&record.to_bytes());
         }
         Ok(())
+    }
+
+    fn distrust(&mut self) {
+        self.bytes().clear();
     }
 }

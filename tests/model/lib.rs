@@ -1,0 +1,1 @@
+//! Nothing: a package needs a target besides its tests, which are in `main.rs`.
