@@ -32,8 +32,12 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub(crate) fn new() -> Self {
-        let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
-        let certificate = CertificateParams::new(Vec::new()).unwrap().self_signed(&pair).unwrap();
+        Self::of(&KeyPair::generate_for(&PKCS_ED25519).unwrap())
+    }
+
+    /// The identity around an Ed25519 key that exists already.
+    pub(crate) fn of(pair: &KeyPair) -> Self {
+        let certificate = CertificateParams::new(Vec::new()).unwrap().self_signed(pair).unwrap();
         Self {
             certificate: certificate.der().clone(),
             private: PrivateKeyDer::Pkcs8(pair.serialize_der().into()),
@@ -43,8 +47,13 @@ impl Identity {
 
     /// For dialling the end whose key is `pinned`.
     pub(crate) fn client(&self, pinned: [u8; 32]) -> QuicClientConfig {
+        self.client_with(pinned, provider())
+    }
+
+    /// The same with the cipher suites of `provider`.
+    pub(crate) fn client_with(&self, pinned: [u8; 32], provider: Arc<CryptoProvider>) -> QuicClientConfig {
         let pin = Arc::new(Pin::new(pinned));
-        let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .unwrap()
             .dangerous()

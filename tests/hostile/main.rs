@@ -1,0 +1,3 @@
+//! A hostile peer at a real agent.
+
+mod peer;

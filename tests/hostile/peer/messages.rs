@@ -1,0 +1,106 @@
+//! The control messages that an attacker writes and reads, by the numbers of `docs/culvert.proto`.
+
+use super::{
+    payload::put_varint,
+    protobuf::{Field, Message, Service, fields},
+};
+
+/// A message from the agent that matters to an attacker.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Hello { services: Vec<Service> },
+    LaneAccept { lane: u64, epoch: u64, connection_id: [u8; 8] },
+    /// A lane was closed, or never opened.
+    LaneClose { lane: u64 },
+    Other,
+}
+
+impl Incoming {
+    /// Reads an Envelope.
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        let Some((kind, Field::Bytes(body))) = fields(bytes).and_then(|mut fields| fields.pop()) else {
+            return Self::Other;
+        };
+        let fields = fields(&body).unwrap_or_default();
+        let number = |wanted| {
+            let found = fields.iter().find_map(|field| match field {
+                (field, Field::Number(value)) if *field == wanted => Some(*value),
+                _ => None,
+            });
+            found.unwrap_or(0)
+        };
+        match kind {
+            1 => Self::Hello { services: services(&fields) },
+            3 => {
+                let connection_id = fields.iter().find_map(|field| match field {
+                    (3, Field::Bytes(bytes)) => bytes.as_slice().try_into().ok(),
+                    _ => None,
+                });
+                let accepted = |connection_id| Self::LaneAccept { lane: number(1), epoch: number(2), connection_id };
+                connection_id.map_or(Self::Other, accepted)
+            }
+            4 | 5 => Self::LaneClose { lane: number(1) },
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The services of a `Hello`.
+fn services(hello: &[(u64, Field)]) -> Vec<Service> {
+    let bodies = hello.iter().filter_map(|field| match field {
+        (7, Field::Bytes(bytes)) => fields(bytes),
+        _ => None,
+    });
+    let read = |body: Vec<(u64, Field)>| {
+        let mut service = Service::default();
+        for field in body {
+            match field {
+                (1, Field::Number(number)) => service.number = number,
+                (2, Field::Bytes(name)) => service.name = String::from_utf8_lossy(&name).into_owned(),
+                _ => (),
+            }
+        }
+        service
+    };
+    bodies.map(read).collect()
+}
+
+/// An Envelope of `kind` with its length in front.
+fn envelope(kind: u64, body: Message) -> Vec<u8> {
+    framed(&Message::default().bytes(kind, &body.encode()).encode())
+}
+
+/// `message` with its length in front.
+pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(message.len() + 8);
+    put_varint(&mut out, message.len() as u64);
+    out.extend(message);
+    out
+}
+
+/// `Hello` with the features of an agent without a device, but for stream connections.
+pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8]) -> Vec<u8> {
+    let hello = Message::default().number(1, 1).bytes(2, instance).bytes(3, b"hostile").number(4, 2);
+    envelope(1, hello.number(5, max_lanes).number(6, 1472).number(8, 4).bytes(9, possession))
+}
+
+pub(crate) fn lane_open(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u8> {
+    envelope(2, Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id))
+}
+
+/// `ServicesChanged` with the one service `name`, or none.
+pub(crate) fn services_changed(name: &str) -> Vec<u8> {
+    let service = Message::default().number(1, 0).bytes(2, name.as_bytes()).number(3, 1);
+    let list = if name.is_empty() { Message::default() } else { Message::default().bytes(1, &service.encode()) };
+    envelope(6, list)
+}
+
+/// A message of a kind that nobody knows: field 15, with so many bytes inside.
+pub(crate) fn unknown(bytes: usize) -> Vec<u8> {
+    framed(&Message::default().bytes(15, &vec![0; bytes]).encode())
+}
+
+/// `StreamOpen` for the service with this number.
+pub(crate) fn stream_open(service: u64) -> Vec<u8> {
+    framed(&Message::default().number(1, service).encode())
+}

@@ -1,0 +1,196 @@
+//! Attacks on the control connection and its streams. Most of them end the session; the next round dials again.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use bytes::Bytes;
+use quinn::SendStream;
+use tokio::time::{sleep, timeout};
+
+use super::{
+    attack::{Attack, Attacker, Lanes, Mode},
+    messages,
+    payload::{Payload, put_varint},
+    session::Session,
+};
+
+/// How long the agent may take to end a session that it does not like.
+const END_LIMIT: Duration = Duration::from_millis(500);
+
+/// Messages of a burst: more than may wait at the agent.
+const TINY_MESSAGES: usize = 80_000;
+
+/// Flows that the peer has while its services come and go.
+const FLOWS: u64 = 4_000;
+
+/// Lists of services in a burst: more than a peer's rate.
+const LISTS: usize = 1_000;
+
+/// What opens every 20 ms: with 800 messages a second the session stays.
+const LANES_AT_ONCE: u64 = 16;
+
+/// Streams that wait for the rest of their header.
+const STREAMS: usize = 1_000;
+
+/// Streams to the service that does not read.
+const UNREAD_STREAMS: usize = 64;
+
+/// Runs one round of `attack`.
+pub(super) async fn harm(attacker: &mut Attacker, session: &mut Session, attack: Attack, round: u64) -> Result<()> {
+    match attack {
+        Attack::TinyMessages => tiny_messages(attacker, session).await,
+        Attack::ServicesChanged => services_changed(attacker, session).await,
+        Attack::Hellos => {
+            let hello = attacker.dialler.hello(&session.connection)?;
+            session.control.write_all(&hello).await?;
+            wait_for_end(session).await;
+            Ok(())
+        }
+        Attack::Lanes => abandoned_lanes(attacker, session).await,
+        Attack::Headerless => headerless(attacker, session).await,
+        Attack::Unread => unread(attacker, session).await,
+        Attack::Oversized => oversized(attacker, session, round).await,
+        Attack::Honest | Attack::Openings | Attack::OpenClose | Attack::Colliding | Attack::Challenges
+        | Attack::Fragments | Attack::KeyUpdates | Attack::Mixed => Ok(()),
+    }
+}
+
+async fn wait_for_end(session: &Session) {
+    // An agent that lets the session live is attacked on it again.
+    drop(timeout(END_LIMIT, session.connection.closed()).await);
+}
+
+async fn tiny_messages(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    let messages = messages::unknown(0).repeat(TINY_MESSAGES);
+    while attacker.goes_on(session) {
+        session.socket.lose_next();
+        session.control.write_all(&messages).await?;
+        wait_for_end(session).await;
+        attacker.rest().await;
+    }
+    Ok(())
+}
+
+async fn services_changed(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    if attacker.mode == Mode::Standard {
+        let service = session.service("sink")?;
+        for place in 0..FLOWS {
+            let opening = Payload::Open { flow: place * 2 + session.parity, service };
+            session.connection.send_datagram_wait(Bytes::from(opening.encode())).await?;
+        }
+    }
+    let mut lists = messages::services_changed("one");
+    lists.extend(messages::services_changed(""));
+    let lists = lists.repeat(LISTS);
+    while attacker.goes_on(session) {
+        session.control.write_all(&lists).await?;
+        wait_for_end(session).await;
+        attacker.rest().await;
+    }
+    Ok(())
+}
+
+async fn abandoned_lanes(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    const INTERVAL: Duration = Duration::from_millis(20);
+    let (mut lanes, mut index) = (Lanes::default(), 0);
+    while attacker.goes_on(session) {
+        for _ in 0..LANES_AT_ONCE {
+            lanes.ask(session, index % 64).await?;
+            index += 1;
+        }
+        while session.inbox.try_recv().is_ok() {}
+        attacker.rest().await;
+        sleep(INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Opens a stream that begins with `bytes`; nothing if the agent allows no more.
+async fn open_stream(session: &Session, bytes: &[u8]) -> Result<Option<SendStream>> {
+    const PATIENCE: Duration = Duration::from_millis(2);
+    let Ok(opened) = timeout(PATIENCE, session.connection.open_bi()).await else { return Ok(None) };
+    let (mut stream, _) = opened?;
+    stream.write_all(bytes).await?;
+    Ok(Some(stream))
+}
+
+async fn headerless(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    let mut streams = Vec::new();
+    while attacker.goes_on(session) {
+        // A header of two bytes, of which none comes.
+        match open_stream(session, &[2]).await? {
+            Some(stream) if streams.len() < STREAMS => streams.push(stream),
+            Some(_) | None => streams.drain(..).for_each(|mut stream| drop(stream.reset(0u8.into()))),
+        }
+        attacker.rest().await;
+    }
+    Ok(())
+}
+
+async fn unread(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_millis(1);
+    const STUCK: u32 = 20;
+    let header = messages::stream_open(session.service("mute")?);
+    let chunk = vec![0; 65_536];
+    let (mut streams, mut stuck) = (Vec::new(), 0);
+    while attacker.goes_on(session) {
+        if streams.len() < UNREAD_STREAMS {
+            streams.extend(open_stream(session, &header).await?);
+        }
+        let mut written = 0;
+        for stream in &mut streams {
+            match timeout(PATIENCE, stream.write(&chunk)).await {
+                Ok(Ok(bytes)) => written += bytes,
+                // Refused or reset.
+                Ok(Err(_)) => stuck = STUCK,
+                Err(_) => (),
+            }
+            attacker.duty.rest().await;
+        }
+        stuck = if written == 0 { stuck + 1 } else { stuck };
+        if stuck >= STUCK {
+            stuck = 0;
+            streams.drain(..).for_each(|mut stream| drop(stream.reset(0u8.into())));
+        }
+    }
+    Ok(())
+}
+
+async fn oversized(attacker: &mut Attacker, session: &mut Session, round: u64) -> Result<()> {
+    match round % 4 {
+        0 => {
+            let mut message = Vec::new();
+            put_varint(&mut message, 1 << 40);
+            message.resize(100_000, 0);
+            session.control.write_all(&message).await?;
+        }
+        1 => {
+            let messages = messages::unknown(65_000).repeat(8);
+            session.control.write_all(&messages).await?;
+        }
+        2 => {
+            let header = messages::framed(&vec![0; 8_192]);
+            while attacker.goes_on(session) && open_stream(session, &header).await?.is_some() {
+                attacker.rest().await;
+            }
+        }
+        _ => {
+            let list: Vec<u8> = (0..64).flat_map(|_| messages::services_changed(&"x".repeat(60_000))).collect();
+            session.control.write_all(&list).await?;
+        }
+    }
+    wait_for_end(session).await;
+    Ok(())
+}
+
+/// What goes on beside the packets of the mixture: as many messages as a session survives, and streams.
+pub(super) async fn beside(session: &mut Session, lanes: &mut Lanes, count: usize) -> Result<()> {
+    let name = if count % 2 == 0 { "one" } else { "" };
+    session.control.write_all(&messages::services_changed(name)).await?;
+    lanes.ask(session, 2 + count as u64 % 62).await?;
+    if let Some(mut stream) = open_stream(session, &[2]).await? {
+        stream.reset(0u8.into())?;
+    }
+    sleep(Duration::from_millis(25)).await;
+    Ok(())
+}
