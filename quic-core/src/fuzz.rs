@@ -187,33 +187,20 @@ fn start() -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    /// Runs `target` on each file of its corpus. The file that fails is the last one named.
-    fn replay(name: &str, target: fn(&[u8])) {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
-        let mut files: Vec<_> =
-            std::fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
-        files.sort();
-        assert!(files.len() >= 10, "a corpus of {} files", files.len());
-        for file in files {
-            println!("{}", file.display());
-            target(&std::fs::read(&file).unwrap());
-        }
-    }
+    include!("../../fuzz/replay.rs");
 
     #[test]
     fn the_corpus_of_packets() {
-        replay("packet_open", super::packet_open);
+        replay("packet_open", 50, super::packet_open);
     }
 
     #[test]
     fn the_corpus_of_frames() {
-        replay("frames", super::frames);
+        replay("frames", 50, super::frames);
     }
 
     #[test]
     fn the_corpus_of_acks() {
-        replay("ack_ranges", super::ack_ranges);
+        replay("ack_ranges", 50, super::ack_ranges);
     }
 }

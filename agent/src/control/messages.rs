@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use quinn_proto::VarInt;
+use quinn_proto::{ConnectionError, VarInt};
 
 use super::{framing, join::Join, tls::CONNECTION_ID_BYTES, wire};
 
@@ -575,6 +575,35 @@ impl CloseReason {
     /// The code on the wire.
     pub fn code(self) -> VarInt {
         VarInt::from_u32(self as u32)
+    }
+
+    /// Why the far end ended a connection, if it did and this version knows the reason.
+    pub fn of(error: &ConnectionError) -> Option<Self> {
+        match error {
+            ConnectionError::ApplicationClosed(close) => Self::from_code(close.error_code),
+            ConnectionError::TimedOut
+            | ConnectionError::VersionMismatch
+            | ConnectionError::TransportError(_)
+            | ConnectionError::ConnectionClosed(_)
+            | ConnectionError::Reset
+            | ConnectionError::LocallyClosed
+            | ConnectionError::CidsExhausted => None,
+        }
+    }
+
+    /// Whether the far end only goes away, or goes on with another connection: nothing is wrong.
+    pub fn is_planned(self) -> bool {
+        match self {
+            Self::Shutdown | Self::Replaced => true,
+            Self::ProtocolViolation
+            | Self::VersionMismatch
+            | Self::KeyRemoved
+            | Self::Internal
+            | Self::Idle
+            | Self::LimitReached
+            | Self::SelfConnect
+            | Self::NoSession => false,
+        }
     }
 
     /// The reason in words, for logs and for the reason phrase of CONNECTION_CLOSE.

@@ -2,7 +2,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver.rs` |
+//! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
 //! | when is a peer dialled, and where? | `dial.rs` |
 //! | what do connection IDs look like? | `cid.rs` |
@@ -14,7 +14,7 @@
 //! | which session does a stream connection join? | `join.rs` |
 //! | does the far end still answer? | `vigil.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
-//! | what do control connections count? | `driver.rs`, `traffic.rs` |
+//! | what do control connections count? | `driver/`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
 //! What the messages lead to, sessions and lanes, is in `worker/session.rs`.

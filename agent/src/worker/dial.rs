@@ -252,19 +252,7 @@ impl Worker {
             self.totals.handshakes.failed += 1;
             self.report_failure(id, &words, likely_causes(reason), now);
         }
-        let planned = match reason {
-            ConnectionError::ApplicationClosed(close) => {
-                let known = CloseReason::from_code(close.error_code);
-                known == Some(CloseReason::Shutdown) || known == Some(CloseReason::Replaced)
-            }
-            ConnectionError::TimedOut
-            | ConnectionError::VersionMismatch
-            | ConnectionError::TransportError(_)
-            | ConnectionError::ConnectionClosed(_)
-            | ConnectionError::Reset
-            | ConnectionError::LocallyClosed
-            | ConnectionError::CidsExhausted => false,
-        };
+        let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
         self.lose_as(handle, &words, planned, now);
     }
 

@@ -627,28 +627,8 @@ fn stream_connection(
 }
 
 /// Whether the far end ended a connection that it needed no more.
-fn is_orderly(reason: &ConnectionError) -> bool {
-    match reason {
-        ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
-            Some(
-                CloseReason::Shutdown | CloseReason::Replaced | CloseReason::Idle | CloseReason::KeyRemoved,
-            ) => true,
-            Some(
-                CloseReason::ProtocolViolation
-                | CloseReason::VersionMismatch
-                | CloseReason::Internal
-                | CloseReason::LimitReached
-                | CloseReason::SelfConnect
-                | CloseReason::NoSession,
-            )
-            | None => false,
-        },
-        ConnectionError::TimedOut
-        | ConnectionError::VersionMismatch
-        | ConnectionError::TransportError(_)
-        | ConnectionError::ConnectionClosed(_)
-        | ConnectionError::Reset
-        | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted => false,
-    }
+fn is_orderly(error: &ConnectionError) -> bool {
+    CloseReason::of(error).is_some_and(|reason| {
+        reason.is_planned() || [CloseReason::Idle, CloseReason::KeyRemoved].contains(&reason)
+    })
 }

@@ -144,12 +144,12 @@ mod tests {
     /// A disk that answers when the test lets it, and says what it did.
     struct Disk {
         goes_on: Receiver<()>,
-        did: mpsc::Sender<String>,
+        did: SyncSender<String>,
     }
 
     impl Disk {
-        fn new() -> (Self, mpsc::Sender<()>, Receiver<String>) {
-            let ((lets, goes_on), (did, was_done)) = (mpsc::channel(), mpsc::channel());
+        fn new() -> (Self, SyncSender<()>, Receiver<String>) {
+            let ((lets, goes_on), (did, was_done)) = (mpsc::sync_channel(8), mpsc::sync_channel(8));
             (Self { goes_on, did }, lets, was_done)
         }
 

@@ -1,9 +1,16 @@
 //! Many TCP forwards: ceilings, credit for streams, readers that stop, openings that never come to an end.
 
-use std::{io::ErrorKind, time::Duration};
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
-use super::{INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
-use crate::io::{TcpListener, TcpStream};
+use super::{ENTRY, INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
+use crate::{
+    identity::Identity,
+    io::{TcpListener, TcpStream},
+};
 
 /// A service that accepts whoever connects.
 struct Service {
@@ -135,6 +142,60 @@ fn what_is_not_read_is_bounded_by_the_memory_of_streams() {
     assert!(pair.world.metric(pair.exit, "culvert_limit_reached_total{limit=\"stream_bytes\"}") > 0);
     // The exit's windows, and the pipes of the network in memory and one piece of each forward at either end.
     assert!(written < (8 << 20) + 20 * 5 * (64 << 10), "{written}");
+}
+
+#[test]
+fn six_peers_whose_service_reads_nothing_stay_within_the_memory_of_streams_and_give_it_back() {
+    const POOL: u64 = 24 << 20;
+    for seed in [1806, 1807] {
+        let keys: Vec<Identity> = (1..6).map(|_| Identity::generate().unwrap()).collect();
+        let known = |(place, key): (usize, &Identity)| {
+            let key = key.public_key();
+            format!("[[peer]]\nname = \"entry{place}\"\npublic_key = \"{key}\"\nservices = [\"echo\"]\n")
+        };
+        let limits = format!("[limits]\nstream_bytes = \"{}MiB\"\n", POOL >> 20);
+        let known: String = keys.iter().enumerate().map(known).collect();
+        let mut pair = Pair::with_workers(seed, (1, 2), "", &(known + &limits));
+        let (mut addresses, mut places) = (vec![ENTRY], vec![pair.entry]);
+        for (number, key) in (11..).zip(&keys) {
+            let address = IpAddr::from([192, 0, 2, number]);
+            let toml = pair.entry_toml.replace(&ENTRY.to_string(), &address.to_string());
+            pair.world.set_workers(1);
+            places.push(pair.world.start(&toml, key, &[address], number));
+            addresses.push(address);
+        }
+        let mut service = Service::new(&mut pair);
+        service.run(&mut pair, Duration::from_secs(2));
+        let held = |pair: &mut Pair| pair.world.metric(pair.exit, "culvert_stream_bytes");
+        let before = held(&mut pair);
+        let ingress = addresses.into_iter().map(|address| SocketAddr::new(address, INGRESS.port()));
+        let mut clients: Vec<_> =
+            ingress.cycle().take(6 * 8).map(|ingress| pair.clients.tcp(ingress)).collect();
+        let (piece, mut most) = (vec![7; 60_000], 0);
+        for _ in 0..300 {
+            for client in &mut clients {
+                // What has no room is not written.
+                let _written = client.write(&piece).is_ok();
+            }
+            service.run(&mut pair, Duration::from_millis(10));
+            most = most.max(held(&mut pair));
+        }
+        println!("seed {seed}: {before} bytes before, {most} at most");
+        assert_eq!(service.accepted.len(), clients.len());
+        assert!(before < most && most <= POOL, "{before} before, {most} at most");
+        clients.clear();
+        service.accepted.clear();
+        service.run(&mut pair, Duration::from_secs(5));
+        assert_eq!(pair.world.metric(pair.exit, "culvert_tcp_streams"), 0);
+        // What the peers were promised is theirs as long as they are connected.
+        assert!(held(&mut pair) <= most);
+        for place in places {
+            pair.world.kill(place);
+        }
+        service.run(&mut pair, Duration::from_secs(90));
+        let after = held(&mut pair);
+        assert!(after < before / 10, "{before} before, {after} after");
+    }
 }
 
 #[test]

@@ -7,6 +7,12 @@
 //!                       poll: endpoint events, packets into the outbox, deadline, application events
 //! ```
 //!
+//! | question | file |
+//! |---|---|
+//! | dialling, polling, sending | this one |
+//! | one connection: its counts, windows, messages that wait to be sent | `connection.rs` |
+//! | what quinn-proto has for us, the control stream | `inbound.rs` |
+//!
 //! The endpoint never answers a stranger by itself: whatever quinn-proto would send without a connection (version
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
 
@@ -20,23 +26,20 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, EndpointEvent, Event as QuinnEvent, SendDatagramError, Side, StreamEvent, StreamId,
-    TransportConfig, VarInt,
+    EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
-use zeroize::Zeroizing;
 
 use super::{
     Traffic,
     accept::{Acceptance, Admission, Pending},
-    ahead::{Ahead, Told},
+    ahead::Ahead,
     congestion::{
         Congestion,
         pacing::{Pace, RateAccount},
     },
-    inward::{Inward, Pulled},
-    messages::{CloseReason, Hello, Message, MessageError, POSSESSION_LABEL, Service},
-    tls::{FIRST_STREAMS, streams_for},
-    windows::{Change, Shown, StreamMemory, Windows},
+    inward::Inward,
+    messages::{CloseReason, Hello, Message, MessageError, Service},
+    windows::{StreamMemory, Windows},
 };
 use crate::{
     config::CongestionControl,
@@ -44,8 +47,11 @@ use crate::{
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     peer::PeerId,
-    relay::{DropReason, Settlement, Settlements},
+    relay::{Settlement, Settlements},
 };
+
+mod connection;
+mod inbound;
 
 /// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
@@ -186,98 +192,6 @@ pub struct ControlConnection {
     most_forwards: u32,
     /// What it may hold, once it is a session.
     windows: Option<Windows>,
-}
-
-impl ControlConnection {
-    pub(super) fn new(quinn: Connection, underlay: UnderlayId, begun: Begun) -> Self {
-        Self {
-            remote: quinn.remote_address(),
-            quinn,
-            underlay,
-            peer: begun.peer,
-            key: None,
-            held: None,
-            admission: begun.admission,
-            begun: begun.at,
-            pace: Pace::new(begun.congestion, begun.at),
-            control: None,
-            inward: Inward::new(),
-            portion: Portion::default(),
-            has_more: false,
-            streams: None,
-            outgoing: Vec::new(),
-            told: Vec::new(),
-            stream_number: None,
-            establish_by: begun.establish_by,
-            ahead: Ahead::default(),
-            frames_taken: 0,
-            mtu: 0,
-            dirty: false,
-            fed: false,
-            lost: false,
-            established: false,
-            forgotten: false,
-            spare: None,
-            most_forwards: FIRST_STREAMS,
-            windows: None,
-        }
-    }
-
-    /// Whether it was closed by either end, or lost.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.lost
-    }
-
-    /// Which end dialled: `Client` is this one.
-    #[must_use]
-    pub fn side(&self) -> Side {
-        self.quinn.side()
-    }
-
-    /// When this end dialled it, or its first packet came.
-    #[must_use]
-    pub fn begun(&self) -> Instant {
-        self.begun
-    }
-
-    /// The knock that let it in, if another dialled it and had to knock.
-    #[must_use]
-    pub fn admission(&self) -> Option<&Admission> {
-        self.admission.as_ref()
-    }
-
-    /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
-    #[must_use]
-    pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
-        let mut bytes = Zeroizing::new([0; 32]);
-        self.quinn.crypto_session().export_keying_material(bytes.as_mut(), POSSESSION_LABEL, &[]).ok()?;
-        Some(bytes)
-    }
-
-    /// The socket that it runs on.
-    #[must_use]
-    pub fn underlay(&self) -> UnderlayId {
-        self.underlay
-    }
-
-    /// Where the far end is.
-    #[must_use]
-    pub fn path(&self) -> Path {
-        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), tos: 0 }
-    }
-
-    /// quinn-proto's connection.
-    #[must_use]
-    pub fn quinn(&self) -> &Connection {
-        &self.quinn
-    }
-
-    /// Its congestion control.
-    #[must_use]
-    pub fn congestion(&self) -> &Congestion {
-        self.pace.congestion()
-    }
 }
 
 /// What a connection is dialled with.
@@ -815,113 +729,6 @@ impl Control {
         }
     }
 
-    fn exchange_endpoint_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        while let Some(event) = connection.quinn.poll_endpoint_events() {
-            if let Some(answer) = self.endpoint.handle_event(handle, event) {
-                connection.quinn.handle_event(answer);
-            }
-        }
-    }
-
-    fn read_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        self.named.clear();
-        while let Some(event) = connection.quinn.poll() {
-            match event {
-                QuinnEvent::Connected => {
-                    if let Some(key) = super::tls::peer_key(connection.quinn.crypto_session()) {
-                        self.events.push((handle, Event::Connected { key }));
-                    }
-                }
-                QuinnEvent::ConnectionLost { reason } => {
-                    self.pending.end(handle);
-                    connection.lost = true;
-                    connection.end_ahead(&mut self.settlements);
-                    self.events.push((handle, Event::Lost(reason)));
-                }
-                QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
-                QuinnEvent::DatagramReceived => self.events.push((handle, Event::Datagrams)),
-                // The worker offers what waits in every turn.
-                QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
-            }
-        }
-    }
-
-    fn stream_event(
-        &mut self,
-        handle: ConnectionHandle,
-        connection: &mut ControlConnection,
-        event: StreamEvent,
-    ) {
-        match event {
-            StreamEvent::Opened { .. } => {
-                // The dialler's first stream is the control stream.
-                if connection.control.is_none() && connection.quinn.side() == Side::Server {
-                    connection.control = connection.quinn.streams().accept(Dir::Bi);
-                    self.read_control(handle, connection);
-                }
-                // What waits for its turn waits on, and those with it.
-                if connection.streams.is_none() {
-                    self.events.push((handle, Event::Opened));
-                }
-                connection.grant_streams();
-            }
-            StreamEvent::Readable { id } if connection.control == Some(id) => {
-                self.read_control(handle, connection)
-            }
-            StreamEvent::Writable { id } if connection.control == Some(id) => connection.write_control(),
-            StreamEvent::Readable { id }
-            | StreamEvent::Writable { id }
-            | StreamEvent::Finished { id }
-            | StreamEvent::Stopped { id, .. } => {
-                // quinn-proto says so for each frame.
-                if self.named.insert(id) {
-                    self.events.push((handle, Event::Stream(id)));
-                }
-            }
-            StreamEvent::Available { .. } => self.events.push((handle, Event::MoreStreams)),
-        }
-    }
-
-    /// Takes what has come of the control stream.
-    fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        let Some(id) = connection.control else { return };
-        let mut stream = connection.quinn.recv_stream(id);
-        let Ok(mut chunks) = stream.read(false) else { return };
-        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
-            if connection.inward.add(chunk.offset, chunk.bytes).is_err() {
-                self.events.push((handle, Event::Flooded));
-            }
-        }
-        // The transmission that it may ask for follows in any case: the connection is being polled.
-        let _transmit = chunks.finalize();
-        self.take_messages(handle, connection);
-    }
-
-    /// Hands out what a connection has to say, as much of it as a turn takes.
-    fn take_messages(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        let Portion { turn, left } = connection.portion;
-        let mut left = if turn == self.turn { left } else { UNITS_PER_TURN };
-        while left > 0
-            && !connection.lost
-            && let Some(Pulled { message, units }) = connection.inward.pull()
-        {
-            left = left.saturating_sub(units);
-            let event = match message {
-                Ok(message) => {
-                    self.stats.messages_received += 1;
-                    Event::Message { message, units }
-                }
-                Err(error) => Event::Violation { error, units },
-            };
-            self.events.push((handle, event));
-        }
-        connection.portion = Portion { turn: self.turn, left };
-        let waits = !connection.lost && connection.inward.has_more();
-        if waits && !std::mem::replace(&mut connection.has_more, true) {
-            self.unread.push(handle);
-        }
-    }
-
     fn transmit(
         &mut self,
         connection: &mut ControlConnection,
@@ -972,78 +779,3 @@ const MOST_SEGMENTS: usize = 44;
 
 /// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
 const MOST_PACKET_BYTES: usize = 1_500;
-
-impl ControlConnection {
-    /// Books what became of frames that quinn-proto held, after it gave `packets` of which `refused` found no room in the socket.
-    /// Which of the frames were in those nobody knows: they are equally full.
-    fn settle_ahead(&mut self, refused: u64, packets: u64, settlements: &mut Settlements) {
-        if self.ahead.is_empty() {
-            return;
-        }
-        let fates = self.ahead.settle(Told::by(&mut self.quinn));
-        let Some(peer) = self.peer else { return };
-        let blocked = (fates.sent * refused).div_ceil(packets.max(1));
-        settlements.note(peer, fates.sent - blocked, None);
-        settlements.note(peer, blocked, Some(DropReason::SendBlocked));
-        settlements.note(peer, fates.too_large, Some(DropReason::SendTooLarge));
-    }
-
-    /// Books the frames that quinn-proto holds and will not send: the connection has ended.
-    fn end_ahead(&mut self, settlements: &mut Settlements) {
-        self.settle_ahead(0, 1, settlements);
-        let left = self.ahead.end();
-        if let Some(peer) = self.peer {
-            settlements.note(peer, left, Some(DropReason::LaneClosed));
-        }
-    }
-
-    /// Lets the far end open twice the streams that it has open, within what the operator allows.
-    fn grant_streams(&mut self) {
-        let open = u32::try_from(self.quinn.streams().remote_open_streams(Dir::Bi)).unwrap_or(u32::MAX);
-        let wanted = open.saturating_mul(2).max(FIRST_STREAMS).checked_next_power_of_two();
-        let most = streams_for(wanted.unwrap_or(u32::MAX).min(self.most_forwards));
-        if self.quinn.max_concurrent_streams(Dir::Bi) != u64::from(most) {
-            self.quinn.set_max_concurrent_streams(Dir::Bi, most);
-        }
-    }
-
-    fn set_windows(&mut self, change: Change) {
-        if let Some(receive) = change.receive.and_then(|bytes| VarInt::from_u64(bytes).ok()) {
-            self.quinn.set_receive_window(receive);
-        }
-        if let Some(send) = change.send {
-            self.quinn.set_send_window(send);
-        }
-    }
-
-    fn look_at_windows(&mut self, now: Instant) {
-        let Some(windows) = self.windows.as_mut().filter(|_| !self.lost) else { return };
-        let least_rtt = self.quinn.min_rtt();
-        if windows.is_due(least_rtt, now) {
-            let stats = self.quinn.stats();
-            let change = windows.look(
-                &Shown {
-                    least_rtt,
-                    rtt: stats.path.rtt,
-                    sent: stats.udp_tx.bytes,
-                    lost: stats.path.lost_bytes,
-                    blocked: stats.frame_rx.data_blocked,
-                },
-                now,
-            );
-            self.set_windows(change);
-        }
-    }
-
-    /// Writes as much of the queued control messages as the stream takes.
-    fn write_control(&mut self) {
-        let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };
-        let mut stream = self.quinn.send_stream(id);
-        while !self.outgoing.is_empty() {
-            match stream.write(&self.outgoing) {
-                Ok(written) => drop(self.outgoing.drain(..written)),
-                Err(_) => return,
-            }
-        }
-    }
-}
