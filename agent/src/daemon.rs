@@ -77,7 +77,7 @@ impl Daemon {
     /// # Errors
     /// A port or a socket that cannot be opened, with the address and a remedy; a thread that cannot be made.
     pub fn start(config: Config, identity: &Identity) -> anyhow::Result<Self> {
-        raise_descriptor_limit(&config);
+        let descriptors = raise_descriptor_limit(&config);
         let now = SystemClock.now();
         let workers = config.worker_count();
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
@@ -86,6 +86,7 @@ impl Daemon {
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let exchange = Exchange::new(workers, config.peers.len(), now);
+        exchange.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
         let roster = Roster::new(&config, identity.public_key());
         roster.attach(&exchange);
         let certificate =
@@ -426,16 +427,30 @@ fn clock() -> Instant {
 }
 
 /// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
-/// for as many as the hard limit allows, and warns if that is less than the peers that are known may use.
-pub(crate) fn raise_descriptor_limit(config: &Config) {
+/// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
+pub(crate) fn raise_descriptor_limit(config: &Config) -> Option<u64> {
     let known = config.descriptors();
     match process::raise_descriptor_limit(known) {
-        Ok(granted) if granted >= known => {}
-        Ok(granted) => tracing::warn!(
-            granted,
-            wanted = known,
-            "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
-        ),
-        Err(error) => tracing::warn!(%error, "cannot raise the limit on open files"),
+        Ok(granted) if granted >= known => Some(granted),
+        Ok(granted) => {
+            tracing::warn!(
+                granted,
+                wanted = known,
+                "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
+            );
+            Some(granted)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot raise the limit on open files");
+            None
+        }
     }
+}
+
+/// For how many flows to services there are sockets, of `granted` descriptors and of the host's ports: half of the descriptors at the least,
+/// if other things may need more than that.
+pub(crate) fn sockets_for_flows(config: &Config, granted: u64) -> usize {
+    let others = config.descriptors() - config.limits.flows as u64;
+    let descriptors = usize::try_from(granted.saturating_sub(others).max(granted / 2)).unwrap_or(usize::MAX);
+    process::ephemeral_ports().map_or(descriptors, |ports| ports.min(descriptors))
 }

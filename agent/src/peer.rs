@@ -24,7 +24,7 @@ use crate::{
     log::RateLimit,
     meter::Meter,
     rate::{Allowance, Pace},
-    relay::DatagramRelay,
+    relay::{Context, DatagramRelay, DropReason},
     roster::Origin,
     worker::{Outgoing, Refused},
 };
@@ -236,6 +236,9 @@ pub struct Allowances {
     pub messages: Allowance,
     /// Flows that it opens; beyond them openings are dropped.
     pub flows: Allowance,
+    /// Answers that it gets to datagrams of flows that nobody knows, as many as it may open; beyond them such datagrams are dropped in
+    /// silence.
+    pub answers: Allowance,
     /// Streams that it opens; beyond them they wait.
     pub streams: Allowance,
 }
@@ -258,7 +261,12 @@ impl Allowances {
     pub fn new(limits: &config::Limits, now: Instant) -> Self {
         let full = |pace| Allowance::new(pace, now);
         let (messages, flows, streams) = (Self::MESSAGES, Self::FLOWS, Self::STREAMS);
-        let mut made = Self { messages: full(messages), flows: full(flows), streams: full(streams) };
+        let mut made = Self {
+            messages: full(messages),
+            flows: full(flows),
+            answers: full(flows),
+            streams: full(streams),
+        };
         made.set(limits);
         made
     }
@@ -266,9 +274,33 @@ impl Allowances {
     /// The operator wants other limits.
     pub fn set(&mut self, limits: &config::Limits) {
         let fifth = u32::try_from(limits.flows_per_peer / 5).unwrap_or(u32::MAX);
-        self.flows.set(Pace { per_second: fifth, at_once: fifth }.at_least(Self::FLOWS));
+        let flows = Pace { per_second: fifth, at_once: fifth }.at_least(Self::FLOWS);
+        self.flows.set(flows);
+        self.answers.set(flows);
         let streams = Pace { per_second: 0, at_once: limits.tcp_streams_per_peer };
         self.streams.set(streams.at_least(Self::STREAMS));
+    }
+}
+
+impl Peer {
+    /// Whether `context` opens a flow of the peer's and the peer has opened as many as it may by now.
+    #[must_use]
+    pub fn is_too_fast(&self, context: &Context, now: Instant) -> bool {
+        context.opens()
+            && context.flow().is_some_and(|number| !self.relay.flows.is_ours(number))
+            && self.allowances.flows.is_spent(now)
+    }
+
+    /// Drops the opening `context`, a frame of `len` bytes: nobody looks for its flow, which another worker may keep.
+    pub fn refuse_opening(&mut self, context: &Context, len: usize) {
+        self.relay.stats.openings_refused += 1;
+        match context.payload_at() {
+            Some(payload_at) => {
+                self.relay.downlink.receive(1, (len - payload_at) as u64);
+                self.relay.downlink.drop(DropReason::FlowRate, 1);
+            }
+            None => self.relay.stats.count_received(context),
+        }
     }
 }
 

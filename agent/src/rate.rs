@@ -103,6 +103,12 @@ impl Allowance {
         after.is_some()
     }
 
+    /// Whether there is no token now.
+    #[must_use]
+    pub fn is_spent(&self, now: Instant) -> bool {
+        self.bucket.after(&self.rate, self.nanoseconds(now)).is_none()
+    }
+
     /// When there is a token: `now`, or later.
     #[must_use]
     pub fn next(&self, now: Instant) -> Instant {

@@ -136,7 +136,9 @@ impl Running {
         let _whole = Critical::begin();
         let config = follow(config, &plan, (&self.roster, &self.exchange), shares)?;
         if config.descriptors() > running.descriptors() {
-            daemon::raise_descriptor_limit(&config);
+            let granted = daemon::raise_descriptor_limit(&config);
+            self.exchange
+                .set_sockets(granted.map_or(0, |granted| daemon::sockets_for_flows(&config, granted)));
         }
         log::set_level(config.log.level);
         self.config.store(config);

@@ -1,3 +1,171 @@
-//! A hostile peer at a real agent.
+//! A hostile peer at a real agent, each attack for a moment: the agent lives, an innocent peer keeps its session, memory stays bounded, and
+//! every datagram is accounted for. What it costs others is measured by command: `tests/perf/hostile`.
+//!
+//! | question | file |
+//! |---|---|
+//! | what a hostile peer does | `peer/` |
+//! | the same peer as a program | `program.rs` |
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod peer;
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use culvert::identity::{Identity, PublicKey};
+use culvert_tests::{
+    client::Client,
+    needs,
+    pair::{Pair, Plan},
+    ports,
+    upstream::Echo,
+};
+
+use peer::{Attack, Mode, Options, Pace};
+
+/// How long each attack lasts.
+const LENGTH: Duration = Duration::from_secs(1);
+
+/// Percent of a processor that the attacker has.
+const CPU: u32 = 20;
+
+/// What the exit may grow to: a multiple of what all ceilings of these short attacks allow.
+const MOST_RESIDENT_BYTES: u64 = 512 << 20;
+
+/// An innocent entry, and an exit that a hostile peer may connect to.
+struct Scene {
+    pair: Pair,
+    client: Client,
+    identity: Identity,
+    _echo: Echo,
+    _sink: UdpSocket,
+    /// Its backlog takes connections, which nobody reads.
+    _mute: TcpListener,
+}
+
+impl Scene {
+    #[track_caller]
+    fn new(is_guest: bool) -> Self {
+        let (echo, identity) = (Echo::new(), Identity::generate().unwrap());
+        let [sink, mute] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())));
+        let ingress: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
+        let hostile = if is_guest {
+            "[access]\nmode = \"open\"\nservices = [\"sink\", \"mute\"]\n".to_owned()
+        } else {
+            let key = identity.public_key();
+            format!("[[peer]]\nname = \"hostile\"\npublic_key = \"{key}\"\nservices = [\"sink\", \"mute\"]\n")
+        };
+        let pair = Plan::default()
+            .workers([2, 2])
+            .service("echo", echo.address, "")
+            .forbidden_service("sink", sink, "idle = \"2s\"\noversize = \"fragment\"")
+            .forbidden_service("mute", mute, "protocol = \"tcp\"")
+            .exit(&hostile)
+            .forward("echo", ingress)
+            .start();
+        let mut client = Client::new(0, ingress);
+        client.converse(3);
+        let (_sink, _mute) = (UdpSocket::bind(sink).unwrap(), TcpListener::bind(mute).unwrap());
+        Self { pair, client, identity, _echo: echo, _sink, _mute }
+    }
+
+    /// Runs one attack beside the innocent's datagrams, and looks at what is left.
+    #[track_caller]
+    fn harm(&mut self, attack: Attack, mode: Mode) {
+        let options = Options {
+            agent: self.pair.underlay,
+            agent_key: self.pair.exit.key().parse::<PublicKey>().unwrap(),
+            identity: Identity::from_pem(self.identity.to_pem().as_bytes()).unwrap(),
+            attack,
+            mode,
+            length: LENGTH,
+            cpu: CPU,
+            pace: (attack == Attack::Honest)
+                .then_some(Pace { packets_per_second: 2_000.0, packet_bytes: 1_200 }),
+            datagram: None,
+        };
+        let attacker = thread::spawn(move || peer::run(options));
+        while !attacker.is_finished() {
+            self.client.send();
+            thread::sleep(Duration::from_millis(10));
+        }
+        let report = attacker.join().unwrap().unwrap();
+        assert!(report.sessions > 0 && report.packets > 0, "{attack:?} {mode:?} was no attack: {report:?}");
+        assert_eq!(self.pair.exit.process().ended(), None, "{attack:?} {mode:?} ended the agent");
+        self.client.reach();
+        self.assert_unharmed(attack, mode);
+    }
+
+    #[track_caller]
+    fn assert_unharmed(&mut self, attack: Attack, mode: Mode) {
+        let what = format!("{attack:?} {mode:?}");
+        let established =
+            self.pair.entry.samples().count("culvert_handshakes_total", &[("outcome", "established")]);
+        assert_eq!(established, 1, "{what}: the innocent has its first session");
+        let pid = self.pair.exit.process().pid();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let kib: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        assert!(kib << 10 <= MOST_RESIDENT_BYTES, "{what}: {kib} KiB are resident");
+        self.pair.accounts();
+    }
+
+    /// What came of the attacker is delivered, or dropped for a reason that is counted.
+    #[track_caller]
+    fn assert_accounted_for(&self, attacker: &str) {
+        self.pair.exit.wait_for("the attacker's accounts balance", |samples| {
+            let accounts = ["uplink", "downlink"].map(|direction| samples.account(attacker, direction));
+            if accounts.iter().all(|account| account.balances()) {
+                Ok(())
+            } else {
+                Err(format!("{accounts:?}"))
+            }
+        });
+    }
+}
+
+/// Whether it is another attack in standard mode: one on streams or messages is not, and lanes there are none.
+fn differs_in_standard_mode(attack: Attack) -> bool {
+    attack.is_of_contents() || attack == Attack::ServicesChanged
+}
+
+#[test]
+fn attacks_on_lanes_harm_nobody_else() {
+    if !needs::met("hostile lanes", needs::AGENTS) {
+        return;
+    }
+    let mut scene = Scene::new(false);
+    for attack in Attack::value_variants() {
+        scene.harm(*attack, Mode::Lanes);
+    }
+    scene.assert_accounted_for("hostile");
+}
+
+#[test]
+fn attacks_in_standard_mode_harm_nobody_else() {
+    if !needs::met("hostile standard mode", needs::AGENTS) {
+        return;
+    }
+    let mut scene = Scene::new(false);
+    for attack in Attack::value_variants().iter().filter(|attack| differs_in_standard_mode(**attack)) {
+        scene.harm(*attack, Mode::Standard);
+    }
+    scene.assert_accounted_for("hostile");
+}
+
+#[test]
+fn attacks_of_a_guest_harm_nobody_else() {
+    if !needs::met("hostile guest", needs::AGENTS) {
+        return;
+    }
+    let mut scene = Scene::new(true);
+    for attack in [Attack::Openings, Attack::Mixed, Attack::TinyMessages, Attack::Unread, Attack::Hellos] {
+        scene.harm(attack, Mode::Lanes);
+    }
+}

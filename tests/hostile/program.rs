@@ -9,6 +9,7 @@
 //! Only for agents of your own.
 
 #![expect(clippy::print_stdout, reason = "a command")]
+#![expect(clippy::unwrap_used, reason = "in what it shares with tests/interop: a bad key ends it")]
 
 mod peer;
 

@@ -9,7 +9,13 @@ use std::{
 
 use quic_core::{ConnectionId, OpenError};
 
-use super::{flows::keeper, pieces::Cutting, uplink::Uplink, work::Work};
+use super::{
+    flows::keeper,
+    pieces::Cutting,
+    shares::Shares,
+    uplink::Uplink,
+    work::{self, Work},
+};
 use crate::{
     config::Config,
     control::driver::Control,
@@ -75,6 +81,8 @@ pub struct Notes {
     pub incomplete: Vec<PeerId>,
     /// What the passes of this turn took.
     pub work: Work,
+    /// What peers ask this worker for.
+    pub shares: Shares,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
@@ -278,6 +286,10 @@ impl Downlink<'_> {
     /// Opens one packet of a lane in place and takes its frames.
     fn packet(&mut self, batch: &mut ReceiveBatch, origins: &Origins, id: LaneId, place: Range<usize>) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
+        if !self.notes.shares.admits(slot.peer) {
+            return;
+        }
+        let before = self.notes.work.done();
         let (meta, buffer) = batch.buffer_mut(origins.slot);
         let ecn = meta.ecn;
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
@@ -287,6 +299,7 @@ impl Downlink<'_> {
                 if let OpenError::Violation(_) | OpenError::IntegrityLimit = error {
                     self.notes.violations.push((id, error));
                 }
+                self.notes.shares.charge(slot.peer, 0);
                 return;
             }
         };
@@ -337,6 +350,7 @@ impl Downlink<'_> {
             }
         }
         self.notes.ranges = ranges;
+        self.notes.shares.charge(peer, self.notes.work.done() - before);
     }
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
@@ -433,6 +447,13 @@ impl Downlink<'_> {
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
         if known.is_none()
             && let Some(context) = &context
+            && state.is_too_fast(context, self.now)
+        {
+            state.refuse_opening(context, data.len());
+            return;
+        }
+        if known.is_none()
+            && let Some(context) = &context
             && let Some(worker) = keeper(&state.relay, context, self.place)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
@@ -456,7 +477,7 @@ impl Downlink<'_> {
                     }
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
-                        self.say(peer, lane, Context::Unknown(number));
+                        self.say_unknown(peer, lane, number);
                     }
                 }
             }
@@ -553,6 +574,15 @@ impl Downlink<'_> {
         if let Some(mut uplink) = self.uplink(peer) {
             // What finds no room is said again when the peer repeats its opening or its datagram.
             uplink.say(lane, message);
+        }
+    }
+
+    /// Says that a flow is not known, unless the peer has heard that too often of late.
+    pub(super) fn say_unknown(&mut self, peer: PeerId, lane: u8, number: FlowNumber) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if state.allowances.answers.take(1, self.now) {
+            self.notes.work.charge(work::ANSWER);
+            self.say(peer, lane, Context::Unknown(number));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{downlink::Downlink, work};
 use crate::{
+    io,
     peer::PeerId,
     relay::{
         Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
@@ -72,6 +73,11 @@ impl Downlink<'_> {
             return Err(Unopened::Refused(Refusal::NotAllowed, DropReason::NotAllowed));
         }
         if state.relay.is_full(self.config.limits.flows) {
+            return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
+        }
+        if state.relay.flows.registry().is_out_of_sockets() {
+            state.relay.stats.sockets_refused += 1;
+            state.relay.socket_error = Some(io::process::out_of_descriptors());
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
         let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {

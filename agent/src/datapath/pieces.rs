@@ -205,7 +205,7 @@ impl Downlink<'_> {
             if offset == 0 {
                 state.relay.downlink.receive(1, bytes.len() as u64);
                 state.relay.downlink.drop(DropReason::UnknownFlow, 1);
-                self.say(peer, lane, Context::Unknown(number));
+                self.say_unknown(peer, lane, number);
             }
             return;
         };

@@ -24,6 +24,9 @@ pub(super) const OPENING: u64 = 63;
 /// What the end of a flow costs beside its frame: the socket is closed.
 pub(super) const CLOSING: u64 = 15;
 
+/// What an answer to a frame costs beside it: a frame that is sealed, and sent.
+pub(super) const ANSWER: u64 = 7;
+
 /// What a worker took in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {

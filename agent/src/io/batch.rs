@@ -126,6 +126,12 @@ impl ReceiveBatch {
         self.slots
     }
 
+    /// Whether each of its slots holds a buffer: there may be more where they came from.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.accepted.len() >= self.slots
+    }
+
     /// Forgets all buffers.
     pub fn clear(&mut self) {
         self.accepted.clear();

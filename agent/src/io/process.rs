@@ -54,6 +54,21 @@ pub(super) fn leaves_descriptors(new: BorrowedFd<'_>) -> io::Result<()> {
     if number < most - kept { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
+/// The error of a process that has no descriptor left.
+#[must_use]
+pub fn out_of_descriptors() -> io::Error {
+    io::Error::from_raw_os_error(libc::EMFILE)
+}
+
+/// How many ports the kernel has for sockets that ask for none, all programs of the host together.
+#[must_use]
+pub fn ephemeral_ports() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    let mut bounds = text.split_whitespace().map(str::parse::<usize>);
+    let (Some(Ok(first)), Some(Ok(last))) = (bounds.next(), bounds.next()) else { return None };
+    last.checked_sub(first).map(|between| between + 1)
+}
+
 /// Whether the process, or the whole host, had no descriptor left.
 #[must_use]
 pub fn is_out_of_descriptors(error: &io::Error) -> bool {

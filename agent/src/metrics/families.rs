@@ -237,6 +237,7 @@ metrics! {
         lane_probes: counter "culvert_lane_probes_total", "Packets sent on lanes because the last ones stayed unacknowledged.";
         lane_window_overflows: counter "culvert_lane_window_overflows_total", "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.";
         gate_journal_errors: counter "culvert_gate_journal_errors_total", "Times that used knocks could not be written down; after a restart none of before would be trusted.";
+        lane_packets_unopened: counter "culvert_lane_packets_unopened_total", "Packets on lanes that were dropped unopened: their peers asked for most of a worker that fell behind.";
         turns_full: counter "culvert_turns_full_total", "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         stream_bytes: level "culvert_stream_bytes", "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.";

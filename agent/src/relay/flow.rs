@@ -404,7 +404,7 @@ impl Flows {
 
     fn insert(&mut self, flow: Flow) -> FlowId {
         let number = flow.number;
-        self.registry.enter();
+        self.registry.enter(matches!(flow.origin, Origin::Upstream { .. }));
         // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_number.insert(number, id);

@@ -22,10 +22,21 @@ const RESERVED_PART: usize = 8;
 pub struct AgentTotals {
     /// Flows, opened here or there.
     flows: AtomicUsize,
+    /// Those of them that peers opened: each has a socket.
+    accepted: AtomicUsize,
+    /// For how many of those the process may have sockets; 0 if that is not known.
+    sockets: AtomicUsize,
     /// Peers that have a registry.
     peers: AtomicUsize,
     /// What waits.
     memory: Arc<QueueMemory>,
+}
+
+impl AgentTotals {
+    /// The process may have `most` sockets for flows that peers open.
+    pub fn set_sockets(&self, most: usize) {
+        self.sockets.store(most, Ordering::Relaxed);
+    }
 }
 
 /// One peer's share of it.
@@ -34,6 +45,8 @@ pub struct FlowRegistry {
     total: Arc<AgentTotals>,
     /// Flows of this peer.
     count: AtomicUsize,
+    /// Those that it opened.
+    accepted: AtomicUsize,
     /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
     /// a secret.
     keepers: Mutex<HashMap<FlowNumber, u8>>,
@@ -44,17 +57,34 @@ impl FlowRegistry {
     #[must_use]
     pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {
         total.peers.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { total: Arc::clone(total), count: AtomicUsize::default(), keepers: Mutex::default() })
+        Arc::new(Self {
+            total: Arc::clone(total),
+            count: AtomicUsize::default(),
+            accepted: AtomicUsize::default(),
+            keepers: Mutex::default(),
+        })
     }
 
     /// Whether this peer may have no further flow, because all peers together have `most`, or because what is left of that is set aside
     /// for others: of an eighth of `most` each peer has its part for itself, however many flows the others have.
     #[must_use]
     pub fn is_full(&self, most: usize) -> bool {
-        let (total, peers) = (self.total(), self.total.peers.load(Ordering::Relaxed));
+        self.is_beyond(most, self.total(), self.count())
+    }
+
+    /// Whether this peer may have no further socket to a service: the same of the descriptors and ports that there are for sockets, where
+    /// that is known.
+    #[must_use]
+    pub fn is_out_of_sockets(&self) -> bool {
+        let most = self.total.sockets.load(Ordering::Relaxed);
+        let [total, own] = [&self.total.accepted, &self.accepted].map(|count| count.load(Ordering::Relaxed));
+        most > 0 && self.is_beyond(most, total, own)
+    }
+
+    fn is_beyond(&self, most: usize, total: usize, own: usize) -> bool {
+        let peers = self.total.peers.load(Ordering::Relaxed);
         let reserve = if peers > 1 { most / RESERVED_PART } else { 0 };
-        let part = reserve / peers.max(1);
-        total >= most || total >= most - reserve && self.count() >= part
+        total >= most || total >= most - reserve && own >= reserve / peers.max(1)
     }
 
     /// Flows of all peers.
@@ -75,10 +105,12 @@ impl FlowRegistry {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A flow begins.
-    pub(super) fn enter(&self) {
+    /// A flow begins, which the peer opened (`accepted`) or we did.
+    pub(super) fn enter(&self, accepted: bool) {
         self.total.flows.fetch_add(1, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
+        self.total.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
+        self.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
     }
 
     /// A flow has ended; `accepted` is its number if the peer opened it.
@@ -86,6 +118,8 @@ impl FlowRegistry {
         self.total.flows.fetch_sub(1, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = accepted {
+            self.total.accepted.fetch_sub(1, Ordering::Relaxed);
+            self.accepted.fetch_sub(1, Ordering::Relaxed);
             self.keepers().remove(&number);
         }
     }
@@ -129,7 +163,7 @@ mod tests {
         let number = FlowNumber(6);
         assert_eq!(registry.claim(number, 1), 1);
         assert_eq!(registry.claim(number, 0), 1);
-        registry.enter();
+        registry.enter(true);
         assert_eq!(registry.keeper(number), Some(1));
         registry.leave(Some(number));
         assert_eq!((registry.keeper(number), registry.count(), registry.total()), (None, 0, 0));
@@ -142,7 +176,7 @@ mod tests {
         let alone = FlowRegistry::of_agent(&total);
         let fill = |registry: &FlowRegistry| {
             while !registry.is_full(80) {
-                registry.enter();
+                registry.enter(false);
             }
         };
         fill(&alone);
@@ -161,11 +195,31 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_cannot_take_the_sockets_that_are_set_aside_for_the_others() {
+        let total = Arc::<AgentTotals>::default();
+        let [greedy, modest] = [(); 2].map(|()| FlowRegistry::of_agent(&total));
+        assert!(!greedy.is_out_of_sockets(), "nobody knows how many there are");
+        total.set_sockets(80);
+        for _ in 0..100 {
+            greedy.enter(false);
+        }
+        assert!(!greedy.is_out_of_sockets(), "flows that were opened here have none of their own");
+        let mut number = (0..).map(FlowNumber);
+        let mut fill = |registry: &FlowRegistry| {
+            let free = number.by_ref().take_while(|_| !registry.is_out_of_sockets());
+            free.inspect(|_| registry.enter(true)).count()
+        };
+        assert_eq!((fill(&greedy), fill(&modest)), (70, 5));
+        (0..6).for_each(|number| greedy.leave(Some(FlowNumber(number))));
+        assert!(!greedy.is_out_of_sockets(), "69 are in use, of the 70 that are not set aside");
+    }
+
+    #[test]
     fn the_total_is_of_all_peers() {
         let total = Arc::default();
         let registries = [(); 2].map(|()| FlowRegistry::of_agent(&total));
-        registries[0].enter();
-        registries[1].enter();
+        registries[0].enter(true);
+        registries[1].enter(false);
         assert_eq!((registries[0].count(), registries[0].total()), (1, 2));
     }
 }

@@ -382,6 +382,11 @@ impl Exchange {
         SessionId(self.next_session.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The process may have `most` sockets for flows that peers open; 0 if that is not known.
+    pub fn set_sockets(&self, most: usize) {
+        self.flows.set_sockets(most);
+    }
+
     /// The flows of a peer.
     pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()

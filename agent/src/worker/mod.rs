@@ -63,6 +63,7 @@ use crate::{
     },
     datapath::{
         downlink::{Downlink, Notes, Place, Received},
+        shares,
         uplink::Uplink,
         work::{FRAMES_PER_UNIT, Work},
     },
@@ -340,6 +341,7 @@ impl Worker {
         }
         self.fresh = fresh;
         self.notes.work = Work::default();
+        self.notes.shares.begin_turn(now);
         self.work.begin(self.doors.opened());
         self.control.begin_turn();
         self.rests.forget(|id| self.underlays.get(id).is_none());
@@ -467,7 +469,7 @@ impl Worker {
 
     /// A batch from a socket that carries QUIC, or what an earlier turn left of one.
     fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> Served {
-        let before = self.notes.work.done();
+        let before = (self.notes.work.done(), self.notes.shares.dropped());
         let more = match self.rests.take_of(id) {
             Some(rest) => {
                 self.resume(rest, now);
@@ -477,9 +479,11 @@ impl Worker {
             None if self.rests.is_full() => true,
             None => self.receive_underlay(id, now),
         };
-        let work = self.notes.work.done() - before;
-        let units = u32::try_from(work / FRAMES_PER_UNIT).unwrap_or(u32::MAX);
-        Served { more, units: self.batch.units().max(units) }
+        let work = self.notes.work.done() - before.0;
+        // What was dropped unopened cost less.
+        let units = u64::from(self.batch.units())
+            .saturating_sub(shares::saved(self.notes.shares.dropped() - before.1));
+        Served { more, units: u32::try_from(units.max(work / FRAMES_PER_UNIT)).unwrap_or(u32::MAX) }
     }
 
     /// Goes on with what an earlier turn left of a batch.
@@ -506,7 +510,15 @@ impl Worker {
             self.unblocked(id, now);
         }
         let Some(underlay) = self.underlays.get_mut(id) else { return false };
-        match underlay.socket.receive(&mut self.batch) {
+        let port = match underlay.role {
+            UdpRole::QuicListen => self.ports.iter().position(|port| *port == id),
+            UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
+        };
+        let outcome = underlay.socket.receive(&mut self.batch);
+        if let Some(port) = port {
+            self.notes.shares.received(port, self.batch.is_full(), now);
+        }
+        match outcome {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
@@ -516,10 +528,6 @@ impl Worker {
                 return true;
             }
         }
-        let port = match underlay.role {
-            UdpRole::QuicListen => self.ports.iter().position(|port| *port == id),
-            UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
-        };
         let received = Received { underlay: id, port };
         self.take_batch(received, Place::default(), now);
         true

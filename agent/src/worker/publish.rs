@@ -499,6 +499,7 @@ impl Worker {
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
         metrics.own.turns_full.publish(self.totals.turns_full);
+        metrics.own.lane_packets_unopened.publish(self.notes.shares.dropped());
         metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         metrics.tcp[0].tcp_bytes.publish(totals.tcp.bytes_outward);

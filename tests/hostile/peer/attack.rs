@@ -26,6 +26,12 @@ const FRAME_BYTES: usize = 1_200;
 /// Packets of a lane between two looks at the clock.
 const BURST: usize = 32;
 
+/// Between two rounds of what the mixture sends beside its packets: as many messages as a session survives.
+const BESIDE_SECONDS: f64 = 0.025;
+
+/// Between two ports of an attacker in standard mode.
+const MOVE_SECONDS: f64 = 0.02;
+
 /// What is sent at full rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Attack {
@@ -65,10 +71,21 @@ impl Attack {
     /// What is sent in DATAGRAM frames rather than messages or streams.
     pub(crate) fn is_of_contents(self) -> bool {
         match self {
-            Self::Honest | Self::Openings | Self::OpenClose | Self::Colliding | Self::Fragments | Self::KeyUpdates
-            | Self::Challenges | Self::Mixed => true,
-            Self::TinyMessages | Self::ServicesChanged | Self::Headerless | Self::Unread | Self::Hellos
-            | Self::Lanes | Self::Oversized => false,
+            Self::Honest
+            | Self::Openings
+            | Self::OpenClose
+            | Self::Colliding
+            | Self::Fragments
+            | Self::KeyUpdates
+            | Self::Challenges
+            | Self::Mixed => true,
+            Self::TinyMessages
+            | Self::ServicesChanged
+            | Self::Headerless
+            | Self::Unread
+            | Self::Hellos
+            | Self::Lanes
+            | Self::Oversized => false,
         }
     }
 }
@@ -222,7 +239,7 @@ impl Attacker {
             lanes.ask(session, index).await?;
         }
         let frame_bytes = self.pace.map_or(FRAME_BYTES, |pace| pace.packet_bytes.saturating_sub(29).max(12));
-        let (mut frames, mut count) = (Vec::new(), 0_usize);
+        let (mut frames, mut count, mut beside) = (Vec::new(), 0_usize, 0.0);
         while self.goes_on(session) {
             lanes.listen(session, &self.dialler).await?;
             let burst = self.due();
@@ -234,7 +251,8 @@ impl Attacker {
                 lane.flush();
                 lane.receive();
             }
-            if self.attack == Attack::Mixed {
+            if self.attack == Attack::Mixed && self.duty.elapsed() > beside {
+                beside = self.duty.elapsed() + BESIDE_SECONDS;
                 rounds::beside(session, &mut lanes, count).await?;
             }
             self.rest().await;
@@ -243,35 +261,37 @@ impl Attacker {
     }
 
     /// One packet of the attack.
-    fn push(&self, lane: &mut Lane, contents: &mut Contents, frames: &mut Vec<u8>, bytes: usize, count: usize) {
-        match self.attack {
-            Attack::KeyUpdates => {
-                lane.update_keys();
-                frames.clear();
-                // A PING, and what makes it a packet of that size.
-                frames.push(1);
-                frames.resize(bytes, 0);
-                lane.push(frames);
-            }
-            Attack::Challenges => {
-                let mut challenge = path_challenge();
-                challenge.resize(if count % 2 == 0 { 9 } else { bytes }, 0);
-                lane.send_from(&self.ports[count % self.ports.len()], &challenge);
-            }
-            Attack::Mixed if count.is_multiple_of(64) => {
-                lane.update_keys();
-                lane.send_from(&self.ports[count / 64 % self.ports.len()], &path_challenge());
-            }
-            _ => {
-                contents.fill(frames, bytes);
-                lane.push(frames);
-            }
+    fn push(
+        &self,
+        lane: &mut Lane,
+        contents: &mut Contents,
+        frames: &mut Vec<u8>,
+        bytes: usize,
+        count: usize,
+    ) {
+        if self.attack == Attack::KeyUpdates {
+            lane.update_keys();
+            frames.clear();
+            // A PING, and what makes it a packet of that size.
+            frames.push(1);
+            frames.resize(bytes, 0);
+            lane.push(frames);
+        } else if self.attack == Attack::Challenges {
+            let mut challenge = path_challenge();
+            challenge.resize(if count.is_multiple_of(2) { 9 } else { bytes }, 0);
+            lane.send_from(&self.ports[count % self.ports.len()], &challenge);
+        } else if self.attack == Attack::Mixed && count.is_multiple_of(64) {
+            lane.update_keys();
+            lane.send_from(&self.ports[count / 64 % self.ports.len()], &path_challenge());
+        } else {
+            contents.fill(frames, bytes);
+            lane.push(frames);
         }
     }
 
     /// The same in DATAGRAM frames of the connection.
     async fn flood_datagrams(&mut self, session: &mut Session, contents: &mut Contents) -> Result<()> {
-        let mut moved = 0.0;
+        let (mut moved, mut beside, mut count) = (0.0, 0.0, 0);
         while self.goes_on(session) {
             let room = session.connection.max_datagram_size().context("no DATAGRAM frames")?;
             for _ in 0..self.due() {
@@ -280,16 +300,17 @@ impl Attacker {
                 }
                 self.send(session, contents, room);
             }
-            match self.attack {
-                Attack::KeyUpdates => session.connection.force_key_update(),
-                Attack::Challenges | Attack::Mixed if self.duty.elapsed() - moved > 0.02 => {
-                    moved = self.duty.elapsed();
-                    session.endpoint.rebind(UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))?)?;
-                }
-                _ => (),
+            if self.attack == Attack::KeyUpdates {
+                session.connection.force_key_update();
             }
-            if self.attack == Attack::Mixed {
-                rounds::beside(session, &mut Lanes::default(), 0).await?;
+            if matches!(self.attack, Attack::Challenges | Attack::Mixed) && self.duty.elapsed() > moved {
+                moved = self.duty.elapsed() + MOVE_SECONDS;
+                session.endpoint.rebind(UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))?)?;
+            }
+            if self.attack == Attack::Mixed && self.duty.elapsed() > beside {
+                beside = self.duty.elapsed() + BESIDE_SECONDS;
+                count += 1;
+                rounds::beside(session, &mut Lanes::default(), count).await?;
             }
             self.rest().await;
         }
@@ -332,7 +353,10 @@ impl Lanes {
                     self.open.remove(&lane);
                     self.ask(session, lane).await?;
                 }
-                Incoming::Hello { .. } | Incoming::LaneAccept { .. } | Incoming::LaneClose { .. } | Incoming::Other => (),
+                Incoming::Hello { .. }
+                | Incoming::LaneAccept { .. }
+                | Incoming::LaneClose { .. }
+                | Incoming::Other => (),
             }
         }
         Ok(())

@@ -36,9 +36,10 @@ pub(crate) struct Contents {
 
 impl Contents {
     pub(crate) fn new(attack: Attack, parity: u64, service: u64, honest_bytes: usize) -> Self {
-        let colliding = match attack {
-            Attack::Colliding | Attack::Mixed => colliding_numbers(parity, COLLIDING),
-            _ => Vec::new(),
+        let colliding = if matches!(attack, Attack::Colliding | Attack::Mixed) {
+            colliding_numbers(parity, COLLIDING)
+        } else {
+            Vec::new()
         };
         Self { attack, parity, service, count: 0, colliding, honest_bytes }
     }
@@ -52,7 +53,8 @@ impl Contents {
     pub(crate) fn next(&mut self) -> Payload {
         let count = self.count;
         self.count += 1;
-        let attack = if self.attack == Attack::Mixed { MIXTURE[(count / 256 % 4) as usize] } else { self.attack };
+        let attack =
+            if self.attack == Attack::Mixed { MIXTURE[(count / 256 % 4) as usize] } else { self.attack };
         match attack {
             Attack::OpenClose => {
                 let (round, place) = (count / (2 * ROUND), count % (2 * ROUND));
@@ -84,7 +86,17 @@ impl Contents {
                 }
                 Payload::Known { flow, bytes }
             }
-            _ => self.open(self.flow(count)),
+            Attack::Openings
+            | Attack::TinyMessages
+            | Attack::ServicesChanged
+            | Attack::Challenges
+            | Attack::Headerless
+            | Attack::Unread
+            | Attack::Hellos
+            | Attack::Lanes
+            | Attack::KeyUpdates
+            | Attack::Oversized
+            | Attack::Mixed => self.open(self.flow(count)),
         }
     }
 
@@ -121,9 +133,8 @@ fn colliding_numbers(parity: u64, count: usize) -> Vec<u64> {
     /// The bits of a hash that neither choose the bucket nor are its tag.
     const FREE: Range<u32> = 20..57;
     // Newton: each step doubles the bits that are right.
-    let inverse = (0..6).fold(1_u64, |inverse, _| {
-        inverse.wrapping_mul(2_u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)))
-    });
+    let inverse = (0..6)
+        .fold(1_u64, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse))));
     (0..1_u64 << FREE.len())
         .map(|free| (free << FREE.start).rotate_right(ROTATION).wrapping_mul(inverse))
         .filter(|number| *number < 1 << 62 && *number & 1 == parity)

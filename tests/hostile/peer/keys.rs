@@ -111,7 +111,8 @@ fn the_example_of_the_document() {
     let frames = b"\x31\x08\x03\x02\x01hello\x30\x02\x02world!";
     let mut packet = Vec::new();
     Keys::new(secret).seal(&[1, 2, 3, 4, 5, 6, 7, 8], 0, frames, &mut packet);
-    let expected = "400102030405060708b3e0902cbb81b07735d49b0758face46742193cbe5c59b4c1fc6bc4ba57241ff23f83f314b8af3";
+    let expected =
+        "400102030405060708b3e0902cbb81b07735d49b0758face46742193cbe5c59b4c1fc6bc4ba57241ff23f83f314b8af3";
     let shown: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(shown, expected);
     assert_eq!(Keys::new(secret).open(&mut packet), Some((0, &frames[..])));

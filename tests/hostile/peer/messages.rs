@@ -8,10 +8,18 @@ use super::{
 /// A message from the agent that matters to an attacker.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    Hello { services: Vec<Service> },
-    LaneAccept { lane: u64, epoch: u64, connection_id: [u8; 8] },
+    Hello {
+        services: Vec<Service>,
+    },
+    LaneAccept {
+        lane: u64,
+        epoch: u64,
+        connection_id: [u8; 8],
+    },
     /// A lane was closed, or never opened.
-    LaneClose { lane: u64 },
+    LaneClose {
+        lane: u64,
+    },
     Other,
 }
 
@@ -36,7 +44,8 @@ impl Incoming {
                     (3, Field::Bytes(bytes)) => bytes.as_slice().try_into().ok(),
                     _ => None,
                 });
-                let accepted = |connection_id| Self::LaneAccept { lane: number(1), epoch: number(2), connection_id };
+                let accepted =
+                    |connection_id| Self::LaneAccept { lane: number(1), epoch: number(2), connection_id };
                 connection_id.map_or(Self::Other, accepted)
             }
             4 | 5 => Self::LaneClose { lane: number(1) },
@@ -91,7 +100,8 @@ pub(crate) fn lane_open(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u
 /// `ServicesChanged` with the one service `name`, or none.
 pub(crate) fn services_changed(name: &str) -> Vec<u8> {
     let service = Message::default().number(1, 0).bytes(2, name.as_bytes()).number(3, 1);
-    let list = if name.is_empty() { Message::default() } else { Message::default().bytes(1, &service.encode()) };
+    let list =
+        if name.is_empty() { Message::default() } else { Message::default().bytes(1, &service.encode()) };
     envelope(6, list)
 }
 

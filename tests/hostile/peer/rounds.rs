@@ -36,7 +36,12 @@ const STREAMS: usize = 1_000;
 const UNREAD_STREAMS: usize = 64;
 
 /// Runs one round of `attack`.
-pub(super) async fn harm(attacker: &mut Attacker, session: &mut Session, attack: Attack, round: u64) -> Result<()> {
+pub(super) async fn harm(
+    attacker: &mut Attacker,
+    session: &mut Session,
+    attack: Attack,
+    round: u64,
+) -> Result<()> {
     match attack {
         Attack::TinyMessages => tiny_messages(attacker, session).await,
         Attack::ServicesChanged => services_changed(attacker, session).await,
@@ -50,8 +55,14 @@ pub(super) async fn harm(attacker: &mut Attacker, session: &mut Session, attack:
         Attack::Headerless => headerless(attacker, session).await,
         Attack::Unread => unread(attacker, session).await,
         Attack::Oversized => oversized(attacker, session, round).await,
-        Attack::Honest | Attack::Openings | Attack::OpenClose | Attack::Colliding | Attack::Challenges
-        | Attack::Fragments | Attack::KeyUpdates | Attack::Mixed => Ok(()),
+        Attack::Honest
+        | Attack::Openings
+        | Attack::OpenClose
+        | Attack::Colliding
+        | Attack::Challenges
+        | Attack::Fragments
+        | Attack::KeyUpdates
+        | Attack::Mixed => Ok(()),
     }
 }
 
@@ -175,7 +186,8 @@ async fn oversized(attacker: &mut Attacker, session: &mut Session, round: u64) -
             }
         }
         _ => {
-            let list: Vec<u8> = (0..64).flat_map(|_| messages::services_changed(&"x".repeat(60_000))).collect();
+            let list: Vec<u8> =
+                (0..64).flat_map(|_| messages::services_changed(&"x".repeat(60_000))).collect();
             session.control.write_all(&list).await?;
         }
     }
@@ -185,12 +197,11 @@ async fn oversized(attacker: &mut Attacker, session: &mut Session, round: u64) -
 
 /// What goes on beside the packets of the mixture: as many messages as a session survives, and streams.
 pub(super) async fn beside(session: &mut Session, lanes: &mut Lanes, count: usize) -> Result<()> {
-    let name = if count % 2 == 0 { "one" } else { "" };
+    let name = if count.is_multiple_of(2) { "one" } else { "" };
     session.control.write_all(&messages::services_changed(name)).await?;
     lanes.ask(session, 2 + count as u64 % 62).await?;
     if let Some(mut stream) = open_stream(session, &[2]).await? {
         stream.reset(0u8.into())?;
     }
-    sleep(Duration::from_millis(25)).await;
     Ok(())
 }

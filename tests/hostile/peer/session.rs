@@ -1,9 +1,6 @@
 //! A session with the agent: knock, TLS, the hellos, and what comes on the control stream.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use culvert::{
@@ -12,8 +9,8 @@ use culvert::{
 };
 use culvert_tests::clock;
 use quinn::{
-    AsyncUdpSocket, ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream, SendStream,
-    TokioRuntime, TransportConfig, congestion::NewRenoConfig, crypto::rustls::QuicClientConfig,
+    AsyncUdpSocket, ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream,
+    SendStream, TokioRuntime, TransportConfig, congestion::NewRenoConfig, crypto::rustls::QuicClientConfig,
 };
 use rcgen::KeyPair;
 use rustls::{
@@ -95,7 +92,9 @@ impl Dialler {
         let connection = endpoint.connect_with(self.config(), self.options.agent, "127.0.0.1")?.await?;
         let (mut control, mut answers) = connection.open_bi().await?;
         control.write_all(&self.hello(&connection)?).await?;
-        let Incoming::Hello { services } = receive(&mut answers).await? else { bail!("the first message is no hello") };
+        let Incoming::Hello { services } = receive(&mut answers).await? else {
+            bail!("the first message is no hello")
+        };
         let (deliver, inbox) = mpsc::channel(1_024);
         Handle::current().spawn(read_on(answers, deliver));
         let parity = (self.options.identity.public_key().0 > self.options.agent_key.0).into();

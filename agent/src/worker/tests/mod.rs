@@ -35,6 +35,7 @@ mod restarts;
 mod roaming;
 mod rogue;
 mod roster;
+mod shares;
 mod siege;
 mod standard;
 mod stream_connections;
