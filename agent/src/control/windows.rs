@@ -308,7 +308,9 @@ impl Windows {
             self.send_factor = LOSSY_FACTOR;
         }
         let receive = self.receive_factor * in_a_round_trip(delivered, shown.least_rtt, elapsed);
-        let send = self.send_factor * in_a_round_trip(sent, shown.rtt, elapsed);
+        // The queue that a larger window fills must not make it larger still.
+        let send = (SEND_FACTOR * in_a_round_trip(sent, shown.rtt, elapsed))
+            .max(self.send_factor * in_a_round_trip(sent, shown.least_rtt, elapsed));
         for (needed, used) in self.needed.iter_mut().zip([receive >= self.receive / 2, send >= self.send / 2])
         {
             if used {
@@ -461,6 +463,13 @@ mod tests {
                 if lost == 0 { (RECEIVE_FACTOR, SEND_FACTOR) } else { (LOSSY_FACTOR, LOSSY_FACTOR) };
             assert_eq!((windows.receive, windows.send), (factors.0 * 1_000_000, factors.1 * 1_000_000));
         }
+        now += Duration::from_millis(80);
+        let queued = Shown { rtt: Duration::from_millis(160), sent: path.sent + 1_000_000, ..path };
+        assert_eq!(
+            windows.look(&queued, now).send,
+            None,
+            "what is sent in a longer round trip may be our own queue"
+        );
     }
 
     #[test]
