@@ -10,13 +10,16 @@
 //! | what holds of the agents | `invariants.rs` |
 //! | how a failing schedule becomes a small one | `reduce.rs` |
 //! | schedules that failed once | `kept/` |
+//! | whether a seed still gives the same datagrams, deadlines and accounts | `behaviour.rs`, `behaviour.txt` |
 //! | how many are run, and what is said of one that fails | this one |
 //!
 //! `CULVERT_SIM_SEEDS=100000` runs so many seeds, `CULVERT_SIM_SEEDS=5000..6000` those. `CULVERT_SIM_LOG=1` shows what the agents
-//! log, and when in the simulation.
+//! log, and when in the simulation. `CULVERT_SIM_RECORD=1` writes `behaviour.txt` anew, which a change of behaviour needs, and a
+//! refactoring never does.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 mod agents;
+mod behaviour;
 mod invariants;
 mod model;
 mod packets;
@@ -29,6 +32,7 @@ mod text;
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     env,
     ops::Range,
     panic::{self, AssertUnwindSafe},
@@ -105,7 +109,7 @@ fn every_promise_holds_under_random_schedules() {
     assert!(!seeds.is_empty(), "CULVERT_SIM_SEEDS names no seed");
     println!("seeds {seeds:?}");
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
-    let total = Mutex::new(Outcome::default());
+    let (total, digests) = (Mutex::new(Outcome::default()), Mutex::new(BTreeMap::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -120,6 +124,7 @@ fn every_promise_holds_under_random_schedules() {
                                 outcome.datagrams > 0 && outcome.connections > 0,
                                 "seed {seed}: {outcome:?}"
                             );
+                            digests.lock().unwrap().insert(seed, outcome.digest);
                             let mut total = total.lock().unwrap();
                             *total = total.and(&outcome);
                         }
@@ -144,6 +149,7 @@ fn every_promise_holds_under_random_schedules() {
              put this into tests/sim/kept/{seed}.txt, and a word on its cause:\n{small}"
         );
     }
+    behaviour::check(&digests.into_inner().unwrap());
     if seeds.end - seeds.start >= TELLING {
         let Outcome { packets, restarts, moves, full, refused, .. } = total;
         let counts = [

@@ -5,7 +5,6 @@
 
 use std::{
     cell::RefCell,
-    hash::Hasher as _,
     net::{IpAddr, SocketAddr},
     path::Path,
     rc::Rc,
@@ -18,6 +17,7 @@ pub mod bottleneck;
 mod host;
 mod network;
 mod seeded;
+mod trace;
 use crate::{
     admin::Health,
     clock::{Clock, ManualClock},
@@ -43,6 +43,7 @@ use bottleneck::{Counts, Parameters};
 pub use host::{Host, Udp};
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
+use trace::{Trace, WorkerOf};
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
 struct Skewed(ManualClock, i64);
@@ -176,9 +177,9 @@ impl World {
         self.network.borrow_mut().tap.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// A hash of everything that was put on the network and when, from the first time that this is asked on.
+    /// A hash of every datagram, deadline and account of the agents, from the first time that this is asked on.
     pub fn digest(&self) -> u64 {
-        self.network.borrow_mut().digest.get_or_insert_default().finish()
+        self.network.borrow_mut().trace.get_or_insert_with(Trace::new).digest()
     }
 
     /// From now on the network does this to datagrams from `from` to `to`; datagrams that are under way are not affected.
@@ -488,12 +489,16 @@ impl World {
                     *next = now + *turn;
                 }
                 let workers = agent.workers.iter_mut().zip(&mut agent.excess);
-                for ((worker, excess), deadline) in workers.zip(&mut agent.deadlines) {
+                for (index, ((worker, excess), deadline)) in workers.zip(&mut agent.deadlines).enumerate() {
                     let Some(due) = *deadline else { continue };
                     if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
                         continue;
                     }
                     let turn = worker.turn(now);
+                    if let Some(trace) = &mut self.network.borrow_mut().trace {
+                        let of = WorkerOf { agent: place, worker: index };
+                        trace.turn(self.clock.elapsed(), now, of, &turn, worker);
+                    }
                     agent.most = agent.most.max(worker.turn_work());
                     if excess.is_none() {
                         *excess = worker.excess_of_turn();

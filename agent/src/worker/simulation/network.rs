@@ -4,7 +4,6 @@ use std::{
     cell::RefCell,
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
-    hash::{DefaultHasher, Hash},
     net::{IpAddr, SocketAddr},
     rc::Rc,
     time::{Duration, Instant},
@@ -12,7 +11,10 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::bottleneck::{Bottleneck, Counts, Packet, Parameters};
+use super::{
+    bottleneck::{Bottleneck, Counts, Packet, Parameters},
+    trace::Trace,
+};
 use crate::{
     clock::{Clock, ManualClock},
     io::memory::{Datagram, Verdict},
@@ -163,8 +165,8 @@ pub(super) struct Network {
     clock: ManualClock,
     rng: StdRng,
     pub(super) tap: Option<Vec<Tapped>>,
-    /// Of what was put on the network, once somebody has asked.
-    pub(super) digest: Option<DefaultHasher>,
+    /// What was put on the network and what the agents did, once somebody has asked.
+    pub(super) trace: Option<Trace>,
 }
 
 impl Network {
@@ -181,7 +183,7 @@ impl Network {
             clock,
             rng: StdRng::seed_from_u64(seed),
             tap: None,
-            digest: None,
+            trace: None,
         }
     }
 
@@ -261,8 +263,8 @@ impl Network {
         let is_agents = self.agents.contains(&datagram.from.ip());
         let Some(to) = self.inside(datagram.to, is_agents) else { return Verdict::Drop };
         let from = if self.agents.contains(&to.ip()) { self.outside(datagram.from) } else { datagram.from };
-        if let Some(digest) = &mut self.digest {
-            (self.clock.elapsed(), from, to, datagram.tos, datagram.payload).hash(digest);
+        if let Some(trace) = &mut self.trace {
+            trace.datagram(self.clock.elapsed(), from, to, datagram);
         }
         if let Some(tapped) = &mut self.tap {
             tapped.push(Tapped { from, to, tos: datagram.tos, payload: datagram.payload.to_vec() });
