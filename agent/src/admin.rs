@@ -29,14 +29,13 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
 };
-
-use crate::{
+use wire::{
     fault::{self, Fault},
-    log::RateLimit,
-    metrics::Metrics,
     panics::Part,
-    task,
+    throttle::Throttle,
 };
+
+use crate::{metrics::Metrics, task};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: u32 = 64;
@@ -63,7 +62,7 @@ async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Recei
     const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
-    let mut failed_log = RateLimit::new(LOG_INTERVAL);
+    let mut failed_log = Throttle::new(LOG_INTERVAL);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -15,11 +15,14 @@ use tokio::{
     runtime,
     sync::{oneshot, watch},
 };
+use wire::{
+    clock::{Clock, SystemClock},
+    panics::{self, Part, lock},
+};
 
 use crate::{
     admin::{self, Health},
     capture::Captures,
-    clock::{Clock, SystemClock},
     config::{Config, defaults},
     control::tls::TlsIdentity,
     control_socket::{ControlSocket, Desk, ListenError},
@@ -35,7 +38,6 @@ use crate::{
     log,
     metrics::Metrics,
     operator::Running,
-    panics::{self, Part, lock},
     roster::Roster,
     service::Summary,
     tunnel::Tunnel,

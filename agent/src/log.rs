@@ -9,13 +9,9 @@
 //! An event is one line in each of them: what a peer or a file had to say cannot begin another, nor steer the terminal.
 
 use std::{
-    backtrace::{Backtrace, BacktraceStatus},
     env, fmt,
     io::{self, IsTerminal},
-    panic::PanicHookInfo,
     sync::OnceLock,
-    thread,
-    time::{Duration, Instant},
 };
 
 use tracing::{Event, Level, Subscriber};
@@ -34,7 +30,6 @@ use tracing_subscriber::{
 use crate::{
     config::{Log, LogFormat, LogLevel},
     io::process,
-    panics,
 };
 
 /// The process has a subscriber already.
@@ -59,22 +54,6 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
     let (subscriber, filter) = subscriber(log, place, io::stderr);
     subscriber.try_init().map_err(|_| AlreadySet)?;
     FILTER.set(filter).map_err(|_| AlreadySet)
-}
-
-/// A panic is an event too, where std would write several lines of its own; with RUST_BACKTRACE, the way to it is a field.
-/// `part` is the isolated part that it happened in, `fate` what it ends.
-pub(crate) fn panicked(panic: &PanicHookInfo<'_>, part: Option<&'static str>, fate: &'static str) {
-    let backtrace = Backtrace::capture();
-    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
-    tracing::error!(
-        thread = thread::current().name(),
-        part,
-        fate,
-        location = panic.location().map(tracing::field::display),
-        backtrace,
-        "panic: {}",
-        panics::text(panic.payload())
-    );
 }
 
 /// A list as the value of a field: text that a person reads and a program splits at the commas.
@@ -225,32 +204,6 @@ fn directives(level: LogLevel) -> &'static str {
         LogLevel::Info => "warn,quinn_proto=error,culvert=info,quic_core=info",
         LogLevel::Debug => "warn,quinn_proto=error,culvert=debug,quic_core=debug",
         LogLevel::Trace => "trace",
-    }
-}
-
-/// Lets one message through per interval and counts the others.
-#[derive(Debug)]
-pub struct RateLimit {
-    interval: Duration,
-    last: Option<Instant>,
-    suppressed: u64,
-}
-
-impl RateLimit {
-    /// At most one message per `interval`; the first one passes.
-    #[must_use]
-    pub fn new(interval: Duration) -> Self {
-        Self { interval, last: None, suppressed: 0 }
-    }
-
-    /// Whether to log now: how many messages were held back since the last one, or `None` to hold this one back.
-    pub fn allow(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) < self.interval) {
-            self.suppressed += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.suppressed))
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use serde_json::Value;
 use tracing::level_filters::LevelFilter;
+use wire::panics;
 
 use super::*;
 
@@ -150,7 +151,7 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
 fn a_panic_is_one_event() {
     let text = logged(log(LogFormat::Text), Place::Journal, |_| {
         let before = panic::take_hook();
-        panic::set_hook(Box::new(|info| panicked(info, Some("admin"), "it goes on")));
+        panic::set_hook(Box::new(|info| panics::log(info, Some("admin"), "it goes on")));
         let caught = panic::catch_unwind(|| panic!("on\npurpose"));
         panic::set_hook(before);
         assert!(caught.is_err());
@@ -158,18 +159,4 @@ fn a_panic_is_one_event() {
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.starts_with("<3>ERROR culvert::log: panic: on\\npurpose "), "{text}");
     assert!(text.contains("location=agent/src/log_tests.rs:"), "{text}");
-}
-
-#[test]
-fn one_message_per_interval_and_the_rest_is_counted() {
-    #[expect(clippy::disallowed_methods, reason = "any instant will do: only differences count")]
-    let start = Instant::now();
-    let at = |ms| start + Duration::from_millis(ms);
-    let mut limit = RateLimit::new(Duration::from_secs(1));
-    assert_eq!(limit.allow(at(0)), Some(0));
-    assert_eq!(limit.allow(at(1)), None);
-    assert_eq!(limit.allow(at(999)), None);
-    assert_eq!(limit.allow(at(1000)), Some(2));
-    assert_eq!(limit.allow(at(500)), None, "a clock that seems to go back holds back");
-    assert_eq!(limit.allow(at(5000)), Some(1));
 }

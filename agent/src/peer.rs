@@ -7,37 +7,27 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
+use wire::{
+    context::Context,
+    ids::{PeerId, SessionId},
+    messages::{self, Hello},
+    meter::Meter,
+    rate::{Allowance, Pace},
+    throttle::Throttle,
+};
 
 use crate::{
     config,
-    control::{
-        dial::Dialler,
-        messages::{self, Hello},
-        vigil::Vigil,
-    },
+    control::{dial::Dialler, vigil::Vigil},
     datapath::uplink::{TooLarge, Uplink},
     forward::connections::{PeerForwards, StreamConnections},
-    hash::Issued,
     identity::PublicKey,
     l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
-    log::RateLimit,
-    meter::Meter,
-    rate::{Allowance, Pace},
-    relay::{Context, DatagramRelay, DropReason},
+    relay::{DatagramRelay, DropReason},
     roster::Origin,
     worker::{Outgoing, Refused},
 };
-
-/// A peer's place in the list of the roster, which begins with the configuration's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub u32);
-
-impl Issued for PeerId {}
-
-/// Names a session among all that this agent has had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub u64);
 
 /// The established control connection with a peer, at the worker that owns it.
 #[derive(Debug)]
@@ -220,9 +210,9 @@ pub struct Peer {
     /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
     pub meter: Meter<6>,
     /// The brake on what is logged about its attempts.
-    pub attempts_log: RateLimit,
+    pub attempts_log: Throttle,
     /// The brake on what is logged about its connections.
-    pub connections_log: RateLimit,
+    pub connections_log: Throttle,
     /// Those on what else is logged about it.
     pub brakes: Brakes,
     /// How much work it may ask this worker for.
@@ -308,19 +298,19 @@ impl Peer {
 #[derive(Debug)]
 pub struct Brakes {
     /// It connected: once a second, for that is news each time.
-    pub connected: RateLimit,
+    pub connected: Throttle,
     /// It fell silent.
-    pub silent: RateLimit,
+    pub silent: Throttle,
     /// It is heard again.
-    pub heard: RateLimit,
+    pub heard: Throttle,
     /// It takes no IP packets.
-    pub no_tunnel: RateLimit,
+    pub no_tunnel: Throttle,
     /// It does not offer services that our forwards need.
-    pub no_service: RateLimit,
+    pub no_service: Throttle,
     /// It is at another address, or we are.
-    pub moved: RateLimit,
+    pub moved: Throttle,
     /// There is no way to it.
-    pub no_way: RateLimit,
+    pub no_way: Throttle,
 }
 
 impl Brakes {
@@ -328,8 +318,8 @@ impl Brakes {
     #[must_use]
     pub fn new(interval: Duration) -> Self {
         let [silent, heard, no_tunnel, no_service, moved, no_way] =
-            std::array::from_fn(|_| RateLimit::new(interval));
-        let connected = RateLimit::new(Duration::from_secs(1));
+            std::array::from_fn(|_| Throttle::new(interval));
+        let connected = Throttle::new(Duration::from_secs(1));
         Self { connected, silent, heard, no_tunnel, no_service, moved, no_way }
     }
 }

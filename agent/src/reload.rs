@@ -11,6 +11,11 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
+use wire::{
+    fault::{self, Fault},
+    panics::Critical,
+};
+
 use crate::{
     config::{
         Config, LoadError, PeerOrigin,
@@ -18,11 +23,9 @@ use crate::{
     },
     control_socket::Reloaded,
     daemon,
-    fault::{self, Fault},
     io::ports::{self, PortError, Ports},
     log, metrics,
     operator::Running,
-    panics::Critical,
     roster::{Revision, Roster, RosterError},
     tunnel::{self, TunnelError},
     worker::{Exchange, more_ports, remedy},

@@ -20,13 +20,15 @@ use std::{
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use wire::{
+    fault::{self, Fault},
+    ids::PeerId,
+    panics::lock,
+};
 
 use crate::{
     config::{self, AccessMode, Config, PeerOrigin, defaults},
-    fault::{self, Fault},
     identity::PublicKey,
-    panics::lock,
-    peer::PeerId,
     worker::Exchange,
 };
 

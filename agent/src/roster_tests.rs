@@ -102,7 +102,7 @@ fn in_open_mode_anyone_becomes_a_peer_with_what_access_grants() {
 #[test]
 fn a_place_is_given_again_when_every_worker_has_left_it() {
     let (roster, _) = roster(AccessMode::Allowlist, 10, 10);
-    let exchange = Exchange::new(2, 0, crate::clock::Clock::now(&crate::clock::ManualClock::default()));
+    let exchange = Exchange::new(2, 0, wire::clock::Clock::now(&wire::clock::ManualClock::default()));
     roster.attach(&exchange);
     let add = |name: &str| roster.add(peer(name, &[key()]), Origin::State).unwrap();
     let first = add("a");

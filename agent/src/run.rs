@@ -15,14 +15,16 @@ use tokio::{
     sync::oneshot,
     time::{MissedTickBehavior, interval},
 };
+use wire::{
+    clock::{Clock, SystemClock},
+    panics::{self, Panicked, Part},
+};
 
 use crate::{
-    clock::{Clock, SystemClock},
     config::Config,
     control_socket::{Peers, Reloaded},
     daemon::Daemon,
     identity::Identity,
-    panics::{self, Panicked, Part},
     service::{ReloadEnd, Service},
 };
 

@@ -22,11 +22,11 @@ use std::{
 };
 
 use sd_notify::NotifyState;
+use wire::throttle::Throttle;
 
 use crate::{
     admin::{Health, Stuck},
     io::notify::{self, NotifySocket},
-    log::RateLimit,
 };
 
 /// How often the line of status is looked at; systemd is told when it is another one.
@@ -92,7 +92,7 @@ pub struct Service {
     status_due: Option<Instant>,
     /// READY=1 with its status, as long as the manager has not taken it: without it the manager ends us.
     owed: Option<String>,
-    failures: RateLimit,
+    failures: Throttle,
 }
 
 impl Service {
@@ -120,7 +120,7 @@ impl Service {
             told: String::new(),
             status_due: None,
             owed: None,
-            failures: RateLimit::new(LOG_INTERVAL),
+            failures: Throttle::new(LOG_INTERVAL),
         }
     }
 

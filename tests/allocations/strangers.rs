@@ -4,7 +4,6 @@ use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 
 use culvert::{
     admin::Health,
-    clock::{Clock, ManualClock},
     config::Config,
     control::tls::TlsIdentity,
     gate::{Own, table::SingleUse},
@@ -15,6 +14,7 @@ use culvert::{
     worker::{Exchange, Publisher, Setup, Worker},
 };
 use culvert_tests::random::Random;
+use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
 use super::script::{Buffers, Script, ScriptNet};

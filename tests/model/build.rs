@@ -141,7 +141,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn write(out: &str, variant: &str, file: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let folder = Path::new(out).join(variant);
     fs::create_dir_all(&folder)?;
-    let text =
-        text.replace("crate::", &format!("crate::{variant}::")).replace("use std::", "use crate::std::");
+    let text = text
+        .replace("crate::", &format!("crate::{variant}::"))
+        .replace("use std::", "use crate::std::")
+        .replace("use wire::", "use crate::agent::");
     Ok(fs::write(folder.join(file).with_extension("rs"), text)?)
 }

@@ -69,7 +69,7 @@ mod agent {
         pub(crate) type IssuedSet<K> = HashSet<K>;
     }
 
-    pub(crate) mod peer {
+    pub(crate) mod ids {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(crate) struct PeerId(pub(crate) u32);
     }
@@ -79,8 +79,6 @@ mod agent {
 macro_rules! variant {
     ($name:ident) => {
         mod $name {
-            use crate::agent::{hash, panics, peer};
-
             pub(crate) mod io {
                 include!(concat!(env!("OUT_DIR"), "/", stringify!($name), "/ready.rs"));
             }

@@ -21,7 +21,6 @@ use std::{
 use culvert::{
     identity::Identity,
     lanes::{LaneSlot, Lanes, UnderlayId},
-    peer::{PeerId, SessionId},
 };
 use culvert_tests::{
     agent::{Agent, binary, keygen},
@@ -32,6 +31,7 @@ use culvert_tests::{
     process::Running,
 };
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
+use wire::ids::{PeerId, SessionId};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

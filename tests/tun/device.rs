@@ -9,7 +9,6 @@ use std::{
 };
 
 use culvert::{
-    clock::SystemClock,
     io::{
         Net, PacketDelivery, Ready, ReceiveBatch, SendOutcome, Token, TunOffload, TunQueue, batch::Meta,
         kernel::KernelNet, ports::Ports, tun::TunPort,
@@ -17,6 +16,7 @@ use culvert::{
     l3::vnet::{Gso, VnetHeader},
 };
 use culvert_tests::random::Random;
+use wire::clock::SystemClock;
 
 use crate::{
     Space, config, gone, open,

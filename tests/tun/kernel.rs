@@ -6,10 +6,10 @@ use culvert::{
     config::Config,
     identity::Endpoint,
     io::tun::TunPort,
-    peer::PeerId,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
+use wire::ids::PeerId;
 
 use crate::{Space, config, gone, health, metrics, open, roster, tun, until};
 

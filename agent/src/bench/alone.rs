@@ -8,13 +8,10 @@ use std::{
 
 use anyhow::anyhow;
 use serde_json::json;
+use wire::clock::{Clock, SystemClock};
 
 use super::{client::Shared, shell, sink::Sink};
-use crate::{
-    cli::out,
-    clock::{Clock, SystemClock},
-    io::kernel::KernelNet,
-};
+use crate::{cli::out, io::kernel::KernelNet};
 
 /// How a sink of its own is to be run.
 #[derive(Clone, Copy, Debug)]

@@ -13,16 +13,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::clock::Clock;
+
 use super::{
     Party, Turn,
+    datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
     sender::{Next, Sender, Sent, Target, nanoseconds},
     tally::{Counts, FlowTally, Received},
-    wire::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
 };
-use crate::{
-    clock::Clock,
-    io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket},
-};
+use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// How often a datagram that needs an answer is repeated: far above any round trip worth a measurement.
 const REPEAT: Duration = Duration::from_millis(50);

@@ -14,16 +14,18 @@ use quinn_proto::{ConnectionId, Endpoint, crypto};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, rngs::StdRng};
 use ring::hmac;
 use serde_json::{Value, json};
+use wire::{
+    cid::ConnectionIds,
+    clock::{Clock, ManualClock, SystemClock},
+};
 use zeroize::Zeroizing;
 
 use super::strangers::{BYTES, bogus};
 use crate::{
     cli::out,
-    clock::{Clock, ManualClock, SystemClock},
     config::Config,
     control::{
         accept::Room,
-        cid::ConnectionIds,
         knock::{Knock, arm},
         tls::{self, TlsIdentity},
     },

@@ -13,10 +13,12 @@ use std::{
 };
 
 use anyhow::anyhow;
+use wire::clock::{Clock, SystemClock};
 
 use super::{
     Mode, Options,
     client::{self, Client, Setup, Shared},
+    datagram::Plan,
     pace::{default_burst, largest_burst},
     probe::{self, Probe},
     results::{Results, RoundTrip, Way, rate_text},
@@ -24,11 +26,9 @@ use super::{
     shell,
     sink::{self, Sink},
     tally::{Latency, Received},
-    wire::Plan,
 };
 use crate::{
     cli::out,
-    clock::{Clock, SystemClock},
     io::{Path, Token, kernel, process},
 };
 
@@ -325,7 +325,7 @@ impl Default for Reported {
 }
 
 impl Reported {
-    fn add(&mut self, report: &super::wire::Report) {
+    fn add(&mut self, report: &super::datagram::Report) {
         self.sent.datagrams += report.sent;
         self.received.counts.distinct += report.distinct;
         self.received.counts.duplicates += report.duplicates;

@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what can be asked for, and what it does | this one: [`Options`], [`run`] |
-//! | what the datagrams look like | `wire.rs` (pure) |
+//! | what the datagrams look like | `datagram.rs` (pure) |
 //! | when a datagram is due, how large a burst is | `pace.rs` (pure) |
 //! | how sequence numbers and times are counted | `tally.rs` (pure) |
 //! | bursts that rotate over flows | `sender.rs` |
@@ -31,6 +31,7 @@ use crate::{cli::out, io::Token};
 
 mod alone;
 mod client;
+mod datagram;
 mod gate;
 mod measure;
 pub mod memory;
@@ -45,14 +46,13 @@ mod strangers;
 mod tally;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 pub use alone::{SinkOptions, run_sink};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use datagram::bench_datagram;
+pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 pub use gate::{GateOptions, run_gate};
 pub use strangers::{StrangersOptions, run_strangers};
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use wire::bench_datagram;
-pub use wire::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 
 use results::Results;
 use search::Search;

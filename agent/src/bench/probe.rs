@@ -7,17 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::clock::Clock;
+
 use super::{
     Party, Turn,
     client::Shared,
+    datagram::{Header, Kind, MIN_SIZE, PROBE_FLOW},
     sender::nanoseconds,
     tally::{FlowTally, Latency},
-    wire::{Header, Kind, MIN_SIZE, PROBE_FLOW},
 };
-use crate::{
-    clock::Clock,
-    io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket},
-};
+use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
 const INTERVAL: Duration = Duration::from_millis(5);

@@ -3,14 +3,12 @@
 use std::{net::SocketAddr, rc::Rc, thread::JoinHandle};
 
 use anyhow::Context as _;
+use wire::clock::{Clock, SystemClock};
 
 use super::{Party, Turn};
-use crate::{
-    clock::{Clock, SystemClock},
-    io::{
-        Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, ports::Ports,
-        wildcard_for,
-    },
+use crate::io::{
+    Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, ports::Ports,
+    wildcard_for,
 };
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.

@@ -6,17 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::clock::Clock;
+
 use super::{
     Party, Turn,
     client::Shared,
+    datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
     sender::{Next, Sender, Sent, Target, nanoseconds},
     tally::{FlowTally, Received},
-    wire::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
 };
-use crate::{
-    clock::Clock,
-    io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket},
-};
+use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// How often it looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(20);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
+use wire::clock::Clock;
 
 use super::{
     Party, Turn,
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     cli::out,
-    clock::Clock,
     io::{
         Net, Path, ReceiveBatch, SendBatch, SendOutcome, Token, UdpSocket, batch::MAX_MESSAGE_BYTES, process,
     },
@@ -263,13 +263,11 @@ mod tests {
     use quinn_proto::{FixedLengthConnectionIdParser, ProtectedHeader};
 
     use super::*;
-    use crate::{
-        clock::ManualClock,
-        io::{
-            Ready, UdpOptions, UdpRole,
-            memory::{Datagram, MemoryFabric, Verdict},
-        },
+    use crate::io::{
+        Ready, UdpOptions, UdpRole,
+        memory::{Datagram, MemoryFabric, Verdict},
     };
+    use wire::clock::ManualClock;
 
     #[test]
     fn each_datagram_is_an_initial_with_a_token_of_its_own() {

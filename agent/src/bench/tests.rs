@@ -9,21 +9,19 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use wire::clock::{Clock, ManualClock};
 
 use super::{
     Party, Turn,
     client::{Client, Outcome, Setup, Shared},
+    datagram::{Direction, Header, Kind, Plan},
     sender::nanoseconds,
     sink::{self, Sink},
     tally::Counts,
-    wire::{Direction, Header, Kind, Plan},
 };
-use crate::{
-    clock::{Clock, ManualClock},
-    io::{
-        Net, Path, Ready, Token, UdpOptions, UdpRole, UdpSocket,
-        memory::{MemoryFabric, MemoryNet, Verdict},
-    },
+use crate::io::{
+    Net, Path, Ready, Token, UdpOptions, UdpRole, UdpSocket,
+    memory::{MemoryFabric, MemoryNet, Verdict},
 };
 
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));

@@ -5,15 +5,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::{
+    clock::Clock,
+    messages::{CloseReason, MAX_LANES},
+};
+
 use super::{
     Capture, MOST_TIME, Subject, events,
     feed::Entry,
     text::{self, About},
 };
 use crate::{
-    clock::Clock,
     config::{Config, Knock},
-    control::messages::{CloseReason, MAX_LANES},
     roster::{Listed, Roster},
     worker::Exchange,
 };

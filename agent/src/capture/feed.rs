@@ -6,8 +6,7 @@ use quic_core::{
     ConnectionId,
     record::{Event, Record, Recorder},
 };
-
-use crate::panics::lock;
+use wire::panics::lock;
 
 /// Records that a lane may make in one turn: two for each packet of a full receive batch, and as many sent.
 pub const RECORDER_RECORDS: usize = 16_384;

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::peer::PeerId;
+use wire::ids::PeerId;
 
 mod captures;
 mod events;

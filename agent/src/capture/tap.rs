@@ -10,9 +10,9 @@ use std::{
 };
 
 use quinn_proto::{QlogConfig, QlogStream};
+use wire::{ids::PeerId, panics::lock};
 
 use super::Capture;
-use crate::{panics::lock, peer::PeerId};
 
 /// Bytes of text that wait at most.
 const MOST_BYTES: usize = 1 << 20;

@@ -13,10 +13,10 @@ use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
     frame::FrameWriter, record::Recorder,
 };
+use wire::clock::{Clock, ManualClock};
 
 use super::{feed::Entry, text::About, *};
 use crate::{
-    clock::{Clock, ManualClock},
     config::Config,
     identity::{Identity, PublicKey},
     roster::Roster,

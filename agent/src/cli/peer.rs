@@ -17,8 +17,8 @@ use crate::{
     },
     control_socket::{
         self, AS_GUEST,
+        protocol::{Answer, ListedPeer, Request, VERSION},
         status::table,
-        wire::{Answer, ListedPeer, Request, VERSION},
     },
     identity::{Endpoint, Identity, PublicKey, ShareLink},
 };

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, value_parser};
+use wire::messages::MAX_LANES;
 
 use super::{
     Failure,
@@ -19,8 +20,7 @@ use super::{
 };
 use crate::{
     capture::MOST_TIME,
-    control::messages::MAX_LANES,
-    control_socket::wire::{Answer, QlogStart, QlogText, Request},
+    control_socket::protocol::{Answer, QlogStart, QlogText, Request},
 };
 
 /// How often the daemon is asked for what it has: a lane of 400,000 packets per second makes as many in that time as may wait.

@@ -9,7 +9,7 @@ use crate::{
     config::{Config, Knock, defaults},
     control_socket::{
         client::{self, AskError},
-        wire::{Answer, Request},
+        protocol::{Answer, Request},
     },
     io::folder,
 };

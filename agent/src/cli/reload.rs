@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{Config, reload::Effect},
-    control_socket::wire::{Answer, Request, ShownChange, VERSION},
+    control_socket::protocol::{Answer, Request, ShownChange, VERSION},
     io::process,
 };
 

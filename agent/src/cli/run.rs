@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use wire::panics;
 
 use super::Failure;
 use crate::{
     config::Config,
     io::process,
-    log, panics,
+    log,
     run::{self, Signals},
 };
 

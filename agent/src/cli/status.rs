@@ -16,8 +16,8 @@ use super::{
     watch,
 };
 use crate::control_socket::{
+    protocol::{Answer, Request, VERSION},
     status::{Page, Scope, Show},
-    wire::{Answer, Request, VERSION},
 };
 
 /// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why

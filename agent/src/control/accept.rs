@@ -7,11 +7,11 @@ use std::{
 };
 
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
+use wire::messages::CloseReason;
 
 use super::{
     congestion::Congestion,
     driver::{Begun, Control, ControlConnection},
-    messages::CloseReason,
 };
 use crate::{io::Path, lanes::UnderlayId};
 

@@ -1,7 +1,7 @@
 use rand::{SeedableRng, rngs::StdRng};
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 fn endpoint(host: &str) -> Endpoint {
     Endpoint { host: host.to_owned(), port: 1 }

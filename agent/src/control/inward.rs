@@ -10,8 +10,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-
-use super::messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError};
+use wire::messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError};
 
 /// What may wait to be cut into messages, in bytes: four of the longest messages. An honest peer's longest burst, its hello and
 /// an opening of each of its lanes, is 20 KiB.
@@ -147,7 +146,7 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::messages::{LaneCloseCause, LaneEnd};
+    use wire::messages::{LaneCloseCause, LaneEnd};
 
     fn messages(count: u64) -> (Vec<Message>, Vec<u8>) {
         let end = |epoch| Message::LaneClose(LaneEnd { lane: 1, epoch, reason: LaneCloseCause::Done });

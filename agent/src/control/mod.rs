@@ -21,21 +21,17 @@
 
 pub mod accept;
 mod ahead;
-pub mod cid;
 pub mod congestion;
 pub mod dial;
 pub mod driver;
-mod framing;
 mod inward;
-pub mod join;
 pub mod knock;
-pub mod messages;
+pub mod session_name;
 pub mod suite;
 pub mod tls;
 mod traffic;
 pub mod vigil;
 pub mod windows;
-mod wire;
 
 pub use inward::MOST_WAITING_BYTES;
 pub use traffic::{Traffic, Way};

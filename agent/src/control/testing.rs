@@ -18,10 +18,10 @@ use ring::{
     hkdf, hmac,
     signature::{Ed25519KeyPair, KeyPair},
 };
+use wire::cid::CONNECTION_ID_BYTES;
 
 use super::tls::{
-    self, CONNECTION_ID_BYTES, ClientKeys, Refusal, SERVER_NAME, TlsIdentity, endpoint_config, server_config,
-    transport_config,
+    self, ClientKeys, Refusal, SERVER_NAME, TlsIdentity, endpoint_config, server_config, transport_config,
 };
 
 /// An identity that is the same in every run: its private key is `seed`, 32 times.

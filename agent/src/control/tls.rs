@@ -40,9 +40,6 @@ pub const ALPN: &[u8] = b"culvert/1";
 /// The server name to give to `quinn_proto::Endpoint::connect`; it is never sent.
 pub const SERVER_NAME: &str = "culvert";
 
-/// The length of every connection ID that we issue, bytes.
-pub const CONNECTION_ID_BYTES: usize = 8;
-
 /// Why a TLS configuration could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, atomic::Ordering};
 
 use quinn_proto::ConnectionError;
+use wire::cid::CONNECTION_ID_BYTES;
 
 use super::{
     super::testing::{End, Guests, Pair, friends, identity},

@@ -102,7 +102,7 @@ impl Vigil {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     const SECOND: Duration = Duration::from_secs(1);
     const PATIENCE: Duration = Duration::from_secs(4);

@@ -408,7 +408,7 @@ fn in_a_round_trip(bytes: u64, rtt: Duration, elapsed: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     const POOL: usize = 256 << 20;
 

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     listener::TIMEOUT,
-    wire::{Answer, Request},
+    protocol::{Answer, Request},
 };
 
 /// Far above any answer, so that whatever else listens there costs little memory.

@@ -23,17 +23,13 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
 };
+use wire::panics::{self, Part};
 
 use super::{
     Desk,
-    wire::{Answer, MAX_REQUEST_BYTES},
+    protocol::{Answer, MAX_REQUEST_BYTES},
 };
-use crate::{
-    config::defaults,
-    io::folder,
-    panics::{self, Part},
-    task,
-};
+use crate::{config::defaults, io::folder, task};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;

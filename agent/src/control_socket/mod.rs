@@ -4,7 +4,7 @@
 //! |---|---|
 //! | who is asked, and what is done in which order | this one: [`Peers`], [`Desk`] |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
-//! | requests and answers, as lines of JSON | `wire.rs` |
+//! | requests and answers, as lines of JSON | `protocol.rs` |
 //! | what `culvert status` shows | `status/` |
 //! | the other end: asking a daemon | `client.rs` |
 //!
@@ -23,7 +23,6 @@ use crate::{
         reload::Change,
         state::{self, Edit},
     },
-    fault::{self, Fault},
     identity::PublicKey,
     reload::ReloadError,
     roster::{Listed, Origin},
@@ -31,16 +30,17 @@ use crate::{
 
 pub mod client;
 mod listener;
+pub mod protocol;
 #[cfg(test)]
 mod reload_tests;
 pub mod status;
 #[cfg(test)]
 mod tests;
-pub mod wire;
 
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
+use protocol::{Answer, ListedPeer, Request, ShownChange};
 use status::{Scope, Status};
-use wire::{Answer, ListedPeer, Request, ShownChange};
+use wire::fault::{self, Fault};
 
 /// Why a peer was not added or removed, with a remedy.
 pub type Refused = Box<dyn Error + Send + Sync>;

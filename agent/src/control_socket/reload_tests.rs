@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::{wire::AddPeer, *};
+use super::{protocol::AddPeer, *};
 use crate::config::{
     LoadError,
     reload::{Effect, Kind, plan},

@@ -10,18 +10,17 @@ use std::{
 };
 
 use tempfile::TempDir;
+use wire::{
+    clock::{Clock, ManualClock},
+    ids::PeerId,
+};
 
 use super::{
     client::{AskError, ask},
-    wire::{AddPeer, MAX_REQUEST_BYTES, RequestError},
+    protocol::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
-use crate::{
-    clock::{Clock, ManualClock},
-    peer::PeerId,
-    roster::Roster,
-    worker::Exchange,
-};
+use crate::{roster::Roster, worker::Exchange};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";

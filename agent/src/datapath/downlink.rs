@@ -8,6 +8,10 @@ use std::{
 };
 
 use quic_core::{ConnectionId, OpenError};
+use wire::{
+    context::{Context, FlowNumber, Header},
+    ids::{LocalId, PeerId},
+};
 
 use super::{
     flows::keeper,
@@ -19,7 +23,7 @@ use super::{
 use crate::{
     config::Config,
     control::driver::Control,
-    forward::{LocalId, Locals, tun::TunSide},
+    forward::{Locals, tun::TunSide},
     gate::{Arrival, Gate, Verdict},
     io::{
         Path, ReceiveBatch,
@@ -27,8 +31,8 @@ use crate::{
         steering,
     },
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
-    peer::{Peer, PeerId},
-    relay::{Context, DropReason, FlowId, FlowNumber, Header, Origin, Standing},
+    peer::Peer,
+    relay::{DropReason, FlowId, Origin, Standing},
     worker::{Doors, Outgoing, Strangers},
 };
 

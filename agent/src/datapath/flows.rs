@@ -1,12 +1,14 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
+use wire::{
+    context::{Context, FlowNumber, Refusal, ServiceNumber},
+    ids::PeerId,
+};
+
 use super::{downlink::Downlink, work};
 use crate::{
     io,
-    peer::PeerId,
-    relay::{
-        Context, DatagramRelay, DropReason, FlowId, FlowNumber, Origin, Refusal, ServiceNumber, Standing,
-    },
+    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
 };
 
 impl Downlink<'_> {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use wire::ids::PeerId;
+
 use super::downlink::Downlink;
 use crate::{
     io::ReceiveBatch,
@@ -10,7 +12,6 @@ use crate::{
         mss,
         view::IpView,
     },
-    peer::PeerId,
     relay::DropReason,
 };
 

@@ -3,6 +3,11 @@
 
 use std::time::Instant;
 
+use wire::{
+    context::{Context, Header},
+    ids::PeerId,
+};
+
 use super::uplink::{Uplink, Way};
 use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
@@ -16,8 +21,8 @@ use crate::{
         vnet::{Gso, VnetHeader},
     },
     lanes::{Lanes, Payloads, PushError, Underlays},
-    peer::{Peer, PeerId},
-    relay::{Belongs, Context, DropReason, Header, PacketClass, Stripes},
+    peer::Peer,
+    relay::{Belongs, DropReason, PacketClass, Stripes},
     worker::Outgoing,
 };
 

@@ -3,6 +3,11 @@
 
 use std::ops::Range;
 
+use wire::{
+    context::{Context, FlowNumber, Header, MOST_DATAGRAM},
+    ids::PeerId,
+};
+
 use super::{
     downlink::Downlink,
     uplink::{TooLarge, Uplink, Way},
@@ -10,11 +15,7 @@ use super::{
 use crate::{
     io::ReceiveBatch,
     lanes::{Frame, PushError},
-    peer::PeerId,
-    relay::{
-        Begun, Context, DropReason, FlowId, FlowNumber, Header, Origin, Piece,
-        fragments::{LEAST_PIECE, MOST_DATAGRAM},
-    },
+    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
 };
 
 /// A datagram that is being cut: which one, and how much of it is in packets.

@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peer::PeerId;
+use wire::ids::PeerId;
 
 /// For how long receive calls must have found more than they took. A worker that the scheduler kept waiting has caught up by then.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -194,7 +194,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     const HEAVY: PeerId = PeerId(3);
     const LIGHT: PeerId = PeerId(1);

@@ -3,17 +3,20 @@
 
 use std::time::{Duration, Instant};
 
+use wire::{
+    context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
+    ids::{IngressId, LocalId, PeerId},
+};
+
 use super::pieces::Cutting;
 use crate::{
     config::Limits,
-    forward::{IngressId, LocalId},
     io::{ReceiveBatch, batch::Meta},
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
-    peer::{Link, PeerId},
+    peer::Link,
     relay::{
-        Begun, Belongs, Client, Context, DatagramRelay, DropReason, FlowId, FlowNumber, Header, NO_LANE,
-        Origin, ServiceNumber, Standing,
-        fragments::{LEAST_PIECE, MOST_DATAGRAM},
+        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
+        fragments::LEAST_PIECE,
     },
     worker::Outgoing,
 };

@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
+use wire::clock::{Clock, SystemClock};
 
 use super::{Options, nanos};
-use crate::clock::{Clock, SystemClock};
 
 /// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
 const TICK: Duration = Duration::from_millis(1);

@@ -22,10 +22,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use serde_json::{Map, Value, json};
+use wire::clock::{Clock, SystemClock};
 
 use crate::{
     cli::out,
-    clock::{Clock, SystemClock},
     config::Config,
     daemon::Daemon,
     identity::Identity,

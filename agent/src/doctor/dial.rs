@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::clock::{Clock, SystemClock};
+
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
 use crate::{
-    clock::{Clock, SystemClock},
     config::{Config, Transport, defaults},
     daemon::Daemon,
     identity::{self, Identity},

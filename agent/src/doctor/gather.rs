@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use wire::clock::{Clock as _, SystemClock};
+
 use super::{
     dial,
     facts::{
@@ -18,12 +20,11 @@ use super::{
     lookup, unit,
 };
 use crate::{
-    clock::{Clock as _, SystemClock},
     config::{self, Config, LoadError},
     control::tls::cpu_has_aes,
     control_socket::{
         client::{self, AskError},
-        wire::{Answer, Request},
+        protocol::{Answer, Request},
     },
     identity::Identity,
     io::{

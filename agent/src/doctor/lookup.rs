@@ -7,13 +7,10 @@ use std::{
     time::Duration,
 };
 
+use wire::clock::{Clock, SystemClock};
+
 use super::facts::{Address, Endpoint, Lookup, Peer};
-use crate::{
-    clock::{Clock, SystemClock},
-    config::Config,
-    identity,
-    io::host,
-};
+use crate::{config::Config, identity, io::host};
 
 /// How long the resolver may take for one name; it goes on by itself for longer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -11,11 +11,9 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
+use wire::join::{Join, MAX_STREAM_CONNECTIONS};
 
-use crate::control::{
-    join::{Join, MAX_STREAM_CONNECTIONS},
-    vigil::Vigil,
-};
+use crate::control::vigil::Vigil;
 
 /// The handshakes of stream connections that a dialler has under way with one peer: a listener ends a key's oldest of four.
 const MOST_UNDER_WAY: usize = 3;
@@ -311,7 +309,7 @@ impl PeerForwards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn three_are_under_way_at_most_and_one_that_failed_pauses_twice_as_long_each_time() {

@@ -13,10 +13,10 @@ use std::{
 };
 
 use slab::Slab;
+use wire::ids::{IngressId, LocalId, PeerId};
 
 use crate::{
     io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage},
-    peer::PeerId,
     relay::{FlowId, Settlement, Settlements},
     worker::Booked,
 };
@@ -24,14 +24,6 @@ use crate::{
 pub mod connections;
 pub mod tcp;
 pub mod tun;
-
-/// A local port whose datagrams go to a peer: its place in the configuration's `[[udp]]` list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct IngressId(pub u32);
-
-/// A local socket's place among the worker's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LocalId(pub u32);
 
 /// What a local socket is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

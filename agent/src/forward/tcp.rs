@@ -16,11 +16,9 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
+use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen};
 
-use crate::{
-    control::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen},
-    io::{TcpStream, Token},
-};
+use crate::io::{TcpStream, Token};
 
 /// A TCP forward's place among the worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use wire::{ids::PeerId, meter::Meter};
 
 use crate::{
     io::{PacketDelivery, ReceiveBatch, SendOutcome, Token, TunQueue},
@@ -18,8 +19,6 @@ use crate::{
         vnet::VnetHeader,
     },
     lanes::pool::MAX_LANES,
-    meter::Meter,
-    peer::PeerId,
     relay::{Settlement, Settlements},
 };
 
@@ -240,13 +239,11 @@ impl Allowance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        clock::{Clock, ManualClock},
-        io::{
-            Net, Ready, TunOffload,
-            memory::{MemoryFabric, MemoryTun},
-        },
+    use crate::io::{
+        Net, Ready, TunOffload,
+        memory::{MemoryFabric, MemoryTun},
     };
+    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn answers_are_limited_and_come_back() {

@@ -18,14 +18,15 @@ use std::{
 
 use bytes::BytesMut;
 use quinn_proto::{ConnectionId, FixedLengthConnectionIdParser, LongType, ProtectedHeader, crypto};
+use wire::{
+    context::Context,
+    messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
+};
 use zeroize::Zeroizing;
 
 use crate::{
     config::{Config, ConfigProblems, MAX_CLOCK_WINDOW},
-    control::{
-        messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
-        tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
-    },
+    control::tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
     gate::{
         classify::{Class, Initial, MAX_CID_BYTES},
         initial::client_hello_hash,
@@ -33,7 +34,6 @@ use crate::{
         retry::{RetryError, RetryKey},
     },
     identity::{Endpoint, Identity, PublicKey, ShareLink},
-    relay::Context,
 };
 
 mod operator;

@@ -8,8 +8,8 @@ use crate::{
         state::{self, NewPeer},
     },
     control_socket::{
+        protocol::{Answer, Request},
         status::{Show, Status},
-        wire::{Answer, Request},
     },
     identity::Identity,
 };

@@ -7,10 +7,10 @@ use std::{
 
 use quinn_proto::crypto::{AeadKey, HandshakeTokenKey};
 use rustls_pki_types::CertificateDer;
+use wire::clock::{Clock, ManualClock};
 
 use super::identity;
 use crate::{
-    clock::{Clock, ManualClock},
     control::{suite::suite_in, tls::spki_key},
     gate::{
         classify::MAX_CID_BYTES,

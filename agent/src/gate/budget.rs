@@ -13,9 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
+use wire::{
     hash::IssuedMap,
-    peer::PeerId,
+    ids::PeerId,
     rate::{Bucket, Rate},
 };
 
@@ -198,7 +198,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     fn v4(number: u32) -> IpAddr {
         IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number))

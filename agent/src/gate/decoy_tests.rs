@@ -2,8 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use wire::clock::{Clock, ManualClock};
+
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 /// A limit that no test but those of eviction meets.
 const PLENTY: usize = 100_000;

@@ -43,6 +43,7 @@ use std::{
 
 use quinn_proto::crypto::ServerConfig as CryptoConfig;
 use rand::{RngExt, rngs::StdRng};
+use wire::{cid::ConnectionIds, clock::Clock};
 
 pub mod budget;
 pub mod classify;
@@ -68,11 +69,9 @@ use self::{
     table::{InsertError, SingleUse, Tag, Used},
 };
 use crate::{
-    clock::Clock,
     config::MAX_CLOCK_WINDOW,
     control::{
         accept::{Admission, Room},
-        cid::ConnectionIds,
         tls::MIN_PACKET,
     },
     roster::{Admits, Roster},

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use wire::cid::IssuedIds;
 use zeroize::Zeroizing;
 
 use super::{
     knock::{self, KNOCK_BYTES, KnockError, Opened, ServerKey},
     retry::RetryKey,
 };
-use crate::{
-    control::cid::IssuedIds,
-    identity::{AgreementKey, Identity},
-};
+use crate::identity::{AgreementKey, Identity};
 
 /// The keys of an agent beside its certificate.
 pub struct Own {

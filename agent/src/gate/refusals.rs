@@ -10,12 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
-use crate::{
-    identity::PublicKey,
-    log::RateLimit,
+use wire::{
     panics::{Held, lock},
+    throttle::Throttle,
 };
+
+use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
+use crate::identity::PublicKey;
 
 /// Refusals that are remembered.
 const REMEMBERED: usize = 16;
@@ -188,7 +189,7 @@ struct Inside {
     /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
     latest: VecDeque<(Refusal, u64)>,
     /// A brake for each kind of reason, so that none hides another.
-    logs: Vec<(Discriminant<Why>, RateLimit)>,
+    logs: Vec<(Discriminant<Why>, Throttle)>,
     /// Packets refused at a ceiling: on handshakes, on peers of open mode, on used knocks.
     at_ceilings: [u64; 3],
 }
@@ -219,7 +220,7 @@ impl Refusals {
         }
         let kind = discriminant(&refusal.why);
         let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
-            inside.logs.push((kind, RateLimit::new(LOG_INTERVAL)));
+            inside.logs.push((kind, Throttle::new(LOG_INTERVAL)));
             inside.logs.len() - 1
         });
         let suppressed = inside.logs[place].1.allow(now);
@@ -250,7 +251,7 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn what_repeats_is_counted_and_the_latest_stay() {

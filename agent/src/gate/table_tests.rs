@@ -1,12 +1,10 @@
 //! Tests of the single-use table, in virtual time.
 
 use proptest::prelude::*;
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::{
-    clock::{Clock, ManualClock},
-    io::journal::MemoryJournal,
-};
+use crate::io::journal::MemoryJournal;
 
 const WINDOW: u64 = 90;
 const START: u64 = 1_700_000_000;

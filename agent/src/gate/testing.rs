@@ -13,6 +13,7 @@ use quinn_proto::{
     Event, RandomConnectionIdGenerator, crypto,
 };
 use ring::{hkdf, hmac};
+use wire::cid::CONNECTION_ID_BYTES;
 use zeroize::Zeroizing;
 
 use super::knock::ServerKey;
@@ -20,8 +21,8 @@ use crate::{
     control::{
         knock::{Knock, arm},
         tls::{
-            CONNECTION_ID_BYTES, ClientKeys, Refusal, TlsIdentity, client_crypto, endpoint_config,
-            server_config, server_crypto, transport_config,
+            ClientKeys, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config, server_crypto,
+            transport_config,
         },
     },
     identity::Identity,

@@ -71,10 +71,8 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        clock::{Clock, SystemClock},
-        io::Token,
-    };
+    use crate::io::Token;
+    use wire::clock::{Clock, SystemClock};
 
     fn on_a_runtime(future: impl Future<Output = io::Result<()>>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -14,6 +14,12 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf};
+use wire::{
+    clock::Clock,
+    fault::{self, Fault},
+    hash::IssuedMap,
+    panics::{self, Held, Part, lock},
+};
 
 use super::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
@@ -25,13 +31,7 @@ use super::{
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
 };
-use crate::{
-    clock::Clock,
-    fault::{self, Fault},
-    hash::IssuedMap,
-    panics::{self, Held, Part, lock},
-    task,
-};
+use crate::task;
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
 const LISTEN_BACKLOG: i32 = 4_096;

@@ -7,7 +7,7 @@ use std::{
     task::{Poll, Wake, Waker},
 };
 
-use crate::{
+use wire::{
     hash::{Issued, IssuedSet},
     panics::{Held, lock},
 };

@@ -16,13 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::clock::Clock;
+
 use super::{
     Gso, ReceiveBatch, SendFailure, SendOutcome, UdpStats,
     batch::{Message, Progress},
     delivery::{DeliveryMessage, Piece},
     sys::{Envelope, Outgoing, Scratch},
 };
-use crate::clock::Clock;
 
 /// How long GSO stays off for a destination after EIO; routes and devices change on this scale (our choice).
 pub(super) const GSO_RETRY: Duration = Duration::from_secs(60);

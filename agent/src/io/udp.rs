@@ -19,6 +19,7 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     task::JoinHandle,
 };
+use wire::clock::Clock;
 
 use super::{
     Delivery, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
@@ -29,7 +30,6 @@ use super::{
     sys::{self, Received, Scratch},
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
 };
-use crate::clock::Clock;
 
 /// What the sockets of one worker share.
 #[derive(Clone)]
@@ -429,7 +429,7 @@ fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::ManualClock;
+    use wire::clock::ManualClock;
 
     #[test]
     fn a_buffer_is_no_older_than_the_monotonic_clock_allows() {

@@ -12,8 +12,7 @@
 use std::{collections::BTreeMap, iter, net::IpAddr};
 
 use ipnet::IpNet;
-
-use crate::peer::PeerId;
+use wire::ids::PeerId;
 
 /// Whether a route for `prefix` is as good as a default route: it takes an eighth of its family's addresses or more, as /0, its
 /// halves and its quarters do, and all of IPv6 that is given out (2000::/3, RFC 4291 §2.4).

@@ -26,14 +26,14 @@ use std::{
 
 use quic_core::{ConnectionId, Lane, PacketNumber};
 use slab::Slab;
+use wire::{
+    hash::{Issued, IssuedMap},
+    ids::{PeerId, SessionId},
+    meter::Meter,
+};
 
 use self::paths::{Paths, Turn};
-use crate::{
-    hash::{Issued, IssuedMap},
-    io::Path,
-    meter::Meter,
-    peer::{PeerId, SessionId},
-};
+use crate::io::Path;
 
 pub mod frame;
 pub mod openings;

@@ -235,7 +235,7 @@ impl Openings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn a_repeated_epoch_is_refused() {

@@ -17,11 +17,11 @@ use std::time::Instant;
 
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
+use wire::ids::PeerId;
 
 use super::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX};
 use crate::{
     io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
-    peer::PeerId,
     relay::{DropReason, Settlement, Settlements},
     worker::Booked,
 };

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use wire::ids::PeerId;
+
 use super::{NO_OWNER, UnderlayId, Underlays};
-use crate::{io::batch::Message, peer::PeerId, relay::Settlements};
+use crate::{io::batch::Message, relay::Settlements};
 
 /// What [`Underlays::expire`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,13 +10,13 @@ use std::{
 
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
+use wire::{
+    clock::{Clock, ManualClock},
+    ids::SessionId,
+};
 
 use super::*;
-use crate::{
-    clock::{Clock, ManualClock},
-    io::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage},
-    peer::SessionId,
-};
+use crate::io::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage};
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;

@@ -1,5 +1,6 @@
+use wire::clock::{Clock, ManualClock};
+
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 const PTO: Duration = Duration::from_millis(80);
 

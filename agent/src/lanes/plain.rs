@@ -120,7 +120,7 @@ impl Plain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     fn frame(payload: &[u8]) -> Frame<'_> {
         Frame { header: &[2, 0], payload, counted: true, tos: 0 }

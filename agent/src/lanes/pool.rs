@@ -7,8 +7,7 @@
 use quinn_proto::crypto::Session;
 
 use super::{LaneId, LaneSlot, Lanes};
-
-pub use crate::control::messages::MAX_LANES;
+pub use wire::messages::MAX_LANES;
 
 /// Lanes that `lanes = 0` opens, at most.
 const MAX_AUTOMATIC_LANES: u32 = 8;

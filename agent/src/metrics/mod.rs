@@ -27,8 +27,8 @@ use prometheus::{
     core::{Collector, MetricVec, MetricVecBuilder},
     proto::MetricType,
 };
+use wire::fault::{self, Fault};
 
-use crate::fault::{self, Fault};
 pub use configured::Reload;
 pub use families::{
     ControlMetrics, DecoyMetrics, Families, LaneDirectionMetrics, LaneIndexMetrics, PeerDirectionMetrics,

@@ -4,9 +4,9 @@ use prometheus::{
     core::{Collector, Desc},
     proto,
 };
+use wire::panics::{self, Part};
 
 use super::process::labelled_counters;
-use crate::panics::{self, Part};
 
 const NAME: &str = "culvert_panics_total";
 const HELP: &str =

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use wire::panics::{self, Panicked, Part};
+
 use super::*;
 use crate::{
     config::{Limits, defaults},
-    panics::{self, Panicked, Part},
     relay::Direction,
 };
 

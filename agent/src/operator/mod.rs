@@ -12,10 +12,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use wire::clock::Clock;
 
 use crate::{
     capture::Captures,
-    clock::Clock,
     config::{self, Config},
     control_socket::{
         Peers, Refused, Reloaded,

@@ -6,17 +6,18 @@ use std::{
 };
 
 use prometheus::{IntCounterVec, core::Collector as _};
+use wire::ids::PeerId;
 
 use super::Running;
 use crate::{
     config::{Config, Tun},
     control_socket::{
+        protocol::label,
         status::{
             Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LimitsStatus,
             PeerRates, PeerState, PeerStatus, QueueStatus, Refusal, Scope, SocketStatus, Status,
             StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
         },
-        wire::label,
     },
     forward::tun::{Answer, TunDrop},
     gate::{refusals, table::MOST_ENTRIES},
@@ -26,7 +27,6 @@ use crate::{
         process,
     },
     lanes::LaneState,
-    peer::PeerId,
     relay::{DropReason, flow::Standing},
     roster::{Listed, Origin},
     worker::{

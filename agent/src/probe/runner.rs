@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use wire::clock::Clock;
 
 use super::{
     Class, Options, Probe,
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::{
     bench::{Party, Turn},
-    clock::Clock,
     io::{
         Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
         wildcard_for,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig, crypto::rustls::QuicServerConfig};
+use wire::clock::{Clock, ManualClock};
 
 use super::{
     runner::{Runner, ports},
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     bench::{Party, Turn},
-    clock::{Clock, ManualClock},
     gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES},
     io::{
         Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,

@@ -2,10 +2,9 @@
 //!
 //! For each direction of each peer, at every moment: `received = delivered + in queue + Σ dropped(reason)`.
 
-use crate::{
-    io::{SendFailure, SendOutcome},
-    peer::PeerId,
-};
+use wire::ids::PeerId;
+
+use crate::io::{SendFailure, SendOutcome};
 
 /// Which way a datagram travels, seen from this agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

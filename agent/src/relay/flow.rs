@@ -13,15 +13,13 @@ use std::{
 };
 
 use slab::Slab;
-
-use super::{
+use wire::{
     context::{Context, FlowNumber, Header, ServiceNumber},
-    registry::FlowRegistry,
-};
-use crate::{
-    forward::{IngressId, LocalId},
     hash::PeerMap,
+    ids::{IngressId, LocalId},
 };
+
+use super::registry::FlowRegistry;
 
 /// A flow's place in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -417,7 +415,7 @@ mod tests {
     use std::hash::BuildHasher;
 
     use super::*;
-    use crate::{
+    use wire::{
         clock::{Clock, ManualClock},
         hash::{Issued, IssuedState},
     };

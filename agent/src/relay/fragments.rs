@@ -14,20 +14,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::context::MOST_DATAGRAM;
+
 use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
 };
 
-/// The largest datagram that travels in pieces, in bytes: the largest UDP payload over IPv4.
-pub const MOST_DATAGRAM: usize = 65_507;
-
 /// Every piece but the one that ends its datagram has at least so many bytes. A packet of 1200 bytes has room for more, so
 /// that no sender is hindered, and a peer cannot have a datagram put together from many small ones.
 pub const LEAST_PIECE: usize = 1024;
-
-/// Datagram numbers are below this: four bytes as a varint.
-pub const DATAGRAM_NUMBERS: u32 = 1 << 30;
 
 /// How long the first piece of a datagram waits for the others. They leave one after the other and on one lane, so that a
 /// second is more than reordering takes on any path.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 const LIMIT: usize = 256 << 10;
 const FLOW: FlowId = FlowId(3);

@@ -19,10 +19,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{config, control::messages};
+use wire::{
+    context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
+    ids::IngressId,
+    messages,
+};
+
+use crate::config;
 
 pub mod accounting;
-pub mod context;
 pub mod flow;
 pub mod fragments;
 pub mod memory;
@@ -33,15 +38,12 @@ pub mod registry;
 pub mod stripes;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
-pub use context::{Context, FlowNumber, Header, Refusal, ServiceNumber};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
 pub use fragments::{Begun, Piece, Reassembler};
 pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use stripes::Stripes;
-
-use crate::forward::IngressId;
 
 /// The longest that a flow to a peer's service may be silent here, whatever the peer says of it: its place counts against our ceilings.
 pub const MOST_IDLE: Duration = Duration::from_secs(3600);
@@ -226,7 +228,7 @@ impl DatagramRelay {
     /// A number for a datagram that travels in pieces.
     pub fn name_datagram(&mut self) -> u32 {
         let name = self.next_datagram;
-        self.next_datagram = (name + 1) % fragments::DATAGRAM_NUMBERS;
+        self.next_datagram = (name + 1) % DATAGRAM_NUMBERS;
         name
     }
 

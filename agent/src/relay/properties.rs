@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use wire::{
+    clock::{Clock, ManualClock},
+    context::MOST_DATAGRAM,
+};
+
 use super::{
     Account, DropReason, FlowId, Piece, Reassembler,
-    fragments::{LEAST_PIECE, MOST_DATAGRAM, MOST_INCOMPLETE, REASSEMBLY_TIME},
+    fragments::{LEAST_PIECE, MOST_INCOMPLETE, REASSEMBLY_TIME},
 };
-use crate::clock::{Clock, ManualClock};
 
 /// Bytes of one step.
 const STEP: usize = 7;

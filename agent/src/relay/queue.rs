@@ -23,16 +23,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::hash::{Issued, IssuedMap};
+
 use super::{
     accounting::{Account, DropReason},
     flow::FlowId,
     fragments::Begun,
     memory::QueueMemory,
 };
-use crate::{
-    config::DropPolicy,
-    hash::{Issued, IssuedMap},
-};
+use crate::config::DropPolicy;
 
 /// What the queue may hold.
 #[derive(Clone, Copy, Debug)]

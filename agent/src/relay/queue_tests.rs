@@ -1,7 +1,7 @@
 use proptest::prelude::*;
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 fn limits(policy: DropPolicy) -> Limits {
     let time = Duration::from_millis(100);

@@ -11,8 +11,12 @@ use std::{
     },
 };
 
-use super::{context::FlowNumber, memory::QueueMemory};
-use crate::panics::{Held, lock};
+use wire::{
+    context::FlowNumber,
+    panics::{Held, lock},
+};
+
+use super::memory::QueueMemory;
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;

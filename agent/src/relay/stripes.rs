@@ -77,7 +77,7 @@ impl Stripes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn a_bucket_leaves_its_lane_when_that_is_down_and_comes_back_after_a_pause() {

@@ -26,6 +26,12 @@ use std::{
 };
 
 use prometheus::IntGauge;
+use wire::{
+    clock::{Clock, SystemClock},
+    fault::{self, Fault},
+    ids::PeerId,
+    panics::{Held, lock},
+};
 
 use self::{
     kernel::Kernel,
@@ -34,16 +40,12 @@ use self::{
 };
 use crate::{
     admin::Health,
-    clock::{Clock, SystemClock},
     config::{self, Config},
-    fault::{self, Fault},
     io::{
         netlink::{Link, LinkChange, Netlink, Which},
         tun::{TunDevice, TunHold, TunPort},
     },
     metrics::{Counters, Metrics},
-    panics::{Held, lock},
-    peer::PeerId,
     relay::Direction,
     roster::{Origin, Roster},
     worker,

@@ -6,11 +6,11 @@ use std::{
 };
 
 use ipnet::IpNet;
+use wire::ids::PeerId;
 
 use crate::{
     config::{self, Transport},
     l3::routes::is_default_like,
-    peer::PeerId,
     roster::Listed,
 };
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use quic_core::LaneStats;
+use wire::{context::Context, ids::PeerId, messages::MessageError, meter::Meter, panics::lock};
 
 use super::{
     ceilings::{Refused, refused},
@@ -16,13 +17,11 @@ use super::{
 };
 use crate::{
     config::CongestionControl,
-    control::{Traffic, messages::MessageError},
+    control::Traffic,
     forward::Local,
     io::{UdpRole, UdpSocket, UdpStats},
-    meter::Meter,
-    panics::lock,
-    peer::{Failure, PeerId},
-    relay::{Account, Context, DatagramRelay, Direction, DropReason},
+    peer::Failure,
+    relay::{Account, DatagramRelay, Direction, DropReason},
     roster::Origin,
     service::Summary,
 };

@@ -6,13 +6,11 @@
 use std::{io, time::Instant};
 
 use quinn_proto::ConnectionHandle;
+use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
 use super::{LOG_INTERVAL, Worker};
 use crate::{
-    control::messages::CloseReason,
     io::process::is_out_of_descriptors,
-    log::RateLimit,
-    peer::PeerId,
     relay::{DatagramRelay, DropReason},
 };
 
@@ -88,7 +86,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
 /// The brakes on what is logged, one for each ceiling, and what is counted here alone.
 #[derive(Debug)]
 pub(super) struct Ceilings {
-    logs: [RateLimit; Ceiling::COUNT],
+    logs: [Throttle; Ceiling::COUNT],
     /// TCP forwards refused: one peer had too many, or all together.
     pub(super) tcp: TcpCeilings,
     /// How often windows did not grow for want of memory, when last looked at.
@@ -109,7 +107,7 @@ pub(super) struct TcpCeilings {
 impl Ceilings {
     pub(super) fn new() -> Self {
         Self {
-            logs: std::array::from_fn(|_| RateLimit::new(LOG_INTERVAL)),
+            logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)),
             tcp: TcpCeilings::default(),
             stream_memory: 0,
             messages: 0,

@@ -21,12 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::throttle::Throttle;
+
 use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
 use crate::{
     config::Config,
     gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger},
     io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket},
-    log::RateLimit,
     metrics::{Counters, DecoyMetrics, Metrics},
 };
 
@@ -51,8 +52,8 @@ pub(super) struct Decoys {
     ready: VecDeque<DecoyId>,
     /// Sockets with traffic since the kernel was last asked what it dropped, each once.
     touched: Vec<DecoyId>,
-    refused_log: RateLimit,
-    socket_log: RateLimit,
+    refused_log: Throttle,
+    socket_log: Throttle,
 }
 
 struct DecoySocket {
@@ -83,8 +84,8 @@ impl Decoys {
             sending: None,
             ready: VecDeque::new(),
             touched: Vec::new(),
-            refused_log: RateLimit::new(LOG_INTERVAL),
-            socket_log: RateLimit::new(LOG_INTERVAL),
+            refused_log: Throttle::new(LOG_INTERVAL),
+            socket_log: Throttle::new(LOG_INTERVAL),
         })
     }
 

@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
+use wire::{ids::PeerId, messages::CloseReason};
 use zeroize::Zeroizing;
 
 use super::{
@@ -14,14 +15,13 @@ use crate::{
         dial::{IDLE_INTERVAL, Step},
         driver::Dial,
         knock::{self, Knock},
-        messages::CloseReason,
         tls,
     },
     gate::knock::ServerKey,
     identity::{Endpoint, PublicKey},
     io::Token,
     lanes::UnderlayId,
-    peer::{Failure, PeerId},
+    peer::Failure,
 };
 
 impl Worker {

@@ -5,10 +5,11 @@ use std::{io, net::SocketAddr};
 use quinn_proto::StreamId;
 use rand::{Rng, rngs::StdRng};
 use slab::Slab;
+use wire::ids::{LocalId, PeerId};
 
 use crate::{
     config::{Config, Forward},
-    forward::{Local, LocalId, Locals, tcp::TcpId},
+    forward::{Local, Locals, tcp::TcpId},
     gate::decoy::DecoyId,
     io::{
         Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
@@ -16,7 +17,6 @@ use crate::{
         wildcard_for,
     },
     lanes::{UnderlayId, Underlays},
-    peer::PeerId,
     relay::{FlowId, Origin},
     worker::{Booked as SocketBooked, SocketBooks, books},
 };

@@ -6,12 +6,12 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
+use wire::{context::Context, ids::PeerId, messages::CloseReason};
 
 use super::{Timer, Worker, number};
 use crate::{
-    control::messages::CloseReason,
-    peer::{Failure, PeerId},
-    relay::{Context, DropReason, FlowId},
+    peer::Failure,
+    relay::{DropReason, FlowId},
 };
 
 impl Worker {

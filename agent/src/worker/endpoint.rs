@@ -11,14 +11,13 @@ use std::{
 
 use quinn_proto::{TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
+use wire::{cid::ConnectionIds, clock::Clock};
 
 use super::{StartError, exchange::Exchange, publish};
 use crate::{
-    clock::Clock,
     config::{self, Config, MaxPacket},
     control::{
         accept::{Acceptance, Admission, OwnTransport},
-        cid::ConnectionIds,
         driver::Control,
         tls,
     },

@@ -21,22 +21,22 @@ use std::{
 
 use arc_swap::ArcSwap;
 use quic_core::{ConnectionId, OpenError, Suite};
+use wire::{
+    ids::{PeerId, SessionId},
+    messages::{CloseReason, Hello, Service},
+    panics::lock,
+};
 use zeroize::Zeroizing;
 
 use super::{handover::Parcel, mailbox::Mailbox};
 use crate::{
     capture::{Capture, Taps},
     config::{self, Config},
-    control::{
-        congestion::pacing::RateAccount,
-        messages::{CloseReason, Hello, Service},
-        windows::StreamMemory,
-    },
+    control::{congestion::pacing::RateAccount, windows::StreamMemory},
     forward::connections::{Outcome, PeerForwards},
     io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
-    panics::lock,
-    peer::{Doubt, PeerId, SessionId},
+    peer::Doubt,
     relay::{AgentTotals, FlowRegistry},
     roster::Origin,
 };
@@ -518,9 +518,9 @@ pub(super) struct Stays;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use wire::{
         clock::{Clock, ManualClock},
-        control::messages::Features,
+        messages::Features,
     };
 
     fn connected(exchange: &Exchange, owner: u8, instance: u8) -> Arc<Connected> {

@@ -5,11 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::{context::Context, ids::PeerId};
+
 use super::{Timer, Worker, books};
 use crate::{
     forward::Local,
-    peer::PeerId,
-    relay::{Context, FlowId, Origin},
+    relay::{FlowId, Origin},
 };
 
 impl Worker {

@@ -12,8 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::{context::Header, ids::PeerId};
+
 use super::mailbox::Party;
-use crate::{io::batch::Meta, l3::cut::Cut, peer::PeerId, relay::context::Header};
+use crate::{io::batch::Meta, l3::cut::Cut};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;

@@ -16,6 +16,7 @@ use std::{
 };
 
 use quic_core::{LaneStats, LaneView, Rtt, Volume};
+use wire::{ids::PeerId, meter::Growth, panics::lock};
 
 use super::{
     Command, Worker,
@@ -29,9 +30,7 @@ use crate::{
     },
     io::{Gso, TunOffload, TunStats, UdpOffload, UdpRole},
     lanes::{LaneSlot, LaneState},
-    meter::Growth,
-    panics::lock,
-    peer::{Peer, PeerId},
+    peer::Peer,
     relay::{Flow, NO_LANE, Origin, flow},
 };
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use quic_core::{AckProfile, Lane, LaneConfig};
+use wire::ids::{PeerId, SessionId};
 
 use super::{
     Timer, Worker,
@@ -14,7 +15,7 @@ use crate::{
     config::Profile,
     io::{Path, UdpRole},
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
-    peer::{PeerId, RESETTLE_TIME, SessionId},
+    peer::RESETTLE_TIME,
 };
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.

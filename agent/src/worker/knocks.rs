@@ -2,8 +2,9 @@
 
 use std::{io, path::Path};
 
+use wire::clock::Clock;
+
 use crate::{
-    clock::Clock,
     config::{Config, Knock},
     gate::table::SingleUse,
     io::{

@@ -5,6 +5,11 @@ use std::time::{Duration, Instant};
 
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
+use wire::{
+    ids::{PeerId, SessionId},
+    messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
+    throttle::Throttle,
+};
 use zeroize::Zeroizing;
 
 use super::{
@@ -14,13 +19,12 @@ use super::{
     keeper::LEAST_SILENCE,
 };
 use crate::{
-    control::{
-        messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
-        suite,
+    control::suite,
+    lanes::{
+        VALIDATION_TIMEOUT,
+        pool::{self, MAX_LANES},
     },
-    lanes::{VALIDATION_TIMEOUT, pool, pool::MAX_LANES},
-    log::RateLimit,
-    peer::{Doubt, PeerId, Session, SessionId},
+    peer::{Doubt, Session},
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
@@ -29,18 +33,18 @@ const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
 /// The brakes on what is logged about lanes.
 #[derive(Debug)]
 pub(super) struct LaneLogs {
-    refused: RateLimit,
-    closed: RateLimit,
-    unvalidated: RateLimit,
-    ended: RateLimit,
-    silent: RateLimit,
+    refused: Throttle,
+    closed: Throttle,
+    unvalidated: Throttle,
+    ended: Throttle,
+    silent: Throttle,
     /// No socket for one.
-    pub(super) socket: RateLimit,
+    pub(super) socket: Throttle,
 }
 
 impl LaneLogs {
     pub(super) fn new() -> Self {
-        let brake = || RateLimit::new(LOG_INTERVAL);
+        let brake = || Throttle::new(LOG_INTERVAL);
         let [refused, closed, unvalidated, ended, silent, socket] = std::array::from_fn(|_| brake());
         Self { refused, closed, unvalidated, ended, silent, socket }
     }

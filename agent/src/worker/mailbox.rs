@@ -17,12 +17,9 @@ use std::{
     },
 };
 
-use crate::{
-    hash::IssuedMap,
-    io::{Ready, Token},
-    panics::lock,
-    peer::PeerId,
-};
+use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
+
+use crate::io::{Ready, Token};
 
 /// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
 pub(super) const RING_BYTES: usize = 4 << 20;

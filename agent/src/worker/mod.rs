@@ -51,14 +51,22 @@ use std::{
 
 use quinn_proto::ConnectionHandle;
 use slab::Slab;
+use wire::{
+    cid::ConnectionIds,
+    clock::Clock,
+    fault::{self, Fault},
+    hash::{Issued, PeerMap},
+    ids::{LocalId, PeerId},
+    messages::Features,
+    rate::Lines,
+    throttle::Throttle,
+    timers::Timers,
+};
 
 use crate::{
-    clock::Clock,
     config::Config,
     control::{
-        cid::ConnectionIds,
         driver::{Control, Event},
-        messages::Features,
         tls::TlsIdentity,
     },
     datapath::{
@@ -67,22 +75,18 @@ use crate::{
         uplink::Uplink,
         work::{FRAMES_PER_UNIT, Work},
     },
-    fault::{self, Fault},
     forward::{
-        Local, LocalId, Locals,
+        Local, Locals,
         tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
-    hash::{Issued, PeerMap},
-    io::{self as sockets, Ready, ReceiveBatch, TcpListener, Token, UdpRole},
+    io as sockets,
+    io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
-    log::RateLimit,
-    peer::{Peer, PeerId},
-    rate::Lines,
+    peer::Peer,
     relay::FlowId,
     roster::Roster,
-    timers::Timers,
     tunnel::Board,
 };
 
@@ -276,25 +280,25 @@ pub struct Worker {
     metrics: Publisher,
     totals: books::Totals,
     ceilings: ceilings::Ceilings,
-    too_large_log: RateLimit,
-    refusal_log: RateLimit,
-    accept_log: RateLimit,
+    too_large_log: Throttle,
+    refusal_log: Throttle,
+    accept_log: Throttle,
     lane_logs: lanes::LaneLogs,
     lane_limits: LaneLimits,
     /// What it does not say that it can do: for tests.
     withheld: Features,
-    drops_log: RateLimit,
-    resolve_log: RateLimit,
-    service_log: RateLimit,
-    journal_log: RateLimit,
-    tun_log: RateLimit,
-    source_log: RateLimit,
-    loop_log: RateLimit,
+    drops_log: Throttle,
+    resolve_log: Throttle,
+    service_log: Throttle,
+    journal_log: Throttle,
+    tun_log: Throttle,
+    source_log: Throttle,
+    loop_log: Throttle,
     /// Peers that packets of the device were for, in this batch.
     served: Vec<PeerId>,
     /// Whose queue is sent from first, once a socket has room again: who comes after the first that got something the last time.
     first_to_drain: usize,
-    violation_log: RateLimit,
+    violation_log: Throttle,
     /// What is said at debug level of single events.
     details_log: Lines,
     /// The `[[tcp]]` ports from which nothing is accepted for want of room, by place, and since when.

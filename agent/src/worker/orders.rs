@@ -5,6 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::{
+    ids::{PeerId, SessionId},
+    join,
+    messages::{CloseReason, Features},
+};
+
 use super::{
     Timer, Worker,
     exchange::{Connected, LaneName, Order},
@@ -13,15 +19,11 @@ use super::{
     number, session,
 };
 use crate::{
-    control::{
-        join,
-        messages::{CloseReason, Features},
-    },
     datapath::downlink::Received,
     gate::decoy::DecoyDrop,
     io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
-    peer::{Doubt, Doubts, Link, Peer, PeerId, SETTLE_TIME, SessionId},
+    peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     relay::{Account, DropReason, NO_LANE, Origin},
 };
 

@@ -9,15 +9,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::{ids::PeerId, messages::CloseReason, meter::Meter, throttle::Throttle};
+
 use super::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials};
 use crate::{
     config::{self, Config},
-    control::{dial::Dialler, messages::CloseReason},
+    control::dial::Dialler,
     forward::Local,
-    log::RateLimit,
-    meter::Meter,
     metrics::{PeerDirectionMetrics, PeerMetrics},
-    peer::{Allowances, Peer, PeerId, Standing},
+    peer::{Allowances, Peer, Standing},
     relay::{DatagramRelay, Direction, DropReason},
     roster::Origin,
 };
@@ -71,8 +71,8 @@ impl PeerMaker<'_> {
             dialled: None,
             failure: None,
             meter: Meter::new(now),
-            attempts_log: RateLimit::new(LOG_INTERVAL),
-            connections_log: RateLimit::new(LOG_INTERVAL),
+            attempts_log: Throttle::new(LOG_INTERVAL),
+            connections_log: Throttle::new(LOG_INTERVAL),
             brakes: crate::peer::Brakes::new(LOG_INTERVAL),
             allowances: Allowances::new(&self.config.limits, now),
         }

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use quinn_proto::{ConnectionHandle, SendDatagramError};
+use wire::ids::PeerId;
 
 use super::Worker;
 use crate::{
     control::tls,
     io::batch::Meta,
-    peer::PeerId,
     relay::{DropReason, Settlement},
 };
 

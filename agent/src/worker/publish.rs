@@ -10,6 +10,7 @@ use std::{
 };
 
 use quic_core::LaneStats;
+use wire::{context::Context, ids::PeerId, messages::MessageError};
 
 use super::{
     StreamsSnapshot, Worker,
@@ -27,15 +28,14 @@ use super::{
 use crate::{
     admin::Health,
     config::Config,
-    control::messages::MessageError,
     gate::Step,
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,
         PeerDirectionMetrics, PeerMetrics, Published, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
-    peer::{Doubt, Peer, PeerId},
-    relay::{Context, Direction, DropReason},
+    peer::{Doubt, Peer},
+    relay::{Direction, DropReason},
     roster::{OPEN_LABEL, Origin},
 };
 

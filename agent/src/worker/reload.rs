@@ -9,14 +9,17 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
+use wire::{
+    ids::IngressId,
+    messages::{self, CloseReason, Message},
+    throttle::Throttle,
+};
+
 use super::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
 use crate::{
     config::{self, Config, Forward, Service},
-    control::messages::{self, CloseReason, Message},
-    forward::IngressId,
     identity::PublicKey,
     lanes::LaneId,
-    log::RateLimit,
     relay::{FlowId, Origin},
 };
 
@@ -42,7 +45,7 @@ impl Worker {
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
-                peer.brakes.no_service = RateLimit::new(LOG_INTERVAL);
+                peer.brakes.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
         self.follow_udp(&old, &config, now);

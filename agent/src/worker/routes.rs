@@ -10,14 +10,10 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
+use wire::ids::PeerId;
 
 use super::Worker;
-use crate::{
-    forward::Local,
-    lanes::UnderlayId,
-    peer::{Failure, PeerId},
-    relay::Origin,
-};
+use crate::{forward::Local, lanes::UnderlayId, peer::Failure, relay::Origin};
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);

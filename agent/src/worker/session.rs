@@ -18,6 +18,10 @@ use std::{
 
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
+use wire::{
+    ids::PeerId,
+    messages::{self, CloseReason, Features, Hello, Message, MessageError},
+};
 
 use super::{
     Timer, Worker,
@@ -26,16 +30,11 @@ use super::{
     vigil,
 };
 use crate::{
-    control::{
-        driver::Event,
-        join::session_name,
-        messages::{self, CloseReason, Features, Hello, Message, MessageError},
-        vigil::Vigil,
-    },
+    control::{driver::Event, session_name::session_name, vigil::Vigil},
     gate::refusals::{Refusal, Why},
     identity::PublicKey,
     lanes::{Openings, pool},
-    peer::{PeerId, Session},
+    peer::Session,
     relay::Origin,
     roster,
 };

@@ -17,11 +17,12 @@ use std::{
     hash::Hash,
 };
 
-use crate::{
+use wire::{
     hash::{Issued, IssuedMap},
-    io::Token,
-    peer::PeerId,
+    ids::PeerId,
 };
+
+use crate::io::Token;
 
 /// What a source is credited with each time round, in units: what a receive call gets when nothing is joined.
 const QUANTUM: i64 = 32;

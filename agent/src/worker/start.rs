@@ -10,6 +10,16 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use slab::Slab;
+use wire::{
+    cid::ConnectionIds,
+    clock::Clock,
+    hash::PeerMap,
+    ids::{IngressId, PeerId},
+    messages::Features,
+    rate::Lines,
+    throttle::Throttle,
+    timers::Timers,
+};
 
 use super::{
     Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
@@ -21,24 +31,15 @@ use super::{
     work::{Rests, TurnWork},
 };
 use crate::{
-    clock::Clock,
     config::{self, Config},
-    control::{
-        cid::ConnectionIds,
-        messages::Features,
-        tls::{self, TlsIdentity},
-    },
+    control::tls::{self, TlsIdentity},
     datapath::downlink::Notes,
-    forward::{IngressId, Local, Locals, tcp, tun::TunSide},
+    forward::{Local, Locals, tcp, tun::TunSide},
     gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
-    hash::PeerMap,
     io::{Net, Ready},
     lanes::{Lanes, Underlays},
-    log::RateLimit,
-    peer::{Peer, PeerId},
-    rate::Lines,
+    peer::Peer,
     roster::Roster,
-    timers::Timers,
     tunnel::Board,
 };
 
@@ -240,22 +241,22 @@ impl Worker {
             metrics,
             totals: books::Totals::default(),
             ceilings: super::ceilings::Ceilings::new(),
-            too_large_log: RateLimit::new(LOG_INTERVAL),
-            refusal_log: RateLimit::new(LOG_INTERVAL),
-            accept_log: RateLimit::new(LOG_INTERVAL),
+            too_large_log: Throttle::new(LOG_INTERVAL),
+            refusal_log: Throttle::new(LOG_INTERVAL),
+            accept_log: Throttle::new(LOG_INTERVAL),
             lane_logs: super::lanes::LaneLogs::new(),
             lane_limits: super::LaneLimits::default(),
             withheld: Features::default(),
-            drops_log: RateLimit::new(LOG_INTERVAL),
-            resolve_log: RateLimit::new(LOG_INTERVAL),
-            service_log: RateLimit::new(LOG_INTERVAL),
-            journal_log: RateLimit::new(LOG_INTERVAL),
-            tun_log: RateLimit::new(LOG_INTERVAL),
-            source_log: RateLimit::new(LOG_INTERVAL),
-            loop_log: RateLimit::new(LOG_INTERVAL),
+            drops_log: Throttle::new(LOG_INTERVAL),
+            resolve_log: Throttle::new(LOG_INTERVAL),
+            service_log: Throttle::new(LOG_INTERVAL),
+            journal_log: Throttle::new(LOG_INTERVAL),
+            tun_log: Throttle::new(LOG_INTERVAL),
+            source_log: Throttle::new(LOG_INTERVAL),
+            loop_log: Throttle::new(LOG_INTERVAL),
             served: Vec::new(),
             first_to_drain: 0,
-            violation_log: RateLimit::new(LOG_INTERVAL),
+            violation_log: Throttle::new(LOG_INTERVAL),
             details_log: Lines::new(now),
             crowds: HashMap::new(),
             stirred: Vec::new(),

@@ -17,6 +17,11 @@ use std::{
 
 use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
+use wire::{
+    ids::{PeerId, SessionId},
+    join::{self, Join, MAX_STREAM_CONNECTIONS},
+    messages::{self, CloseReason, Message},
+};
 
 use super::{
     Timer, Worker,
@@ -24,15 +29,10 @@ use super::{
     vigil::{LEAST_DEAFNESS, TELL_INTERVAL, counts},
 };
 use crate::{
-    control::{
-        join::{self, Join, MAX_STREAM_CONNECTIONS},
-        messages::{self, CloseReason, Message},
-        vigil::{Finding, Look, Vigil},
-    },
+    control::vigil::{Finding, Look, Vigil},
     forward::connections::{EarlyJoin, Outcome, Stage, StreamConnection},
     gate::refusals::Why,
     lanes::pool,
-    peer::{PeerId, SessionId},
 };
 
 /// A stream connection without a forward is closed after so long.

@@ -7,15 +7,15 @@ use std::{
 };
 
 use quinn_proto::{ConnectionHandle, StreamId};
+use wire::{
+    ids::PeerId,
+    messages::{StreamAnswer, StreamOpen},
+};
 
 use super::{
     Source, StreamKey, Timer, Worker, ceilings::socket_remedy, exchange::Order, orders::HURRY_LASTS,
 };
-use crate::{
-    control::messages::{StreamAnswer, StreamOpen},
-    forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
-    peer::PeerId,
-};
+use crate::forward::tcp::{Pumped, TcpForward, TcpId, answer_for};
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

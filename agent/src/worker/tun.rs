@@ -7,16 +7,17 @@ use std::{
 };
 
 use quinn_proto::Side;
+use wire::{ids::PeerId, messages::Features};
 
 use super::{Worker, endpoint, number};
 use crate::{
     config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups},
-    control::{driver::ControlConnection, messages::Features},
+    control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
     forward::tun::{Answer, TunDrop},
     l3::INNER_OVERHEAD,
     metrics::{Counters, Metrics, TunDirectionMetrics},
-    peer::{Peer, PeerId},
+    peer::Peer,
     relay::Direction,
 };
 

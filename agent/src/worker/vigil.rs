@@ -3,15 +3,16 @@
 use std::time::{Duration, Instant};
 
 use quinn_proto::ConnectionStats;
+use wire::{
+    ids::{PeerId, SessionId},
+    messages::Message,
+};
 
 use super::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE};
 use crate::{
-    control::{
-        messages::Message,
-        vigil::{Finding, Look},
-    },
+    control::vigil::{Finding, Look},
     lanes::LaneId,
-    peer::{Doubt, PeerId, SessionId},
+    peer::Doubt,
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.

@@ -11,12 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use wire::ids::PeerId;
+
 use super::{Timer, Worker, number};
 use crate::{
     config::defaults,
     datapath::uplink::Drained,
     lanes::{LaneId, UnderlayId},
-    peer::{Peer, PeerId},
+    peer::Peer,
 };
 
 /// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.

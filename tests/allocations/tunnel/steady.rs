@@ -10,7 +10,6 @@ use std::{
 
 use culvert::{
     admin::Health,
-    clock::{Clock, ManualClock},
     config::Config,
     control::tls::TlsIdentity,
     gate::{Own, table::SingleUse},
@@ -25,9 +24,10 @@ use culvert::{
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
 };
+use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
-use super::wire::{Device, Wire, WireNet};
+use super::cable::{Device, Wire, WireNet};
 
 const ENTRY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const EXIT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));

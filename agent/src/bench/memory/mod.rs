@@ -14,11 +14,9 @@ use std::{
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
+use wire::clock::{Clock, SystemClock};
 
-use crate::{
-    cli::out,
-    clock::{Clock, SystemClock},
-};
+use crate::cli::out;
 
 mod bare;
 mod lanes;

@@ -178,7 +178,7 @@ impl MaxFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -292,7 +292,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ManualClock};
+    use wire::clock::{Clock, ManualClock};
 
     const US: Duration = Duration::from_micros(1);
 

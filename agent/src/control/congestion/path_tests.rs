@@ -10,15 +10,13 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::clock::{Clock, ManualClock};
 
 use super::{
     Congestion, StreamController,
     pacing::{Pacer, Release},
 };
-use crate::{
-    clock::{Clock, ManualClock},
-    config::CongestionControl,
-};
+use crate::config::CongestionControl;
 
 /// Bytes of a packet as the controller counts them, and as the path carries them.
 const PACKET: u64 = 1452;

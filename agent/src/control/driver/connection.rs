@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use quinn_proto::{Connection, Dir, Side, VarInt};
+use wire::messages::POSSESSION_LABEL;
 use zeroize::Zeroizing;
 
 use super::{Begun, ControlConnection, Portion};
@@ -12,7 +13,6 @@ use crate::{
         ahead::{Ahead, Told},
         congestion::{Congestion, pacing::Pace},
         inward::Inward,
-        messages::POSSESSION_LABEL,
         tls::{FIRST_STREAMS, streams_for},
         windows::{Change, Shown},
     },

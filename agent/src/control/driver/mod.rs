@@ -28,6 +28,11 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
+use wire::{
+    hash::IssuedMap,
+    ids::PeerId,
+    messages::{CloseReason, Hello, Message, MessageError, Service},
+};
 
 use super::{
     Traffic,
@@ -38,15 +43,12 @@ use super::{
         pacing::{Pace, RateAccount},
     },
     inward::Inward,
-    messages::{CloseReason, Hello, Message, MessageError, Service},
     windows::{StreamMemory, Windows},
 };
 use crate::{
     config::CongestionControl,
-    hash::{Issued, IssuedMap},
     io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
-    peer::PeerId,
     relay::{Settlement, Settlements},
 };
 
@@ -223,8 +225,6 @@ pub struct ControlStats {
     /// Control packets that found no room in the socket.
     pub packets_blocked: u64,
 }
-
-impl Issued for ConnectionHandle {}
 
 /// All control connections of a worker.
 pub struct Control {

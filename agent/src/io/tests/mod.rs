@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
+use wire::clock::ManualClock;
+
 use super::{
     Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
     kernel::KernelNet, ports::Ports,
 };
-use crate::clock::ManualClock;
 
 mod batch;
 mod memory;

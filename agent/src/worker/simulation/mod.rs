@@ -20,7 +20,6 @@ mod seeded;
 mod trace;
 use crate::{
     admin::Health,
-    clock::{Clock, ManualClock},
     config::{
         Config,
         reload::{Change, plan},
@@ -44,6 +43,7 @@ pub use host::{Host, Udp};
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};
+use wire::clock::{Clock, ManualClock};
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
 struct Skewed(ManualClock, i64);

@@ -10,15 +10,13 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::clock::{Clock, ManualClock};
 
 use super::{
     bottleneck::{Bottleneck, Counts, Packet, Parameters},
     trace::Trace,
 };
-use crate::{
-    clock::{Clock, ManualClock},
-    io::memory::{Datagram, Verdict},
-};
+use crate::io::memory::{Datagram, Verdict};
 
 /// Ports from here on are taken for dialling (RFC 6335 §6): a NAT gives them others.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;

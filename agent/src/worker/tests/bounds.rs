@@ -2,15 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use wire::{
+    clock::Clock,
+    context::Context,
+    messages::{CloseReason, LaneCloseCause, LaneEnd, Message},
+};
+
 use super::{
     EXIT, INGRESS, Pair, numbered,
     rogue::Rogue,
     siege::{ECHO, Log, ROGUE, Siege},
-};
-use crate::{
-    clock::Clock,
-    control::messages::{CloseReason, LaneCloseCause, LaneEnd, Message},
-    relay::Context,
 };
 
 #[test]

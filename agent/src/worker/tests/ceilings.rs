@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use wire::clock::Clock;
+
 use super::{
     CLIENT, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
     decoy::{PORT, Site},
@@ -13,7 +15,7 @@ use super::{
     numbered,
     siege::Log,
 };
-use crate::{clock::Clock, identity::Identity};
+use crate::identity::Identity;
 
 /// A round of one datagram from each client.
 fn send_all(pair: &mut Pair, clients: &mut [Udp], number: u32) {

@@ -2,10 +2,11 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
+use wire::clock::{Clock, SystemClock};
+
 use super::Pair;
 use crate::{
     admin::Health,
-    clock::{Clock, SystemClock},
     config::Config,
     identity::Identity,
     io::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric},

@@ -2,15 +2,10 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
+use wire::{clock::Clock, context::Context, ids::PeerId};
+
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered};
-use crate::{
-    clock::Clock,
-    identity::Identity,
-    io::batch::Meta,
-    peer::PeerId,
-    relay::{Context, DropReason},
-    worker::Outgoing,
-};
+use crate::{identity::Identity, io::batch::Meta, relay::DropReason, worker::Outgoing};
 
 /// Workers of the entry and of the exit, and `lanes` of the dialler.
 const MIXES: [((u8, u8), u8); 9] = [

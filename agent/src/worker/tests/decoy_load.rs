@@ -6,6 +6,7 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::clock::Clock;
 
 use super::{
     INGRESS,
@@ -13,7 +14,7 @@ use super::{
     harness::Host,
     number_of, numbered,
 };
-use crate::{clock::Clock, gate::decoy::DecoyDrop, io::ReceiveBatch};
+use crate::{gate::decoy::DecoyDrop, io::ReceiveBatch};
 
 impl Site {
     /// How many datagrams went on to the decoy and to strangers, by the books: what came less what was dropped.

@@ -2,6 +2,12 @@
 
 use std::{cell::Cell, collections::BTreeMap, time::Duration};
 
+use wire::{
+    clock::Clock,
+    context::{Context, FlowNumber, MOST_DATAGRAM},
+    messages::{Features, Hello, Message},
+};
+
 use super::{
     ENTRY, EXIT, INGRESS, Pair,
     harness::Udp,
@@ -9,13 +15,8 @@ use super::{
     siege::{ECHO, Siege},
 };
 use crate::{
-    clock::Clock,
-    control::messages::{Features, Hello, Message},
     identity::Identity,
-    relay::{
-        Context, FlowNumber,
-        fragments::{MOST_DATAGRAM, OVERHEAD_BYTES, REASSEMBLY_TIME},
-    },
+    relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);

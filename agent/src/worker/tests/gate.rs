@@ -9,6 +9,10 @@ use std::{
 use quinn_proto::{ClientConfig, Endpoint};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use ring::hmac;
+use wire::{
+    cid::{ConnectionIds, IssuedIds},
+    clock::Clock,
+};
 
 use super::{
     ENTRY, EXIT, INGRESS, Pair,
@@ -17,11 +21,7 @@ use super::{
     siege::{Log, Siege, peer_table},
 };
 use crate::{
-    clock::Clock,
-    control::{
-        cid::{ConnectionIds, IssuedIds},
-        tls,
-    },
+    control::tls,
     gate::{
         classify::{Class, classify},
         knock::EPOCH_SECONDS,
@@ -75,7 +75,7 @@ pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
     let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([seed; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
     let client = ClientConfig::new(tls::client_crypto(&own, &[[1; 32]]).unwrap());
-    let now = crate::clock::ManualClock::default().now();
+    let now = wire::clock::ManualClock::default().now();
     let (_, mut connection) = endpoint.connect(now, client, LISTEN, tls::SERVER_NAME).unwrap();
     let mut packet = Vec::new();
     assert!(connection.poll_transmit(now, 1, &mut packet).is_some());
@@ -479,7 +479,7 @@ fn a_dialler_must_prove_again_that_it_holds_the_key_that_knocked() {
         let mut siege = Siege::new(390, "");
         siege.rogue.say_unproven(signature);
         siege.run(100);
-        siege.assert_closed(crate::control::messages::CloseReason::ProtocolViolation);
+        siege.assert_closed(wire::messages::CloseReason::ProtocolViolation);
         siege.assert_innocent_is_unharmed();
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use rand::{SeedableRng, rngs::StdRng};
+use wire::{clock::Clock, messages::CloseReason};
 
 use super::{
     EXIT, INGRESS, Pair,
@@ -15,7 +16,7 @@ use super::{
     rogue::{Rogue, address},
     siege::{ROGUE, Siege, dial},
 };
-use crate::{clock::Clock, control::messages::CloseReason, identity::Identity};
+use crate::identity::Identity;
 
 /// The exit lets any QUIC client begin a handshake.
 const OFF: &str = "[access]\nknock = \"off\"";

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use wire::{
+    clock::Clock,
+    context::{Context, FlowNumber, Refusal, ServiceNumber},
+    messages::{CloseReason, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
+};
+
 use super::{
     EXIT, INGRESS, Pair, numbered,
     rogue::Rogue,
     siege::{ECHO, Log, ROGUE, Siege, dial, peer_table},
 };
-use crate::{
-    clock::Clock,
-    control::messages::{CloseReason, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
-    identity::Identity,
-    l3::model::Recipe,
-    relay::{Context, FlowNumber, Refusal, ServiceNumber},
-};
+use crate::{identity::Identity, l3::model::Recipe};
 
 #[test]
 fn another_protocol_version_is_refused_by_name() {

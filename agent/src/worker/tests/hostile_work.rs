@@ -3,21 +3,21 @@
 
 use std::{cell::Cell, time::Duration};
 
+use wire::{
+    clock::Clock,
+    context::{Context, FlowNumber},
+    messages::{CloseReason, Hello, Message, Service, StreamOpen},
+};
+
 use super::{
     INGRESS, numbered,
     rogue::Rogue,
     siege::{ECHO, Log, ROGUE, Siege, dial, peer_table},
 };
 use crate::{
-    clock::Clock,
-    control::{
-        MOST_WAITING_BYTES,
-        driver::UNITS_PER_TURN,
-        messages::{CloseReason, Hello, Message, Service, StreamOpen},
-    },
+    control::{MOST_WAITING_BYTES, driver::UNITS_PER_TURN},
     datapath::work::{MOST_PER_TURN, PER_TURN},
     identity::Identity,
-    relay::{Context, FlowNumber},
     worker::TurnWork,
 };
 

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use wire::clock::Clock;
+
 use super::{ENTRY, EXIT, INGRESS, Pair, number_of, numbered};
 use crate::{
-    clock::Clock,
     identity::Identity,
     io::{
         Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,

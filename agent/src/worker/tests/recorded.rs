@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use wire::clock::Clock;
+
 use super::{
     ENTRY, Pair,
     decoy::DECOY,
     gate::{LISTEN, assert_silence, ended, knocking, sent_by, stranger},
 };
-use crate::clock::Clock;
 
 #[test]
 fn a_first_flight_that_was_recorded_and_not_delivered_is_a_strangers_ten_minutes_later() {

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::{context::Context, messages::CloseReason};
 
 use super::{
     ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
@@ -11,9 +12,7 @@ use super::{
     siege::{ECHO, Siege},
 };
 use crate::{
-    control::messages::CloseReason,
     identity::Identity,
-    relay::Context,
     roster::{Origin, RosterError},
 };
 

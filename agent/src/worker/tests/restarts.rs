@@ -6,9 +6,10 @@
 use std::{collections::VecDeque, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use wire::clock::Clock;
 
 use super::{ENTRY, EXIT, INGRESS, Pair, harness::Udp};
-use crate::{clock::Clock, identity::Identity};
+use crate::identity::Identity;
 
 /// Between two looks at the service and the clients.
 const STEP: Duration = Duration::from_millis(5);

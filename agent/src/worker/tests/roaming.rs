@@ -6,6 +6,7 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::clock::Clock;
 
 use super::{
     ENTRY, EXIT, INGRESS, Pair, UPSTREAM,
@@ -13,7 +14,6 @@ use super::{
     numbered,
     restarts::{Crowd, report},
 };
-use crate::clock::Clock;
 
 pub(super) const ESTABLISHED: &str = "culvert_handshakes_total{outcome=\"established\"}";
 pub(super) const LANES_MOVED: &str = "culvert_path_moves_total{what=\"lane\"}";

@@ -13,25 +13,28 @@ use quinn_proto::{
     StreamEvent, StreamId, TransportConfig, VarInt, congestion::NewRenoConfig,
 };
 use ring::hmac;
+use wire::{
+    cid::ConnectionIds,
+    clock::{Clock, ManualClock},
+    context::FlowNumber,
+    ids::PeerId,
+    join::Join,
+    messages::{
+        CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL,
+        possession,
+    },
+};
 
 use super::harness::{Host, Udp};
 use crate::{
-    clock::{Clock, ManualClock},
     control::{
-        cid::ConnectionIds,
-        join::{Join, name_of},
         knock::{self, Knock},
-        messages::{
-            CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL,
-            possession,
-        },
+        session_name::name_of,
         suite, tls,
     },
     gate::{Own, knock::ServerKey},
     identity::{Identity, PublicKey},
     lanes::pool,
-    peer::PeerId,
-    relay::FlowNumber,
 };
 
 /// DATAGRAM without a length: it fills the rest of the packet (RFC 9221 §4).

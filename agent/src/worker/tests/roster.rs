@@ -7,6 +7,12 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::{
+    clock::Clock,
+    context::{Context, Refusal, ServiceNumber},
+    ids::PeerId,
+    messages::{CloseReason, Message},
+};
 
 use super::{
     ENTRY, EXIT, INGRESS, Pair,
@@ -16,12 +22,8 @@ use super::{
     siege::{ECHO, ROGUE, Siege, dial, peer_table},
 };
 use crate::{
-    clock::Clock,
     config::{self, AccessMode, Config},
-    control::messages::{CloseReason, Message},
     identity::Identity,
-    peer::PeerId,
-    relay::{Context, Refusal, ServiceNumber},
     roster::{Origin, RosterError},
 };
 

@@ -2,12 +2,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use wire::{clock::Clock, context::Context};
+
 use super::{
     EXIT, INGRESS, number_of, numbered,
     rogue::Rogue,
     siege::{ECHO, ROGUE, Siege},
 };
-use crate::{clock::Clock, relay::Context};
 
 /// Between two turns of an exit that is slow.
 const TURN: Duration = Duration::from_millis(4);

@@ -7,18 +7,19 @@ use std::{
     time::Duration,
 };
 
+use wire::{
+    clock::Clock,
+    context::{Context, ServiceNumber},
+    messages::CloseReason,
+};
+
 use super::{
     EXIT, INGRESS, Pair,
     harness::{Host, Udp},
     number_of, numbered,
     rogue::{Rogue, address},
 };
-use crate::{
-    clock::Clock,
-    control::messages::CloseReason,
-    identity::Identity,
-    relay::{Context, ServiceNumber},
-};
+use crate::identity::Identity;
 
 /// The rogue's host.
 pub(super) const ROGUE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 6));

@@ -2,17 +2,14 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use wire::{clock::Clock, context::Context, ids::PeerId};
+
 use super::{
     number_of, numbered,
     rogue::Rogue,
     siege::{ECHO, ROGUE, Siege},
 };
-use crate::{
-    clock::Clock,
-    peer::PeerId,
-    relay::{Context, DropReason},
-    worker::PeerSnapshot,
-};
+use crate::{relay::DropReason, worker::PeerSnapshot};
 
 const MS: Duration = Duration::from_millis(1);
 

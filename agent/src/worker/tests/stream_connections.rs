@@ -2,11 +2,14 @@
 
 use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
+use wire::{
+    ids::PeerId,
+    messages::{CloseReason, Features},
+};
+
 use super::{CLIENT, ENTRY, EXIT, INGRESS, Pair, UPSTREAM};
 use crate::{
-    control::messages::{CloseReason, Features},
     io::{TcpListener, TcpStream},
-    peer::PeerId,
     worker::Worker,
 };
 

@@ -1,15 +1,14 @@
 //! Stream connections that somebody asks for who should not, or not yet: early, late, of another process, forged, replayed.
 
+use wire::{
+    clock::Clock,
+    join::Join,
+    messages::{CloseReason, Message},
+};
+
 use super::{
     rogue::Rogue,
     siege::{Siege, dial},
-};
-use crate::{
-    clock::Clock,
-    control::{
-        join::Join,
-        messages::{CloseReason, Message},
-    },
 };
 
 /// A siege whose rogue has said hello, as a peer with four workers, and a second connection of the same key.

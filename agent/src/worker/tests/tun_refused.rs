@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use wire::messages::{Features, Hello, Message};
+
 use super::{
     ENTRY, EXIT, Pair,
     rogue::Rogue,
@@ -13,7 +15,6 @@ use super::{
 };
 use crate::{
     config::{self, Config},
-    control::messages::{Features, Hello, Message},
     identity::Identity,
     l3::{
         model::{self, Recipe},

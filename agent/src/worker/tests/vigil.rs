@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use wire::clock::Clock;
+
 use super::{
     INGRESS, UPSTREAM,
     restarts::report,
@@ -9,7 +11,6 @@ use super::{
         CONTROL_MOVED, ESTABLISHED, LANES_MOVED, SECOND, between_agents, longest_gap, sockets, talking,
     },
 };
-use crate::clock::Clock;
 
 const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
 

@@ -6,16 +6,16 @@ use std::{
     time::Duration,
 };
 
+use wire::{clock::Clock, ids::PeerId};
+
 use super::{ENTRY, harness::World, siege::Log};
 use crate::{
-    clock::Clock,
     forward::tun::TunSide,
     identity::Identity,
     io::{
         Net, Ready, Token, TunOffload,
         memory::{MemoryFabric, MemoryTun},
     },
-    peer::PeerId,
 };
 
 /// Where nobody answers.

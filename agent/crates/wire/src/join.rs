@@ -1,19 +1,13 @@
 //! What a stream connection says first: which session it joins, under which number.
 
-use quinn_proto::crypto::Session;
-
-use super::{
-    driver::ControlConnection,
+use crate::{
     messages::{MessageError, SIGNATURE_BYTES, id, narrow},
-    wire,
+    protobuf,
 };
 
 /// The connections that carry the TCP forwards of one peer, at most: the control connection, which is number 0, and the
 /// stream connections.
 pub const MAX_STREAM_CONNECTIONS: u8 = 8;
-
-/// The label under which TLS exports the name of a session (RFC 8446 §7.5).
-const SESSION_LABEL: &[u8] = b"EXPORTER culvert session";
 
 /// The first message on a stream connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,20 +18,8 @@ pub struct Join {
     pub session: [u8; 16],
     /// From 1 to below [`MAX_STREAM_CONNECTIONS`].
     pub number: u8,
-    /// The dialler's Ed25519 signature over what [`possession`](super::messages::possession) gives for this connection.
+    /// The dialler's Ed25519 signature over what [`possession`](crate::messages::possession) gives for this connection.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
-}
-
-/// The name of the session whose control connection this is: 16 bytes that only its two ends have.
-#[must_use]
-pub fn session_name(connection: &ControlConnection) -> Option<[u8; 16]> {
-    name_of(connection.quinn().crypto_session())
-}
-
-pub(crate) fn name_of(session: &dyn Session) -> Option<[u8; 16]> {
-    let mut name = [0; 16];
-    session.export_keying_material(&mut name, SESSION_LABEL, &[]).ok()?;
-    Some(name)
 }
 
 /// How many connections carry the TCP forwards of a peer, the control connection included: one for each worker of the end
@@ -58,10 +40,10 @@ pub fn first_byte(control: u8, number: u8, workers: u16, choice: u8) -> u8 {
     u8::try_from(u16::from(choice) % choices * workers + worker).unwrap_or(control)
 }
 
-impl TryFrom<wire::Join> for Join {
+impl TryFrom<protobuf::Join> for Join {
     type Error = MessageError;
 
-    fn try_from(join: wire::Join) -> Result<Self, MessageError> {
+    fn try_from(join: protobuf::Join) -> Result<Self, MessageError> {
         Ok(Self {
             instance: id("instance", &join.instance)?,
             session: id("session", &join.session)?,
@@ -74,7 +56,7 @@ impl TryFrom<wire::Join> for Join {
     }
 }
 
-impl From<&Join> for wire::Join {
+impl From<&Join> for protobuf::Join {
     fn from(join: &Join) -> Self {
         Self {
             instance: join.instance.to_vec(),
@@ -87,7 +69,7 @@ impl From<&Join> for wire::Join {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::join::*;
 
     #[test]
     fn the_first_byte_leads_to_the_worker_that_many_after_the_one_of_the_control_connection() {

@@ -30,6 +30,8 @@ use rustc_hash::FxHasher;
 /// about √n in one chain at most, some hundred of the 50,000 flows that an agent has by default.
 pub trait Issued {}
 
+impl Issued for quinn_proto::ConnectionHandle {}
+
 /// A map whose keys are [`Issued`].
 pub type IssuedMap<K, V> = HashMap<K, V, IssuedState<K>>;
 
@@ -107,7 +109,7 @@ fn secret() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::hash::*;
 
     #[test]
     fn each_map_has_a_secret_of_its_own() {

@@ -61,8 +61,8 @@ impl<K: Copy + Ord + Hash + Issued> Timers<K> {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
     use crate::clock::{Clock, ManualClock};
+    use crate::timers::*;
 
     impl Issued for &str {}
 

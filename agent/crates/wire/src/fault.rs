@@ -5,7 +5,7 @@
 
 /// A place that can be made to panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// An answer of the admin server is made.
     Admin,
     /// The metrics are rendered.
@@ -29,10 +29,10 @@ pub(crate) enum Fault {
 /// Panics here if `fault` is armed.
 #[cfg(not(feature = "fault-injection"))]
 #[inline]
-pub(crate) const fn point(_fault: Fault) {}
+pub const fn point(_fault: Fault) {}
 
 #[cfg(feature = "fault-injection")]
-pub(crate) use injected::{arm, point};
+pub use injected::{arm, point};
 
 #[cfg(feature = "fault-injection")]
 mod injected {
@@ -55,7 +55,7 @@ mod injected {
     static ARMED: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
 
     /// Arms the fault of this name; false if there is none.
-    pub(crate) fn arm(name: &str) -> bool {
+    pub fn arm(name: &str) -> bool {
         let fault = ALL.iter().find(|(known, _)| *known == name);
         if let Some((_, fault)) = fault {
             ARMED[*fault as usize].store(true, Ordering::SeqCst);
@@ -64,7 +64,7 @@ mod injected {
     }
 
     /// Panics here if `fault` is armed, and disarms it.
-    pub(crate) fn point(fault: Fault) {
+    pub fn point(fault: Fault) {
         let armed = &ARMED[fault as usize];
         if armed.load(Ordering::Relaxed) && armed.swap(false, Ordering::SeqCst) {
             panic!("injected: {fault:?}");

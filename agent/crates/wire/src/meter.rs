@@ -57,8 +57,8 @@ impl<const N: usize> Growth<N> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::clock::{Clock, ManualClock};
+    use crate::meter::*;
 
     #[test]
     fn a_rate_is_that_between_the_last_two_looks() {

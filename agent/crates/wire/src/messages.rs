@@ -1,7 +1,7 @@
 //! What two agents say to each other on the control stream, and at the head of a TCP forward's stream.
 //!
 //! `docs/culvert.proto` is the same for other languages. A message is decoded in three steps, each bounded: cut from
-//! the stream (`framing.rs`), parsed as protobuf (`wire.rs`), checked here. Unknown fields are ignored; so is an
+//! the stream (`framing.rs`), parsed as protobuf (`protobuf.rs`), checked here. Unknown fields are ignored; so is an
 //! unknown kind of message, but counted ([`MessageError::UnknownKind`]).
 
 use std::time::Duration;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use prost::Message as _;
 use quinn_proto::{ConnectionError, VarInt};
 
-use super::{framing, join::Join, tls::CONNECTION_ID_BYTES, wire};
+use crate::{cid::CONNECTION_ID_BYTES, framing, join::Join, protobuf};
 
-pub use super::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
+pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
 
 /// The version of these messages that we speak.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -313,52 +313,52 @@ impl Message {
         if bytes.is_empty() {
             return Err(MessageError::Empty);
         }
-        match wire::Envelope::decode(bytes)?.kind.ok_or(MessageError::UnknownKind)? {
-            wire::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
-            wire::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),
-            wire::Kind::LaneAccept(offer) => offer.try_into().map(Self::LaneAccept),
-            wire::Kind::LaneRefuse(end) => {
+        match protobuf::Envelope::decode(bytes)?.kind.ok_or(MessageError::UnknownKind)? {
+            protobuf::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
+            protobuf::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),
+            protobuf::Kind::LaneAccept(offer) => offer.try_into().map(Self::LaneAccept),
+            protobuf::Kind::LaneRefuse(end) => {
                 let reason = LaneRefusal::try_from(end.reason).unwrap_or(LaneRefusal::Unspecified);
                 Ok(Self::LaneRefuse(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
             }
-            wire::Kind::LaneClose(end) => {
+            protobuf::Kind::LaneClose(end) => {
                 let reason = LaneCloseCause::try_from(end.reason).unwrap_or(LaneCloseCause::Unspecified);
                 Ok(Self::LaneClose(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
             }
-            wire::Kind::ServicesChanged(changed) => services(changed.services).map(Self::ServicesChanged),
-            wire::Kind::Here(_) => Ok(Self::Here),
-            wire::Kind::Join(join) => join.try_into().map(Self::Join),
-            wire::Kind::Joined(_) => Ok(Self::Joined),
-            wire::Kind::StreamsWanted(_) => Ok(Self::StreamsWanted),
-            wire::Kind::Release(_) => Ok(Self::Release),
+            protobuf::Kind::ServicesChanged(changed) => services(changed.services).map(Self::ServicesChanged),
+            protobuf::Kind::Here(_) => Ok(Self::Here),
+            protobuf::Kind::Join(join) => join.try_into().map(Self::Join),
+            protobuf::Kind::Joined(_) => Ok(Self::Joined),
+            protobuf::Kind::StreamsWanted(_) => Ok(Self::StreamsWanted),
+            protobuf::Kind::Release(_) => Ok(Self::Release),
         }
     }
 
     /// Appends the message with its length.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let kind = match self {
-            Self::Hello(hello) => wire::Kind::Hello(hello.into()),
-            Self::LaneOpen(offer) => wire::Kind::LaneOpen(offer.into()),
-            Self::LaneAccept(offer) => wire::Kind::LaneAccept(offer.into()),
-            Self::LaneRefuse(end) => wire::Kind::LaneRefuse(end.into()),
-            Self::LaneClose(end) => wire::Kind::LaneClose(end.into()),
-            Self::ServicesChanged(services) => wire::Kind::ServicesChanged(wire::ServicesChanged {
-                services: services.iter().map(wire::Service::from).collect(),
+            Self::Hello(hello) => protobuf::Kind::Hello(hello.into()),
+            Self::LaneOpen(offer) => protobuf::Kind::LaneOpen(offer.into()),
+            Self::LaneAccept(offer) => protobuf::Kind::LaneAccept(offer.into()),
+            Self::LaneRefuse(end) => protobuf::Kind::LaneRefuse(end.into()),
+            Self::LaneClose(end) => protobuf::Kind::LaneClose(end.into()),
+            Self::ServicesChanged(services) => protobuf::Kind::ServicesChanged(protobuf::ServicesChanged {
+                services: services.iter().map(protobuf::Service::from).collect(),
             }),
-            Self::Here => wire::Kind::Here(wire::Here { padding: vec![0; HERE_BYTES] }),
-            Self::Join(join) => wire::Kind::Join(join.into()),
-            Self::Joined => wire::Kind::Joined(wire::Nothing {}),
-            Self::StreamsWanted => wire::Kind::StreamsWanted(wire::Nothing {}),
-            Self::Release => wire::Kind::Release(wire::Nothing {}),
+            Self::Here => protobuf::Kind::Here(protobuf::Here { padding: vec![0; HERE_BYTES] }),
+            Self::Join(join) => protobuf::Kind::Join(join.into()),
+            Self::Joined => protobuf::Kind::Joined(protobuf::Nothing {}),
+            Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
+            Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
         };
-        framing::frame(&wire::Envelope { kind: Some(kind) }, out);
+        framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);
     }
 }
 
-impl TryFrom<wire::Hello> for Hello {
+impl TryFrom<protobuf::Hello> for Hello {
     type Error = MessageError;
 
-    fn try_from(hello: wire::Hello) -> Result<Self, MessageError> {
+    fn try_from(hello: protobuf::Hello) -> Result<Self, MessageError> {
         // First, because the other checks are those of this version.
         if hello.protocol_version != PROTOCOL_VERSION {
             return Err(MessageError::VersionMismatch { theirs: hello.protocol_version });
@@ -381,21 +381,21 @@ impl TryFrom<wire::Hello> for Hello {
     }
 }
 
-impl TryFrom<wire::LaneOffer> for LaneOffer {
+impl TryFrom<protobuf::LaneOffer> for LaneOffer {
     type Error = MessageError;
 
-    fn try_from(offer: wire::LaneOffer) -> Result<Self, MessageError> {
+    fn try_from(offer: protobuf::LaneOffer) -> Result<Self, MessageError> {
         let connection_id = id("connection_id", &offer.connection_id)?;
         Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id })
     }
 }
 
-fn services(services: Vec<wire::Service>) -> Result<Vec<Service>, MessageError> {
+fn services(services: Vec<protobuf::Service>) -> Result<Vec<Service>, MessageError> {
     if services.len() > MAX_SERVICES {
         return Err(MessageError::TooManyServices { count: services.len() });
     }
     let mut checked: Vec<Service> = Vec::with_capacity(services.len());
-    for wire::Service { number, name: text, udp, tcp, idle_ms, fragment } in services {
+    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment } in services {
         let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
         let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle, fragment };
         if checked.iter().any(|known| known.number == number || known.name == service.name) {
@@ -410,7 +410,7 @@ fn lane(lane: u32) -> Result<u8, MessageError> {
     narrow("lane", lane, 0..=MAX_LANES - 1)
 }
 
-pub(super) fn narrow<T: TryFrom<u32> + PartialOrd>(
+pub(crate) fn narrow<T: TryFrom<u32> + PartialOrd>(
     field: &'static str,
     value: u32,
     range: std::ops::RangeInclusive<T>,
@@ -419,7 +419,7 @@ pub(super) fn narrow<T: TryFrom<u32> + PartialOrd>(
     narrowed.ok_or(MessageError::Range { field, value })
 }
 
-pub(super) fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+pub(crate) fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
     bytes.try_into().map_err(|_| MessageError::Length { field, bytes: bytes.len() })
 }
 
@@ -433,7 +433,7 @@ fn name(field: &'static str, text: String, min_bytes: usize) -> Result<String, M
     Ok(text)
 }
 
-impl From<&Hello> for wire::Hello {
+impl From<&Hello> for protobuf::Hello {
     fn from(hello: &Hello) -> Self {
         Self {
             protocol_version: PROTOCOL_VERSION,
@@ -442,14 +442,14 @@ impl From<&Hello> for wire::Hello {
             workers: hello.workers.into(),
             max_lanes: hello.max_lanes.into(),
             max_datagram_packet: hello.max_datagram_packet.into(),
-            services: hello.services.iter().map(wire::Service::from).collect(),
+            services: hello.services.iter().map(protobuf::Service::from).collect(),
             features: hello.features.0,
             possession: hello.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
         }
     }
 }
 
-impl From<&Service> for wire::Service {
+impl From<&Service> for protobuf::Service {
     fn from(service: &Service) -> Self {
         // A flow that lives longer than 49 days without traffic needs no exact figure.
         let idle_ms = u32::try_from(service.idle.as_millis()).unwrap_or(u32::MAX);
@@ -464,13 +464,13 @@ impl From<&Service> for wire::Service {
     }
 }
 
-impl From<&LaneOffer> for wire::LaneOffer {
+impl From<&LaneOffer> for protobuf::LaneOffer {
     fn from(offer: &LaneOffer) -> Self {
         Self { lane: offer.lane.into(), epoch: offer.epoch, connection_id: offer.connection_id.to_vec() }
     }
 }
 
-impl<R: Copy + Into<i32>> From<&LaneEnd<R>> for wire::LaneEnd {
+impl<R: Copy + Into<i32>> From<&LaneEnd<R>> for protobuf::LaneEnd {
     fn from(end: &LaneEnd<R>) -> Self {
         Self { lane: end.lane.into(), epoch: end.epoch, reason: end.reason.into() }
     }
@@ -486,12 +486,12 @@ pub struct StreamOpen {
 impl StreamOpen {
     /// Parses a header, without its length.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(Self { service: wire::StreamOpen::decode(bytes)?.service })
+        Ok(Self { service: protobuf::StreamOpen::decode(bytes)?.service })
     }
 
     /// Appends the header with its length.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        framing::frame(&wire::StreamOpen { service: self.service }, out);
+        framing::frame(&protobuf::StreamOpen { service: self.service }, out);
     }
 }
 
@@ -518,12 +518,12 @@ pub enum StreamAnswer {
 impl StreamAnswer {
     /// Parses an answer, without its length.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(Self::try_from(wire::StreamAnswer::decode(bytes)?.status).unwrap_or(Self::Unspecified))
+        Ok(Self::try_from(protobuf::StreamAnswer::decode(bytes)?.status).unwrap_or(Self::Unspecified))
     }
 
     /// Appends the answer with its length.
     pub fn encode(self, out: &mut Vec<u8>) {
-        framing::frame(&wire::StreamAnswer { status: self.into() }, out);
+        framing::frame(&protobuf::StreamAnswer { status: self.into() }, out);
     }
 }
 

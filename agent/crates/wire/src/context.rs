@@ -7,7 +7,11 @@
 //! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
 //! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
 
-use super::fragments::{DATAGRAM_NUMBERS, MOST_DATAGRAM};
+/// The largest datagram that travels in pieces, in bytes: the largest UDP payload over IPv4.
+pub const MOST_DATAGRAM: usize = 65_507;
+
+/// Datagram numbers are below this: four bytes as a varint.
+pub const DATAGRAM_NUMBERS: u32 = 1 << 30;
 
 /// The largest value of a QUIC varint (RFC 9000 §16).
 const VARINT_MAX: u64 = (1 << 62) - 1;
@@ -379,7 +383,7 @@ impl Reader<'_> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use crate::context::*;
 
     fn contexts() -> impl Strategy<Value = Context> {
         let number = (0..=VARINT_MAX).prop_map(FlowNumber);

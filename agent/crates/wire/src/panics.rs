@@ -12,6 +12,7 @@
 
 use std::{
     any::Any,
+    backtrace::{Backtrace, BacktraceStatus},
     cell::Cell,
     future::poll_fn,
     marker::PhantomData,
@@ -24,10 +25,9 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
+    thread,
     time::Duration,
 };
-
-use crate::log;
 
 /// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,23 @@ pub fn install() {
 
 /// Logs a panic with its place and the part that it happened in.
 fn log_panic(panic: &PanicHookInfo<'_>, fate: &'static str) {
-    log::panicked(panic, PART.get().map(Part::label), fate);
+    log(panic, PART.get().map(Part::label), fate);
+}
+
+/// A panic is an event too, where std would write several lines of its own; with RUST_BACKTRACE, the way to it is a field.
+/// `part` is the isolated part that it happened in, `fate` what it ends.
+pub fn log(panic: &PanicHookInfo<'_>, part: Option<&'static str>, fate: &'static str) {
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    tracing::error!(
+        thread = thread::current().name(),
+        part,
+        fate,
+        location = panic.location().map(tracing::field::display),
+        backtrace,
+        "panic: {}",
+        text(panic.payload())
+    );
 }
 
 /// Whether a panic of this thread may end less than the process.
@@ -129,7 +145,7 @@ pub async fn isolate_future<T>(part: Part, future: impl Future<Output = T>) -> R
 }
 
 /// What a panic says.
-pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
+pub fn text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
         .copied()
@@ -139,7 +155,7 @@ pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
 
 /// A change that must be made as a whole: a panic before this is dropped ends the process.
 #[derive(Debug)]
-pub(crate) struct Critical {
+pub struct Critical {
     /// The mark is the thread's.
     _not_send: PhantomData<*const ()>,
 }
@@ -147,7 +163,7 @@ pub(crate) struct Critical {
 impl Critical {
     /// Begins such a change.
     #[must_use]
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         CRITICAL.set(CRITICAL.get() + 1);
         Self { _not_send: PhantomData }
     }
@@ -161,14 +177,14 @@ impl Drop for Critical {
 
 /// A lock that workers use, too, and that this thread holds: a panic meanwhile ends the process.
 #[derive(Debug)]
-pub(crate) struct Held<'a, T> {
+pub struct Held<'a, T> {
     // Unlocked before the mark is taken back.
     guard: MutexGuard<'a, T>,
     critical: Critical,
 }
 
 /// Locks what several threads of the packet path share.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Held<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> Held<'_, T> {
     let critical = Critical::begin();
     // Only a test can have poisoned it: without the hook it outlives the panic of another thread.
     Held { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), critical }
@@ -177,7 +193,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Held<'_, T> {
 impl<T> Held<'_, T> {
     /// Waits, unlocked, while `condition` holds, at most `within`.
     #[must_use]
-    pub(crate) fn wait_while(
+    pub fn wait_while(
         self,
         changed: &Condvar,
         within: Duration,
@@ -206,7 +222,7 @@ impl<T> DerefMut for Held<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::panics::*;
 
     #[test]
     fn only_a_part_that_holds_nothing_survives() {

@@ -86,7 +86,7 @@ impl Clock for ManualClock {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::clock::*;
 
     #[test]
     fn a_manual_clock_moves_only_when_advanced_and_for_all_its_clones() {

@@ -8,7 +8,7 @@ use quinn_proto::coding::Codec;
 
 use super::*;
 
-const PROTO: &str = include_str!("../../../docs/culvert.proto");
+const PROTO: &str = include_str!("../../../../docs/culvert.proto");
 
 /// `("Hello.workers" | "LaneRefusal.LANE_REFUSAL_TOO_MANY") → number`, as the document has it.
 fn documented() -> BTreeMap<String, u32> {
@@ -254,10 +254,10 @@ fn an_empty_message_is_no_message_of_any_version() {
 }
 
 /// What becomes of a hello that `change` made wrong.
-fn changed(change: impl FnOnce(&mut wire::Hello)) -> Result<Message, MessageError> {
-    let mut hello = wire::Hello::from(&hello());
+fn changed(change: impl FnOnce(&mut protobuf::Hello)) -> Result<Message, MessageError> {
+    let mut hello = protobuf::Hello::from(&hello());
     change(&mut hello);
-    Message::decode(&wire::Envelope { kind: Some(wire::Kind::Hello(hello)) }.encode_to_vec())
+    Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::Hello(hello)) }.encode_to_vec())
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn a_hello_is_checked() {
 
 #[test]
 fn services_are_checked() {
-    let named = |number, name: &str| wire::Service::from(&service(number, name));
+    let named = |number, name: &str| protobuf::Service::from(&service(number, name));
     let services = |count: u32| (0..count).map(|number| named(number, &format!("s{number}"))).collect();
     assert!(changed(|hello| hello.services = services(256)).is_ok());
     let too_many = Err(MessageError::TooManyServices { count: 257 });
@@ -304,8 +304,8 @@ fn services_are_checked() {
 #[test]
 fn lanes_are_checked() {
     let offer = |lane, id: &[u8]| {
-        let offer = wire::LaneOffer { lane, epoch: 1, connection_id: id.to_vec() };
-        Message::decode(&wire::Envelope { kind: Some(wire::Kind::LaneOpen(offer)) }.encode_to_vec())
+        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id: id.to_vec() };
+        Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer)) }.encode_to_vec())
     };
     assert!(offer(63, &[0; 8]).is_ok());
     assert_eq!(offer(64, &[0; 8]), Err(MessageError::Range { field: "lane", value: 64 }));
@@ -316,13 +316,13 @@ fn lanes_are_checked() {
 #[test]
 fn joins_are_checked() {
     let join = |number, instance: usize, session: usize, signature: usize| {
-        let join = wire::Join {
+        let join = protobuf::Join {
             instance: vec![1; instance],
             session: vec![2; session],
             number,
             possession: vec![3; signature],
         };
-        Message::decode(&wire::Envelope { kind: Some(wire::Kind::Join(join)) }.encode_to_vec())
+        Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::Join(join)) }.encode_to_vec())
     };
     let length = |field, bytes| Err(MessageError::Length { field, bytes });
     for number in [0, 8, 256] {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// How fast a bucket fills, and how much it holds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
+pub struct Rate {
     /// Nanoseconds in which it gains one token.
     each: u64,
     /// Nanoseconds in which it fills when empty.
@@ -13,7 +13,7 @@ pub(crate) struct Rate {
 
 impl Rate {
     /// `per_second` tokens, and as many at once as an idle bucket gains in `burst`.
-    pub(crate) fn new(per_second: u32, burst: Duration) -> Self {
+    pub fn new(per_second: u32, burst: Duration) -> Self {
         let each = 1_000_000_000 / u64::from(per_second.max(1));
         // A bucket that holds less than one token would never give one.
         Self { each, burst: (burst.as_nanos() as u64).max(each) }
@@ -26,28 +26,28 @@ impl Rate {
     }
 
     /// The tokens that a full bucket holds.
-    pub(crate) fn most_at_once(&self) -> usize {
+    pub fn most_at_once(&self) -> usize {
         (self.burst / self.each) as usize
     }
 }
 
 /// A token bucket, known by the time at which it will be full, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bucket {
+pub struct Bucket {
     full_at: u64,
 }
 
 impl Bucket {
     /// A bucket that holds all that it can.
-    pub(crate) const FULL: Self = Self { full_at: 0 };
+    pub const FULL: Self = Self { full_at: 0 };
 
     /// The bucket without one more token; `None` if it does not hold one.
-    pub(crate) fn after(self, rate: &Rate, now: u64) -> Option<Self> {
+    pub fn after(self, rate: &Rate, now: u64) -> Option<Self> {
         self.after_some(1, rate, now)
     }
 
     /// The bucket with one token given back.
-    pub(crate) fn with_one_back(self, rate: &Rate) -> Self {
+    pub fn with_one_back(self, rate: &Rate) -> Self {
         Self { full_at: self.full_at.saturating_sub(rate.each) }
     }
 
@@ -152,8 +152,8 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::clock::{Clock, ManualClock};
+    use crate::rate::*;
 
     #[test]
     fn a_burst_is_granted_at_once_and_then_the_rate() {

@@ -75,7 +75,7 @@ impl Framer {
 }
 
 /// Appends `message` with its length.
-pub(super) fn frame(message: &impl prost::Message, out: &mut Vec<u8>) {
+pub fn frame(message: &impl prost::Message, out: &mut Vec<u8>) {
     let length = message.encoded_len();
     debug_assert!(length <= MAX_MESSAGE_BYTES, "we never build a message that the other end refuses");
     VarInt::try_from(length as u64).unwrap_or(VarInt::MAX).encode(out);
@@ -86,7 +86,7 @@ pub(super) fn frame(message: &impl prost::Message, out: &mut Vec<u8>) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use crate::framing::*;
 
     fn framed(message: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();

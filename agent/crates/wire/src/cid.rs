@@ -16,7 +16,10 @@ use quinn_proto::{ConnectionId as QuinnConnectionId, ConnectionIdGenerator};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use ring::aead::quic::{AES_128, HeaderProtectionKey};
 
-use crate::peer::PeerId;
+use crate::ids::PeerId;
+
+/// The length of every connection ID that we issue, bytes.
+pub const CONNECTION_ID_BYTES: usize = 8;
 
 /// Bytes of a connection ID that are chosen; the rest is derived from them.
 const CHOSEN: usize = 5;
@@ -150,7 +153,7 @@ impl ConnectionIdGenerator for ConnectionIds {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cid::*;
 
     #[test]
     fn the_first_byte_names_the_worker_and_uses_its_whole_range() {
