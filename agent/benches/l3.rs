@@ -3,15 +3,14 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use culvert::{
-    io::{PacketDelivery, ReceiveBatch, TunOffload, batch::Meta},
-    l3::{
-        checksum,
-        cut::Cut,
-        merge::Merger,
-        view::IpView,
-        vnet::{Gso, VnetHeader},
-    },
+use culvert::io::{ReceiveBatch, batch::Meta};
+use ip::{
+    checksum,
+    cut::Cut,
+    merge::Merger,
+    packets::{PacketDelivery, TunOffload},
+    view::IpView,
+    vnet::{Gso, VnetHeader},
 };
 
 const PAYLOAD: usize = 1388;

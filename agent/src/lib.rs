@@ -20,7 +20,6 @@ pub mod fuzz;
 pub mod gate;
 pub mod identity;
 pub mod io;
-pub mod l3;
 pub mod lanes;
 pub mod log;
 pub mod metrics;

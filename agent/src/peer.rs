@@ -8,7 +8,7 @@ use std::{
 
 use quinn_proto::ConnectionHandle;
 use wire::{
-    context::Context,
+    context::{Context, INNER_OVERHEAD},
     ids::{PeerId, SessionId},
     messages::{self, Hello},
     meter::Meter,
@@ -22,7 +22,6 @@ use crate::{
     datapath::uplink::{TooLarge, Uplink},
     forward::connections::{PeerForwards, StreamConnections},
     identity::PublicKey,
-    l3::INNER_OVERHEAD,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     relay::{DatagramRelay, DropReason},
     roster::Origin,

@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use culvert::{
-    io::{Token, TunOffload},
-    l3::vnet::VnetHeader,
+    io::Token,
     worker::simulation::{Host, NetworkPath, Udp, World},
 };
+use ip::{packets::TunOffload, vnet::VnetHeader};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{

@@ -8,14 +8,15 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    io::{
-        Net, PacketDelivery, Ready, ReceiveBatch, SendOutcome, Token, TunOffload, TunQueue, batch::Meta,
-        kernel::KernelNet, ports::Ports, tun::TunPort,
-    },
-    l3::vnet::{Gso, VnetHeader},
+use culvert::io::{
+    Net, Ready, ReceiveBatch, SendOutcome, Token, TunQueue, batch::Meta, kernel::KernelNet, ports::Ports,
+    tun::TunPort,
 };
 use culvert_tests::random::Random;
+use ip::{
+    packets::{PacketDelivery, TunOffload},
+    vnet::{Gso, VnetHeader},
+};
 use wire::clock::SystemClock;
 
 use crate::{

@@ -2,18 +2,15 @@
 
 use std::ops::Range;
 
+use ip::{
+    ecn::{self, Decapsulated},
+    mss,
+    view::IpView,
+};
 use wire::ids::PeerId;
 
 use super::downlink::Downlink;
-use crate::{
-    io::ReceiveBatch,
-    l3::{
-        ecn::{self, Decapsulated},
-        mss,
-        view::IpView,
-    },
-    relay::DropReason,
-};
+use crate::{io::ReceiveBatch, relay::DropReason};
 
 impl Downlink<'_> {
     /// Takes an IP packet of `peer`, which lies at `range` of the buffer in `slot`; it is listed for the device or dropped.

@@ -3,6 +3,14 @@
 
 use std::time::Instant;
 
+use ip::{
+    cut::Cut,
+    ecn,
+    fragment::Fragments,
+    mss,
+    view::IpView,
+    vnet::{Gso, VnetHeader},
+};
 use wire::{
     context::{Context, Header},
     ids::PeerId,
@@ -12,14 +20,6 @@ use super::uplink::{Uplink, Way};
 use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
     io::ReceiveBatch,
-    l3::{
-        cut::Cut,
-        ecn,
-        fragment::Fragments,
-        mss,
-        view::IpView,
-        vnet::{Gso, VnetHeader},
-    },
     lanes::{Lanes, Payloads, PushError, Underlays},
     peer::Peer,
     relay::{Belongs, DropReason, PacketClass, Stripes},

@@ -10,14 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::clock::{Clock, SystemClock};
+use wire::{
+    clock::{Clock, SystemClock},
+    context::INNER_OVERHEAD,
+};
 
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
 use crate::{
     config::{Config, Transport, defaults},
     daemon::Daemon,
     identity::{self, Identity},
-    l3::INNER_OVERHEAD,
     metrics::PeerMetrics,
     peer::SETTLE_TIME,
     worker::{self, PeerSnapshot},

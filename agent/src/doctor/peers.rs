@@ -1,5 +1,7 @@
 //! The peers, and the ways to them (pure).
 
+use wire::context::INNER_OVERHEAD;
+
 use super::{
     Check, Finding, Severity,
     facts::{Address, Answer, Facts, Lookup, Peer},
@@ -7,7 +9,6 @@ use super::{
 use crate::{
     config::Config,
     control_socket::status::{PeerState, PeerStatus},
-    l3::INNER_OVERHEAD,
     tunnel::LEAST_MTU,
 };
 

@@ -6,18 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ip::{
+    icmp::{self, MOST_ANSWER},
+    merge::Merger,
+    packets::PacketDelivery,
+    routes::Routes,
+    view::IpView,
+    vnet::VnetHeader,
+};
 use ipnet::IpNet;
 use wire::{ids::PeerId, meter::Meter};
 
 use crate::{
-    io::{PacketDelivery, ReceiveBatch, SendOutcome, Token, TunQueue},
-    l3::{
-        icmp::{self, MOST_ANSWER},
-        merge::Merger,
-        routes::Routes,
-        view::IpView,
-        vnet::VnetHeader,
-    },
+    io::{ReceiveBatch, SendOutcome, Token, TunQueue},
     lanes::pool::MAX_LANES,
     relay::{Settlement, Settlements},
 };
@@ -90,7 +91,7 @@ pub struct TunSide {
     /// Under which the queue is ready.
     pub token: Token,
     /// Who has which inner address.
-    pub routes: Routes,
+    pub routes: Routes<PeerId>,
     /// What was said of each packet of the batch that was read last.
     pub headers: Vec<VnetHeader>,
     /// The largest inner packet that the operator allows, in bytes.
@@ -240,9 +241,10 @@ impl Allowance {
 mod tests {
     use super::*;
     use crate::io::{
-        Net, Ready, TunOffload,
+        Net, Ready,
         memory::{MemoryFabric, MemoryTun},
     };
+    use ip::packets::TunOffload;
     use wire::clock::{Clock, ManualClock};
 
     #[test]

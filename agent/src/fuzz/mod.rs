@@ -43,10 +43,8 @@ pub use self::{
     operator::{host_text, key_file, socket_answer, socket_request},
     strangers::{certificate, decoy_flows, retry_token, server_hello},
 };
-pub use crate::{
-    l3::properties::{ip_cut, ip_fragments, ip_merge, ip_view},
-    relay::properties::reassembly,
-};
+pub use crate::relay::properties::reassembly;
+pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
 
 /// Takes `input` as a state file, see `config/state_properties.rs`.
 pub fn state_text(input: &[u8]) {

@@ -12,6 +12,8 @@ use std::{
     time::Duration,
 };
 
+use ip::packets::Buffers;
+
 pub use super::delivery::{Delivery, DeliveryMessage};
 use super::{SendFailure, SendOutcome};
 
@@ -223,6 +225,18 @@ impl ReceiveBatch {
         meta.segment = meta.segment.max(1);
         meta.len = meta.len.min(self.slot_bytes);
         self.accepted.push((slot, meta));
+    }
+}
+
+impl Buffers for ReceiveBatch {
+    #[inline]
+    fn bytes(&self, slot: usize) -> &[u8] {
+        self.buffer(slot)
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self, slot: usize) -> &mut [u8] {
+        self.buffer_mut(slot).1
     }
 }
 

@@ -31,7 +31,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use crate::l3::vnet::VnetHeader;
+use ip::{
+    packets::{PacketDelivery, PacketMessage, TunOffload},
+    vnet::VnetHeader,
+};
 
 pub mod alarm;
 pub mod batch;
@@ -43,7 +46,6 @@ pub mod kernel;
 pub mod memory;
 pub mod netlink;
 pub mod notify;
-pub mod packets;
 pub mod ports;
 pub mod process;
 pub mod ready;
@@ -57,7 +59,6 @@ pub mod tun;
 mod udp;
 
 pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
-pub use packets::{PacketDelivery, PacketMessage};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
@@ -249,15 +250,6 @@ pub trait TunQueue {
 
     /// What the queue did so far; monotonic counts.
     fn stats(&self) -> TunStats;
-}
-
-/// What a TUN device does for us.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TunOffload {
-    /// Partial checksums and TCP super-packets, both ways (`TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6`).
-    pub tcp: bool,
-    /// UDP super-packets, both ways (`TUN_F_USO4`, `TUN_F_USO6`; Linux 6.2).
-    pub udp: bool,
 }
 
 /// Monotonic counts of one queue of a TUN device.

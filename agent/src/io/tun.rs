@@ -18,14 +18,17 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use ip::{
+    packets::{PacketDelivery, PacketMessage, TunOffload},
+    vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
+};
 use tokio::io::unix::AsyncFd;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use super::{
-    PacketDelivery, PacketMessage, ReceiveBatch, SendFailure, SendOutcome, Token, TunOffload, TunQueue,
-    TunStats, batch::Meta, ready::SourceWaker, sys, udp::Shared,
+    ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta, ready::SourceWaker, sys,
+    udp::Shared,
 };
-use crate::l3::vnet::{Gso, VNET_HEADER_BYTES, VnetHeader};
 
 /// The kernel's TUN driver.
 pub const DRIVER: &str = "/dev/net/tun";

@@ -1,8 +1,7 @@
 //! What is put into packets: one frame, or a run of datagrams that become a frame each.
 
+use ip::cut::{Cut, MOST_HEADER};
 use wire::context;
-
-use crate::l3::cut::{Cut, MOST_HEADER};
 
 /// Room for what precedes a payload in its frame: a context, and the headers of an IP packet that is cut from a larger one.
 pub const MOST_PREFIX: usize = context::Header::CAPACITY + MOST_HEADER;

@@ -5,12 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use ip::routes::is_default_like;
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
 use crate::{
     config::{self, Transport},
-    l3::routes::is_default_like,
     roster::Listed,
 };
 

@@ -12,10 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ip::cut::Cut;
 use wire::{context::Header, ids::PeerId};
 
 use super::mailbox::Party;
-use crate::{io::batch::Meta, l3::cut::Cut};
+use crate::io::batch::Meta;
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ip::packets::TunOffload;
 use quic_core::{LaneStats, LaneView, Rtt, Volume};
 use wire::{ids::PeerId, meter::Growth, panics::lock};
 
@@ -28,7 +29,7 @@ use crate::{
         connections::{Stage, StreamConnection},
         tun::{Answer, TunDrop},
     },
-    io::{Gso, TunOffload, TunStats, UdpOffload, UdpRole},
+    io::{Gso, TunStats, UdpOffload, UdpRole},
     lanes::{LaneSlot, LaneState},
     peer::Peer,
     relay::{Flow, NO_LANE, Origin, flow},

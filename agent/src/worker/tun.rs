@@ -7,7 +7,7 @@ use std::{
 };
 
 use quinn_proto::Side;
-use wire::{ids::PeerId, messages::Features};
+use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
 use super::{Worker, endpoint, number};
 use crate::{
@@ -15,7 +15,6 @@ use crate::{
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
     forward::tun::{Answer, TunDrop},
-    l3::INNER_OVERHEAD,
     metrics::{Counters, Metrics, TunDirectionMetrics},
     peer::Peer,
     relay::Direction,

@@ -15,14 +15,14 @@ use culvert::{
     gate::{Own, table::SingleUse},
     identity::Identity,
     io::{Ready, journal::MemoryJournal},
-    l3::{
-        checksum,
-        view::{TCP, UDP},
-        vnet::{Gso, VnetHeader},
-    },
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
+};
+use ip::{
+    checksum,
+    view::{TCP, UDP},
+    vnet::{Gso, VnetHeader},
 };
 use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;

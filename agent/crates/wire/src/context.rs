@@ -7,6 +7,12 @@
 //! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
 //! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
 
+use quic_core::{HEADER_LEN, TAG_LEN};
+
+/// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
+/// (RFC 9221 §4), and the context.
+pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
+
 /// The largest datagram that travels in pieces, in bytes: the largest UDP payload over IPv4.
 pub const MOST_DATAGRAM: usize = 65_507;
 

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use ip::routes::is_default_like;
 use ipnet::IpNet;
 
 use super::{Init, Pair, Role, host::Facts};
 use crate::{
     cli::reach::DEFAULT_CONFIG,
     identity::{EndpointError, ShareLink, ShareLinkError},
-    l3::routes::is_default_like,
 };
 
 /// What the configuration will say; texts are checked with the whole of it.

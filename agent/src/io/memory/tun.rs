@@ -7,13 +7,12 @@ use std::{
     rc::Rc,
 };
 
-use crate::{
-    io::{
-        PacketDelivery, PacketMessage, Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunOffload,
-        TunQueue, TunStats, batch::Meta,
-    },
-    l3::vnet::{Gso, VnetHeader},
+use ip::{
+    packets::{PacketDelivery, PacketMessage, TunOffload},
+    vnet::{Gso, VnetHeader},
 };
+
+use crate::io::{Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta};
 
 /// A device with a queue for each worker of a host; clones share it.
 #[derive(Clone, Debug)]

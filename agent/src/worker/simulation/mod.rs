@@ -28,7 +28,7 @@ use crate::{
     gate::{Own, table::SingleUse},
     identity::Identity,
     io::{
-        Ready, TunOffload,
+        Ready,
         journal::MemoryJournal,
         memory::{Datagram, MemoryFabric, MemoryTun},
     },
@@ -40,6 +40,7 @@ use crate::{
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
 pub use host::{Host, Udp};
+use ip::packets::TunOffload;
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ip::model::Recipe;
 use wire::{
     clock::Clock,
     context::{Context, FlowNumber, Refusal, ServiceNumber},
@@ -13,7 +14,7 @@ use super::{
     rogue::Rogue,
     siege::{ECHO, Log, ROGUE, Siege, dial, peer_table},
 };
-use crate::{identity::Identity, l3::model::Recipe};
+use crate::identity::Identity;
 
 #[test]
 fn another_protocol_version_is_refused_by_name() {

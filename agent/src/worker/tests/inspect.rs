@@ -2,14 +2,15 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use ip::{model::Recipe, packets::TunOffload};
+
 use super::{
     CLIENT, Pair, UPSTREAM,
     harness::World,
     tunnel::{Given, How, Tunnel},
 };
 use crate::{
-    io::{Gso, TunOffload},
-    l3::model::Recipe,
+    io::Gso,
     lanes::LaneState,
     relay::flow::Standing,
     worker::{Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView},

@@ -2,6 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use ip::{
+    model::Recipe,
+    view::{TCP, UDP},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -10,14 +14,7 @@ use super::{
     number_of, numbered,
     tunnel::{Given, How, Tunnel, by_flow},
 };
-use crate::{
-    l3::{
-        model::Recipe,
-        view::{TCP, UDP},
-    },
-    lanes::VALIDATION_TIMEOUT,
-    worker::LaneLimits,
-};
+use crate::{lanes::VALIDATION_TIMEOUT, worker::LaneLimits};
 
 const MS: Duration = Duration::from_millis(1);
 

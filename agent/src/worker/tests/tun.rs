@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
+use ip::{
+    model::Recipe,
+    packets::TunOffload,
+    view::{TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragments};
-use crate::{
-    io::{SendFailure, TunOffload},
-    l3::{
-        model::Recipe,
-        view::{TCP, UDP},
-        vnet::{Gso, VnetHeader},
-    },
-    lanes::pool,
-};
+use crate::{io::SendFailure, lanes::pool};
 
 const ALL: TunOffload = TunOffload { tcp: true, udp: true };
 const NO_USO: TunOffload = TunOffload { tcp: true, udp: false };

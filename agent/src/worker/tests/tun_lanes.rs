@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
+use ip::model::Recipe;
+
 use super::{
     ENTRY, EXIT,
     tunnel::{Given, How, Tunnel, by_flow},
 };
-use crate::l3::model::Recipe;
 
 /// The packet `number` of a flow.
 fn numbered(flow: u8, number: u16) -> Given {

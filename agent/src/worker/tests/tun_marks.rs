@@ -1,10 +1,11 @@
 //! The traffic class across the tunnel: ECN by RFC 6040, DSCP as configured.
 
+use ip::{model::Recipe, view::TCP};
+
 use super::{
     ENTRY,
     tunnel::{ENTRY_TUN, EXIT_TUN, Given, How, Tunnel},
 };
-use crate::l3::{model::Recipe, view::TCP};
 
 /// By the inner ECN bits and those on the way: what the inner ones become; `None`: the packet is dropped (RFC 6040 Figure 4).
 const AFTER: [[Option<u8>; 4]; 4] = [

@@ -2,6 +2,11 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use ip::{
+    model::{self, Recipe},
+    view::{IpView, TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
 use wire::messages::{Features, Hello, Message};
 
 use super::{
@@ -16,11 +21,6 @@ use super::{
 use crate::{
     config::{self, Config},
     identity::Identity,
-    l3::{
-        model::{self, Recipe},
-        view::{IpView, TCP, UDP},
-        vnet::{Gso, VnetHeader},
-    },
     roster::Origin,
 };
 

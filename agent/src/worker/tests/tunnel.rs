@@ -2,16 +2,15 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use super::{ENTRY, EXIT, Pair};
-use crate::{
-    io::TunOffload,
-    l3::{
-        model::{self, Recipe},
-        view::{ICMP, ICMPV6, IpView},
-        vnet::{Gso, VnetHeader},
-    },
-    relay::Stripes,
+use ip::{
+    model::{self, Recipe},
+    packets::TunOffload,
+    view::{ICMP, ICMPV6, IpView},
+    vnet::{Gso, VnetHeader},
 };
+
+use super::{ENTRY, EXIT, Pair};
+use crate::relay::Stripes;
 
 /// What fits into a packet of 1452 bytes, which is the most.
 pub(super) const MOST_MTU: u16 = 1452 - 31;

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use ip::packets::TunOffload;
 use wire::{clock::Clock, ids::PeerId};
 
 use super::{ENTRY, harness::World, siege::Log};
@@ -13,7 +14,7 @@ use crate::{
     forward::tun::TunSide,
     identity::Identity,
     io::{
-        Net, Ready, Token, TunOffload,
+        Net, Ready, Token,
         memory::{MemoryFabric, MemoryTun},
     },
 };

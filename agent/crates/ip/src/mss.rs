@@ -1,6 +1,6 @@
 //! The MSS option of TCP: lowered to what fits into a tunnel (RFC 9293 §3.7.1).
 
-use super::{
+use crate::{
     checksum,
     view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP},
 };

@@ -12,7 +12,6 @@
 use std::{collections::BTreeMap, iter, net::IpAddr};
 
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 /// Whether a route for `prefix` is as good as a default route: it takes an eighth of its family's addresses or more, as /0, its
 /// halves and its quarters do, and all of IPv6 that is given out (2000::/3, RFC 4291 §2.4).
@@ -21,23 +20,23 @@ pub fn is_default_like(prefix: &IpNet) -> bool {
     prefix.prefix_len() <= 3
 }
 
-/// The inner addresses of all peers. IPv4 and IPv6 are apart: an IPv4-mapped address is an IPv6 address.
+/// The inner addresses of all peers, whose names are of type `P`. IPv4 and IPv6 are apart: an IPv4-mapped address is an IPv6 address.
 #[derive(Debug)]
-pub struct Routes {
-    prefixes: BTreeMap<IpNet, PeerId>,
-    v4: Line<u32>,
-    v6: Line<u128>,
+pub struct Routes<P> {
+    prefixes: BTreeMap<IpNet, P>,
+    v4: Line<u32, P>,
+    v6: Line<u128, P>,
 }
 
-impl Default for Routes {
+impl<P: Copy + Eq> Default for Routes<P> {
     fn default() -> Self {
         Self { prefixes: BTreeMap::new(), v4: Line::from(0), v6: Line::from(0) }
     }
 }
 
-impl Routes {
+impl<P: Copy + Eq> Routes<P> {
     /// Gives `prefix` to `peer`; returns who had it before.
-    pub fn insert(&mut self, prefix: IpNet, peer: PeerId) -> Option<PeerId> {
+    pub fn insert(&mut self, prefix: IpNet, peer: P) -> Option<P> {
         let prefix = prefix.trunc();
         let new = Owner { peer, length: prefix.prefix_len() };
         for owner in self.pieces(prefix) {
@@ -49,8 +48,8 @@ impl Routes {
     }
 
     /// Takes all prefixes of `peer` away; what was inside another's is that one's again.
-    pub fn remove(&mut self, peer: PeerId) {
-        let its = |(net, owner): (&IpNet, &PeerId)| (*owner == peer).then_some(*net);
+    pub fn remove(&mut self, peer: P) {
+        let its = |(net, owner): (&IpNet, &P)| (*owner == peer).then_some(*net);
         let gone: Vec<IpNet> = self.prefixes.iter().filter_map(its).collect();
         self.prefixes.retain(|_, owner| *owner != peer);
         for prefix in gone {
@@ -70,7 +69,7 @@ impl Routes {
     /// The peer whose prefix is the longest that holds `address`. Takes no memory.
     #[inline]
     #[must_use]
-    pub fn lookup(&self, address: IpAddr) -> Option<PeerId> {
+    pub fn lookup(&self, address: IpAddr) -> Option<P> {
         match address {
             IpAddr::V4(address) => self.v4.owner_of(address.to_bits()),
             IpAddr::V6(address) => self.v6.owner_of(address.to_bits()),
@@ -78,7 +77,7 @@ impl Routes {
     }
 
     /// The pieces that make up `prefix`.
-    fn pieces(&mut self, prefix: IpNet) -> impl Iterator<Item = &mut Option<Owner>> {
+    fn pieces(&mut self, prefix: IpNet) -> impl Iterator<Item = &mut Option<Owner<P>>> {
         let (v4, v6) = match prefix {
             IpNet::V4(net) => {
                 let after = net.broadcast().to_bits().checked_add(1);
@@ -95,21 +94,21 @@ impl Routes {
 
 /// All addresses of a family.
 #[derive(Debug)]
-struct Line<A> {
+struct Line<A, P> {
     /// In rising order, the first one at address 0.
-    pieces: Vec<Piece<A>>,
+    pieces: Vec<Piece<A, P>>,
 }
 
 /// Addresses with one answer: up to where the next piece begins.
 #[derive(Clone, Copy, Debug)]
-struct Piece<A> {
+struct Piece<A, P> {
     first: A,
-    owner: Option<Owner>,
+    owner: Option<Owner<P>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owner {
-    peer: PeerId,
+struct Owner<P> {
+    peer: P,
     /// Of the prefix by which it is the owner, in bits.
     length: u8,
 }
@@ -139,20 +138,20 @@ impl Address for u128 {
     }
 }
 
-impl<A: Address> Line<A> {
+impl<A: Address, P: Copy + Eq> Line<A, P> {
     /// Everything from `first` on is nobody's.
     fn from(first: A) -> Self {
         Self { pieces: vec![Piece { first, owner: None }] }
     }
 
     #[inline]
-    fn owner_of(&self, address: A) -> Option<PeerId> {
+    fn owner_of(&self, address: A) -> Option<P> {
         let next = self.pieces.partition_point(|piece| piece.first.is_at_most(address));
         Some(self.pieces.get(next.checked_sub(1)?)?.owner?.peer)
     }
 
     /// The pieces from `first` on and before `after`; `None`: to the end.
-    fn pieces(&mut self, first: A, after: Option<A>) -> &mut [Piece<A>] {
+    fn pieces(&mut self, first: A, after: Option<A>) -> &mut [Piece<A, P>] {
         let from = self.cut(first);
         let to = after.map_or(self.pieces.len(), |after| self.cut(after));
         self.pieces.get_mut(from..to).unwrap_or_default()

@@ -2,42 +2,34 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    io::batch::Meta,
-    l3::{
-        cut::Cut,
-        model::Recipe,
-        properties::{self, written},
-    },
+    cut::Cut,
+    model::Recipe,
+    properties::{self, written},
 };
 
 const ALL: TunOffload = TunOffload { tcp: true, udp: true };
 
 /// A batch with one packet in each buffer, and what has been listed of it.
 struct Fixture {
-    batch: ReceiveBatch,
+    batch: Vec<Vec<u8>>,
     list: PacketDelivery,
     merger: Merger,
 }
 
 impl Fixture {
     fn new(packets: &[Vec<u8>]) -> Self {
-        let room = packets.iter().map(Vec::len).max().unwrap();
-        let mut batch = ReceiveBatch::new(packets.len(), room);
-        for packet in packets {
-            assert!(batch.push(Meta::EMPTY, packet));
-        }
-        Self { batch, list: PacketDelivery::default(), merger: Merger::default() }
+        Self { batch: packets.to_vec(), list: PacketDelivery::default(), merger: Merger::default() }
     }
 
     /// Lists every packet, with a view or, where it is possible, without; returns how many each message has.
     fn push_all(&mut self, partial: bool, offload: TunOffload, alike: bool) -> Vec<u16> {
         for slot in 0..self.batch.len() {
-            let range = 0..self.batch.buffer(slot).len();
+            let range = 0..self.batch.bytes(slot).len();
             let place = (slot, range.clone());
             if alike && self.merger.push_alike(&mut self.list, &self.batch, place, partial, 1) {
                 continue;
             }
-            let view = IpView::parse(self.batch.buffer(slot)).unwrap();
+            let view = IpView::parse(self.batch.bytes(slot)).unwrap();
             let (list, batch) = (&mut self.list, &mut self.batch);
             self.merger.push(list, batch, (slot, range), &view, partial, 1, offload);
         }
@@ -293,7 +285,7 @@ fn a_tcp_header_that_says_less_than_its_least_length_is_joined_by_nothing() {
         assert_eq!(fixture.push_all(true, ALL, true), [1, 1], "offset {offset}");
         let mut fixture = Fixture::new(&[first.clone(), first[..21].to_vec()]);
         let Fixture { batch, list, merger, .. } = &mut fixture;
-        let view = IpView::parse(batch.buffer(0)).unwrap();
+        let view = IpView::parse(batch.bytes(0)).unwrap();
         merger.push(list, batch, (0, 0..first.len()), &view, true, 1, ALL);
         assert!(!merger.push_alike(list, batch, (1, 0..21), true, 1), "offset {offset}");
     }

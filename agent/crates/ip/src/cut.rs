@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::{
+use crate::{
     checksum,
     view::{Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
     vnet::{Gso, VnetHeader},

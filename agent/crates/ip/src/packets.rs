@@ -9,8 +9,41 @@
 
 use std::ops::Range;
 
-use super::ReceiveBatch;
-use crate::l3::vnet::VnetHeader;
+use crate::vnet::VnetHeader;
+
+/// What a TUN device does for us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunOffload {
+    /// Partial checksums and TCP super-packets, both ways (`TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6`).
+    pub tcp: bool,
+    /// UDP super-packets, both ways (`TUN_F_USO4`, `TUN_F_USO6`; Linux 6.2).
+    pub udp: bool,
+}
+
+/// Received buffers, by number.
+pub trait Buffers {
+    /// Bytes of a buffer.
+    ///
+    /// # Panics
+    /// When there is no such buffer.
+    fn bytes(&self, slot: usize) -> &[u8];
+
+    /// Bytes of a buffer, to be changed.
+    ///
+    /// # Panics
+    /// When there is no such buffer.
+    fn bytes_mut(&mut self, slot: usize) -> &mut [u8];
+}
+
+impl Buffers for Vec<Vec<u8>> {
+    fn bytes(&self, slot: usize) -> &[u8] {
+        &self[slot]
+    }
+
+    fn bytes_mut(&mut self, slot: usize) -> &mut [u8] {
+        &mut self[slot]
+    }
+}
 
 /// Pieces that one write gathers, at most: `UIO_MAXIOV` less the two headers.
 pub const MOST_PIECES: usize = 1022;
@@ -132,13 +165,13 @@ impl PacketDelivery {
     pub fn pieces<'a>(
         &'a self,
         message: &PacketMessage,
-        received: &'a ReceiveBatch,
+        received: &'a impl Buffers,
     ) -> impl Iterator<Item = &'a [u8]> {
         let mut next = message.first;
         std::iter::from_fn(move || {
             let piece = self.pieces.get(next?)?;
             next = piece.next;
-            Some(&received.buffer(piece.slot)[piece.range.clone()])
+            Some(&received.bytes(piece.slot)[piece.range.clone()])
         })
     }
 
@@ -159,13 +192,10 @@ impl PacketDelivery {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::batch::Meta;
 
     #[test]
     fn pieces_of_two_messages_may_interleave_and_neighbours_join() {
-        let mut batch = ReceiveBatch::new(2, 16);
-        assert!(batch.push(Meta::EMPTY, b"aabbccdd"));
-        assert!(batch.push(Meta::EMPTY, b"eeff"));
+        let batch = vec![b"aabbccdd".to_vec(), b"eeff".to_vec()];
         let mut list = PacketDelivery::default();
         let first = list.begin(VnetHeader::default(), 1, b"H");
         list.add(first, 0, 0..2);
@@ -187,8 +217,7 @@ mod tests {
 
     #[test]
     fn a_packet_that_others_join_gets_a_header_of_its_own() {
-        let mut batch = ReceiveBatch::new(1, 16);
-        assert!(batch.push(Meta::EMPTY, b"hhaahhbb"));
+        let batch = vec![b"hhaahhbb".to_vec()];
         let mut list = PacketDelivery::default();
         let place = list.begin(VnetHeader::default(), 1, &[]);
         list.add(place, 0, 0..4);

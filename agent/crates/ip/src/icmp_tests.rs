@@ -1,5 +1,5 @@
 use super::*;
-use crate::l3::model::Recipe;
+use crate::model::Recipe;
 
 fn answers(packet: &[u8]) -> [Option<Vec<u8>>; 2] {
     let view = IpView::parse(packet).unwrap();

@@ -14,12 +14,12 @@
 
 use std::ops::Range;
 
-use super::{
+use crate::{
     checksum,
+    packets::{Buffers, MOST_PIECES, PacketDelivery, TunOffload},
     view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
-use crate::io::{PacketDelivery, ReceiveBatch, TunOffload, packets::MOST_PIECES};
 
 /// Flows that are joined at a time: beyond this, one of them begins anew.
 const FLOWS: usize = 8;
@@ -73,7 +73,7 @@ impl Merger {
     pub fn push(
         &mut self,
         list: &mut PacketDelivery,
-        batch: &mut ReceiveBatch,
+        batch: &mut impl Buffers,
         place: (usize, Range<usize>),
         view: &IpView,
         partial: bool,
@@ -86,7 +86,7 @@ impl Merger {
         let mut vnet = VnetHeader::default();
         if let Some((start, offset)) = place.filter(|_| partial) {
             if !offload.tcp {
-                checksum::complete(&mut batch.buffer_mut(slot).1[range.clone()], start, offset);
+                checksum::complete(&mut batch.bytes_mut(slot)[range.clone()], start, offset);
             } else {
                 vnet.needs_checksum = true;
                 // They are within the packet, whose length has 16 bits.
@@ -111,7 +111,7 @@ impl Merger {
         let message = list.begin(vnet, owner, &[]);
         list.add(message, packet.slot, packet.range.clone());
         if mergeable {
-            let bytes = &batch.buffer(slot)[packet.range.clone()];
+            let bytes = &batch.bytes(slot)[packet.range.clone()];
             if let Some(flow) = Flow::begin(bytes, view, packet, message) {
                 self.last = self.room(known);
                 self.flows[self.last] = flow;
@@ -128,7 +128,7 @@ impl Merger {
     pub fn push_alike(
         &mut self,
         list: &mut PacketDelivery,
-        batch: &ReceiveBatch,
+        batch: &impl Buffers,
         place: (usize, Range<usize>),
         partial: bool,
         owner: u32,
@@ -283,8 +283,8 @@ impl Flow {
 
     /// Joins `packet` to the flow's message. False, and it is not listed, if the kernel would not cut it off again as it is.
     #[inline]
-    fn join(&mut self, list: &mut PacketDelivery, batch: &ReceiveBatch, packet: &Packet) -> bool {
-        let bytes = &batch.buffer(packet.slot)[packet.range.clone()];
+    fn join(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
+        let bytes = &batch.bytes(packet.slot)[packet.range.clone()];
         let ip = self.ip;
         if !self.open
             || bytes.len() <= self.header
@@ -369,12 +369,12 @@ impl Flow {
 
     /// Whether the checksums of the packet and of the first one are complete and right, or both partial.
     #[inline]
-    fn is_verified(&mut self, batch: &ReceiveBatch, bytes: &[u8]) -> bool {
+    fn is_verified(&mut self, batch: &impl Buffers, bytes: &[u8]) -> bool {
         if self.partial {
             return true;
         }
         if let Some((slot, start, end)) = self.unverified {
-            if !self.is_complete(&batch.buffer(slot)[start..end]) {
+            if !self.is_complete(&batch.bytes(slot)[start..end]) {
                 return false;
             }
             self.unverified = None;

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use super::{
+use crate::{
     checksum,
     view::{Fragment, ICMP, ICMPV6, IPV4_HEADER, IPV6_HEADER, IpView},
 };

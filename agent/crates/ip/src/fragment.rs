@@ -1,6 +1,6 @@
 //! IPv4 packets that are larger than the way and may be fragmented (RFC 791 §3.2).
 
-use super::{
+use crate::{
     checksum,
     view::{IPV4_HEADER, IpView},
 };

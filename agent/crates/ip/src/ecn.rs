@@ -9,7 +9,7 @@
 //!   CE         | CE            | CE      | CE      | CE
 //! ```
 
-use super::checksum;
+use crate::checksum;
 
 const NOT_ECT: u8 = 0;
 const ECT_1: u8 = 1;
@@ -64,7 +64,7 @@ pub fn set_ecn(packet: &mut [u8], ecn: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::l3::view::IpView;
+    use crate::view::IpView;
 
     #[test]
     fn the_table_of_rfc_6040() {

@@ -2,11 +2,15 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// A peer's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Peer(u32);
+
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-fn lookup(routes: &Routes, address: &str) -> Option<u32> {
+fn lookup(routes: &Routes<Peer>, address: &str) -> Option<u32> {
     routes.lookup(address.parse().unwrap()).map(|peer| peer.0)
 }
 
@@ -23,7 +27,7 @@ fn the_longest_prefix_decides() {
         ("255.255.255.255/32", 4),
         ("ffff::/16", 4),
     ] {
-        assert_eq!(routes.insert(net(prefix), PeerId(peer)), None);
+        assert_eq!(routes.insert(net(prefix), Peer(peer)), None);
     }
     let answers = [
         ("9.255.255.255", None),
@@ -44,29 +48,29 @@ fn the_longest_prefix_decides() {
     for (address, peer) in answers {
         assert_eq!(lookup(&routes, address), peer, "{address}");
     }
-    assert_eq!(routes.insert(net("10.9.0.77/24"), PeerId(5)), Some(PeerId(1)), "the same prefix");
+    assert_eq!(routes.insert(net("10.9.0.77/24"), Peer(5)), Some(Peer(1)), "the same prefix");
     assert_eq!((lookup(&routes, "10.9.0.3"), lookup(&routes, "10.9.0.2")), (Some(5), Some(2)));
 }
 
 #[test]
 fn defaults_of_one_family_are_not_those_of_the_other() {
     let mut routes = Routes::default();
-    routes.insert(net("0.0.0.0/0"), PeerId(1));
+    routes.insert(net("0.0.0.0/0"), Peer(1));
     assert_eq!((lookup(&routes, "255.255.255.255"), lookup(&routes, "::ffff:10.0.0.1")), (Some(1), None));
-    routes.insert(net("::/0"), PeerId(2));
+    routes.insert(net("::/0"), Peer(2));
     assert_eq!((lookup(&routes, "0.0.0.0"), lookup(&routes, "::ffff:10.0.0.1")), (Some(1), Some(2)));
-    routes.remove(PeerId(1));
+    routes.remove(Peer(1));
     assert_eq!((lookup(&routes, "0.0.0.0"), lookup(&routes, "::")), (None, Some(2)));
 }
 
 #[test]
 fn peers_that_come_and_go_leave_nothing_behind() {
     let mut routes = Routes::default();
-    routes.insert(net("10.9.0.0/16"), PeerId(0));
+    routes.insert(net("10.9.0.0/16"), Peer(0));
     for round in 0..100_u32 {
-        routes.insert(net(&format!("10.9.{round}.0/24")), PeerId(1));
-        routes.insert(net(&format!("fd09::{round:x}/128")), PeerId(1));
-        routes.remove(PeerId(1));
+        routes.insert(net(&format!("10.9.{round}.0/24")), Peer(1));
+        routes.insert(net(&format!("fd09::{round:x}/128")), Peer(1));
+        routes.remove(Peer(1));
     }
     assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
 }
@@ -119,17 +123,17 @@ proptest! {
                 Change::Insert(prefix, peer) => {
                     let before = model.iter().position(|(net, _)| *net == prefix).map(|index| model.remove(index).1);
                     model.push((prefix, peer));
-                    prop_assert_eq!(routes.insert(prefix, PeerId(peer)).map(|peer| peer.0), before);
+                    prop_assert_eq!(routes.insert(prefix, Peer(peer)).map(|peer| peer.0), before);
                 }
                 Change::Remove(peer) => {
                     model.retain(|(_, owner)| *owner != peer);
-                    routes.remove(PeerId(peer));
+                    routes.remove(Peer(peer));
                 }
             }
             let edges = model.iter().flat_map(|(net, _)| [net.network(), net.broadcast()]);
             for address in addresses.iter().copied().chain(edges) {
                 let holders = model.iter().filter(|(net, _)| net.contains(&address));
-                let longest = holders.max_by_key(|(net, _)| net.prefix_len()).map(|(_, peer)| PeerId(*peer));
+                let longest = holders.max_by_key(|(net, _)| net.prefix_len()).map(|(_, peer)| Peer(*peer));
                 prop_assert_eq!(routes.lookup(address), longest, "{}", address);
             }
         }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::l3::{model::Recipe, properties};
+use crate::{model::Recipe, properties};
 
 fn input(vnet: &VnetHeader, packet: &[u8]) -> Vec<u8> {
     [&vnet.encode()[..], packet].concat()

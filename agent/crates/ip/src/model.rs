@@ -1,12 +1,12 @@
 //! What the kernel does with a super-packet, told simply, and packets to try it with: for the tests and the fuzz targets.
 
-use super::{
+use crate::{
     view::{TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 
 /// The sum of `bytes` as RFC 1071 defines it, from `total` on.
-pub(crate) fn sum(bytes: &[u8], total: u16) -> u16 {
+pub fn sum(bytes: &[u8], total: u16) -> u16 {
     bytes.chunks(2).fold(total, |total, word| {
         let word = u16::from_be_bytes([word[0], *word.get(1).unwrap_or(&0)]);
         let (sum, carry) = total.overflowing_add(word);
@@ -19,7 +19,7 @@ fn put(packet: &mut [u8], at: usize, word: u16) {
 }
 
 /// Adds what a partial checksum lacks. 0 becomes 0xffff.
-pub(crate) fn complete(packet: &mut [u8], start: usize, offset: usize) {
+pub fn complete(packet: &mut [u8], start: usize, offset: usize) {
     let checksum = !sum(&packet[start..], 0);
     put(packet, start + offset, if checksum == 0 { 0xffff } else { checksum });
 }
@@ -50,7 +50,7 @@ fn set_partial(packet: &mut [u8], start: usize, protocol: u8) {
 }
 
 /// The packets, with complete checksums, of what is written to a TUN device; `start` is where their L4 header begins.
-pub(crate) fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
+pub fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
     let protocol = match vnet.gso {
         Gso::None => {
             let mut packet = bytes.to_vec();
@@ -97,29 +97,28 @@ pub(crate) fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<
 
 /// What one packet of a stream is like.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Recipe {
-    pub(crate) ipv6: bool,
-    pub(crate) protocol: u8,
+pub struct Recipe {
+    pub ipv6: bool,
+    pub protocol: u8,
     /// The last bytes of the addresses, and the ports, follow from it.
-    pub(crate) flow: u8,
-    pub(crate) sequence: u32,
-    pub(crate) flags: u8,
-    pub(crate) id: u16,
-    pub(crate) dont_fragment: bool,
-    pub(crate) traffic_class: u8,
+    pub flow: u8,
+    pub sequence: u32,
+    pub flags: u8,
+    pub id: u16,
+    pub dont_fragment: bool,
+    pub traffic_class: u8,
     /// Bytes of IPv4 options or IPv6 extension headers, a multiple of 8.
-    pub(crate) ip_options: usize,
+    pub ip_options: usize,
     /// Bytes of TCP options, a multiple of 4.
-    pub(crate) tcp_options: usize,
-    pub(crate) window: u8,
-    pub(crate) payload: usize,
-    pub(crate) fill: u8,
+    pub tcp_options: usize,
+    pub window: u8,
+    pub payload: usize,
+    pub fill: u8,
 }
 
 impl Recipe {
     /// TCP segments with nothing special.
-    #[cfg(test)]
-    pub(crate) const TCP: Self = Self {
+    pub const TCP: Self = Self {
         ipv6: false,
         protocol: TCP,
         flow: 1,
@@ -136,16 +135,15 @@ impl Recipe {
     };
 
     /// UDP datagrams with nothing special.
-    #[cfg(test)]
-    pub(crate) const UDP: Self = Self { protocol: UDP, ..Self::TCP };
+    pub const UDP: Self = Self { protocol: UDP, ..Self::TCP };
 
     /// Where its L4 header begins.
-    pub(crate) fn transport_at(&self) -> usize {
+    pub fn transport_at(&self) -> usize {
         self.ip_options + if self.ipv6 { 40 } else { 20 }
     }
 
     /// The packet, with a partial checksum.
-    pub(crate) fn partial(&self) -> Vec<u8> {
+    pub fn partial(&self) -> Vec<u8> {
         let start = self.transport_at();
         let l4_header = if self.protocol == TCP { 20 + self.tcp_options } else { 8 };
         let mut packet = vec![0; start + l4_header];
@@ -188,15 +186,14 @@ impl Recipe {
     }
 
     /// The packet, with a complete checksum.
-    pub(crate) fn complete(&self) -> Vec<u8> {
+    pub fn complete(&self) -> Vec<u8> {
         let mut packet = self.partial();
         complete(&mut packet, self.transport_at(), if self.protocol == TCP { 16 } else { 6 });
         packet
     }
 
     /// A super-packet: what the kernel says of it, and its bytes.
-    #[cfg(test)]
-    pub(crate) fn super_packet(&self, gso_size: u16) -> (VnetHeader, Vec<u8>) {
+    pub fn super_packet(&self, gso_size: u16) -> (VnetHeader, Vec<u8>) {
         let tcp = self.protocol == TCP;
         let start = self.transport_at();
         let vnet = VnetHeader {

@@ -2,7 +2,7 @@ use etherparse::{NetHeaders, TransportHeader};
 use proptest::prelude::*;
 
 use super::*;
-use crate::l3::{model::Recipe, properties};
+use crate::{model::Recipe, properties};
 
 fn view(packet: &[u8]) -> IpView {
     IpView::parse(packet).unwrap()
@@ -234,6 +234,6 @@ fn the_hash_and_the_checksum_on_the_wire_are_those_of_the_document() {
     ];
     assert_eq!(IpView::parse(&packet).unwrap().flow_hash(), 0x1dbb_f07f);
     let mut whole = packet;
-    assert!(crate::l3::checksum::complete(&mut whole, 20, 6));
+    assert!(crate::checksum::complete(&mut whole, 20, 6));
     assert_eq!(whole[26..28], [0x95, 0x84]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
+use crate::{
     checksum,
     cut::{Cut, MOST_HEADER},
     ecn,
@@ -11,10 +11,10 @@ use super::{
     merge::Merger,
     model::{self, Recipe},
     mss,
+    packets::{MOST_PIECES, PacketDelivery, TunOffload},
     view::{IpView, TCP, UDP},
     vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
 };
-use crate::io::{PacketDelivery, ReceiveBatch, TunOffload, batch::Meta, packets::MOST_PIECES};
 
 /// Takes `input` as an IP packet.
 ///
@@ -251,7 +251,7 @@ impl Stream {
 }
 
 /// The packets in `slots` buffers, with gaps between them, and where each lies.
-fn fill(arrivals: &[Arrival], slots: usize) -> (ReceiveBatch, Vec<(usize, std::ops::Range<usize>)>) {
+fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<(usize, std::ops::Range<usize>)>) {
     let mut buffers = vec![Vec::new(); slots];
     let per_slot = arrivals.len().div_ceil(slots).max(1);
     let places = arrivals
@@ -265,20 +265,11 @@ fn fill(arrivals: &[Arrival], slots: usize) -> (ReceiveBatch, Vec<(usize, std::o
             (index / per_slot, start..buffer.len())
         })
         .collect();
-    let room = buffers.iter().map(Vec::len).max().unwrap_or(0);
-    let mut batch = ReceiveBatch::new(slots, room.max(1));
-    for buffer in &buffers {
-        assert!(batch.push(Meta::EMPTY, buffer));
-    }
-    (batch, places)
+    (buffers, places)
 }
 
 /// What the kernel makes of `list`: whose each packet is, and its bytes.
-pub(crate) fn written(
-    list: &PacketDelivery,
-    batch: &ReceiveBatch,
-    offload: TunOffload,
-) -> Vec<(u32, Vec<u8>)> {
+pub fn written(list: &PacketDelivery, batch: &Vec<Vec<u8>>, offload: TunOffload) -> Vec<(u32, Vec<u8>)> {
     let mut packets = Vec::new();
     for message in list.messages() {
         let mut bytes = list.header(message).to_vec();

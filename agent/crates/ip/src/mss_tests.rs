@@ -1,5 +1,5 @@
 use super::*;
-use crate::l3::model::{self, Recipe};
+use crate::model::{self, Recipe};
 
 /// A SYN whose options are `options`, with a complete or a partial checksum.
 fn syn(ipv6: bool, options: &[u8], partial: bool) -> Vec<u8> {
