@@ -3,7 +3,6 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use culvert::io::{ReceiveBatch, batch::Meta};
 use ip::{
     checksum,
     cut::Cut,
@@ -12,6 +11,7 @@ use ip::{
     view::IpView,
     vnet::{Gso, VnetHeader},
 };
+use net::{ReceiveBatch, batch::Meta};
 
 const PAYLOAD: usize = 1388;
 const PACKETS: usize = 46;

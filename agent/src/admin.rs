@@ -24,6 +24,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use net::task;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -35,7 +36,7 @@ use wire::{
     throttle::Throttle,
 };
 
-use crate::{metrics::Metrics, task};
+use crate::metrics::Metrics;
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: u32 = 64;

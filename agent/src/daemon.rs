@@ -11,6 +11,13 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
+use net::{
+    Ready,
+    kernel::KernelNet,
+    ports::{self, PortKind, Ports},
+    process,
+    tun::TunPort,
+};
 use tokio::{
     runtime,
     sync::{oneshot, watch},
@@ -28,13 +35,6 @@ use crate::{
     control_socket::{ControlSocket, Desk, ListenError},
     gate::{Own, refusals::Refusals, table::SingleUse},
     identity::Identity,
-    io::{
-        Ready,
-        kernel::KernelNet,
-        ports::{self, PortKind, Ports},
-        process,
-        tun::TunPort,
-    },
     log,
     metrics::Metrics,
     operator::Running,

@@ -14,6 +14,7 @@ use std::{
     sync::OnceLock,
 };
 
+use net::process;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
@@ -27,10 +28,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::{
-    config::{Log, LogFormat, LogLevel},
-    io::process,
-};
+use crate::config::{Log, LogFormat, LogLevel};
 
 /// The process has a subscriber already.
 #[derive(Debug, thiserror::Error)]

@@ -11,6 +11,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
+use net::ports::{self, PortError, Ports};
 use wire::{
     fault::{self, Fault},
     panics::Critical,
@@ -22,9 +23,7 @@ use crate::{
         reload::{Change, Effect, Kind, Plan, plan},
     },
     control_socket::Reloaded,
-    daemon,
-    io::ports::{self, PortError, Ports},
-    log, metrics,
+    daemon, log, metrics,
     operator::Running,
     roster::{Revision, Roster, RosterError},
     tunnel::{self, TunnelError},

@@ -26,7 +26,7 @@ use wire::throttle::Throttle;
 
 use crate::{
     admin::{Health, Stuck},
-    io::notify::{self, NotifySocket},
+    notify::{self, NotifySocket},
 };
 
 /// How often the line of status is looked at; systemd is told when it is another one.

@@ -6,14 +6,14 @@ use culvert::{
     admin::Health,
     config::Config,
     control::tls::TlsIdentity,
-    gate::{Own, table::SingleUse},
+    gate::{Own, journal::MemoryJournal, table::SingleUse},
     identity::Identity,
-    io::{Ready, UdpRole, batch::Meta, journal::MemoryJournal, steering},
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Worker},
 };
 use culvert_tests::random::Random;
+use net::{Ready, UdpRole, batch::Meta, steering};
 use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 

@@ -3,7 +3,7 @@
 use std::{env, error::Error, fs, path::Path};
 
 const SOURCES: [(&str, &str); 2] =
-    [("ready", "../../agent/src/io/ready.rs"), ("mailbox", "../../agent/src/worker/mailbox.rs")];
+    [("ready", "../../agent/crates/net/src/ready.rs"), ("mailbox", "../../agent/src/worker/mailbox.rs")];
 
 struct Mutant {
     name: &'static str,
@@ -144,6 +144,7 @@ fn write(out: &str, variant: &str, file: &str, text: &str) -> Result<(), Box<dyn
     let text = text
         .replace("crate::", &format!("crate::{variant}::"))
         .replace("use std::", "use crate::std::")
-        .replace("use wire::", "use crate::agent::");
+        .replace("use wire::", "use crate::agent::")
+        .replace("use net::", &format!("use crate::{variant}::net::"));
     Ok(fs::write(folder.join(file).with_extension("rs"), text)?)
 }

@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use culvert::{
-    io::Token,
-    worker::simulation::{Host, NetworkPath, Udp, World},
-};
+use culvert::worker::simulation::{Host, NetworkPath, Udp, World};
 use ip::{packets::TunOffload, vnet::VnetHeader};
+use net::Token;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{

@@ -5,10 +5,10 @@ use std::{net::UdpSocket, sync::Arc};
 use culvert::{
     config::Config,
     identity::Endpoint,
-    io::tun::TunPort,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
+use net::tun::TunPort;
 use wire::ids::PeerId;
 
 use crate::{Space, config, gone, health, metrics, open, roster, tun, until};

@@ -25,7 +25,6 @@ use culvert::{
     admin::Health,
     config::{Config, InnerMtu, Tun},
     identity::Identity,
-    io::tun::TunPort,
     metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},
@@ -36,6 +35,7 @@ use culvert_tests::{
     place::Place,
     process::{run, text},
 };
+use net::tun::TunPort;
 
 /// What these tests need.
 const NEEDS: &[Need] = &[Need::Root, Need::Tool("setpriv", "util-linux"), Need::Tool("ip", "iproute2")];

@@ -7,11 +7,12 @@ use std::{
 };
 
 use anyhow::anyhow;
+use net::kernel::KernelNet;
 use serde_json::json;
 use wire::clock::{Clock, SystemClock};
 
 use super::{client::Shared, shell, sink::Sink};
-use crate::{cli::out, io::kernel::KernelNet};
+use crate::cli::out;
 
 /// How a sink of its own is to be run.
 #[derive(Clone, Copy, Debug)]

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 use wire::clock::Clock;
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     sender::{Next, Sender, Sent, Target, nanoseconds},
     tally::{Counts, FlowTally, Received},
 };
-use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// How often a datagram that needs an answer is repeated: far above any round trip worth a measurement.
 const REPEAT: Duration = Duration::from_millis(50);

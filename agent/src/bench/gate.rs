@@ -29,9 +29,11 @@ use crate::{
         knock::{Knock, arm},
         tls::{self, TlsIdentity},
     },
-    gate::{Arrival, Gate, GateSetup, Own, Verdict, budget::Budget, knock::ServerKey, table::SingleUse},
+    gate::{
+        Arrival, Gate, GateSetup, Own, Verdict, budget::Budget, journal::MemoryJournal, knock::ServerKey,
+        table::SingleUse,
+    },
     identity::Identity,
-    io::journal::MemoryJournal,
     roster::Roster,
 };
 

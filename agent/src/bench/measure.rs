@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::anyhow;
+use net::{Path, Token, kernel, process};
 use wire::clock::{Clock, SystemClock};
 
 use super::{
@@ -27,10 +28,7 @@ use super::{
     sink::{self, Sink},
     tally::{Latency, Received},
 };
-use crate::{
-    cli::out,
-    io::{Path, Token, kernel, process},
-};
+use crate::cli::out;
 
 /// How long the flows may take to be welcomed: an agent that dials does so every second.
 const WELCOME: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@
 //! | what the gate's checks cost, without a network | `gate.rs` |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
-//! Client, sink and probe do their work in turns over the traits of [`crate::io`], with a clock that is given: what is
+//! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
 //! measured is what those do, and tests run them over a network in memory.
 
 use std::{
@@ -26,8 +26,9 @@ use std::{
 };
 
 use anyhow::anyhow;
+use net::Token;
 
-use crate::{cli::out, io::Token};
+use crate::cli::out;
 
 mod alone;
 mod client;
@@ -142,7 +143,7 @@ pub(crate) enum Turn {
 /// Addresses that cannot be used, a sink that does not answer, nothing that arrives.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let limit = 64 + u64::from(options.flows);
-    if crate::io::process::raise_descriptor_limit(limit)? < limit {
+    if net::process::raise_descriptor_limit(limit)? < limit {
         return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", options.flows));
     }
     let mut runs = Vec::with_capacity(options.sizes.len());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::io::batch::MAX_MESSAGE_BYTES;
+use net::batch::MAX_MESSAGE_BYTES;
 
 /// A rate kept from its start on: what is late is made up for, so that the rate never drifts.
 #[derive(Clone, Copy, Debug)]

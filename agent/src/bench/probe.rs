@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 use wire::clock::Clock;
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
     sender::nanoseconds,
     tally::{FlowTally, Latency},
 };
-use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
 const INTERVAL: Duration = Duration::from_millis(5);

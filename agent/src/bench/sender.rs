@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Path, SendBatch, SendFailure, SendOutcome, UdpSocket, batch::MAX_MESSAGE_BYTES};
 use wire::clock::Clock;
 
 use super::{
     datagram::{Header, Kind, Plan},
     pace::Pacer,
 };
-use crate::io::{Path, SendBatch, SendFailure, SendOutcome, UdpSocket, batch::MAX_MESSAGE_BYTES};
 
 /// Bursts that one turn sends at most, so that what arrives meanwhile is not left waiting.
 const BURSTS_PER_TURN: usize = 16;

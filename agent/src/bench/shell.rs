@@ -3,13 +3,13 @@
 use std::{net::SocketAddr, rc::Rc, thread::JoinHandle};
 
 use anyhow::Context as _;
-use wire::clock::{Clock, SystemClock};
-
-use super::{Party, Turn};
-use crate::io::{
+use net::{
     Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, ports::Ports,
     wildcard_for,
 };
+use wire::clock::{Clock, SystemClock};
+
+use super::{Party, Turn};
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.
 const BUFFER_BYTES: usize = 8 << 20;

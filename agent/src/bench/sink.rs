@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 use wire::clock::Clock;
 
 use super::{
@@ -15,7 +16,6 @@ use super::{
     sender::{Next, Sender, Sent, Target, nanoseconds},
     tally::{FlowTally, Received},
 };
-use crate::io::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 /// How often it looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(20);

@@ -7,6 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{
+    Net, Path, ReceiveBatch, SendBatch, SendOutcome, Token, UdpSocket, batch::MAX_MESSAGE_BYTES, process,
+};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use wire::clock::Clock;
 
@@ -15,12 +18,7 @@ use super::{
     pace::{Pacer, default_burst, largest_burst},
     shell,
 };
-use crate::{
-    cli::out,
-    io::{
-        Net, Path, ReceiveBatch, SendBatch, SendOutcome, Token, UdpSocket, batch::MAX_MESSAGE_BYTES, process,
-    },
-};
+use crate::cli::out;
 
 /// Bytes of each datagram: the least that may carry an Initial (RFC 9000 §14.1), so that most fit a second.
 pub(super) const BYTES: u16 = 1_200;
@@ -59,7 +57,7 @@ pub struct StrangersOptions {
 /// Addresses that cannot be used.
 pub fn run_strangers(options: StrangersOptions) -> anyhow::Result<()> {
     process::raise_descriptor_limit(64 + u64::from(options.ports))?;
-    let make = move |net: &mut crate::io::kernel::KernelNet, clock| Strangers::new(net, clock, options);
+    let make = move |net: &mut net::kernel::KernelNet, clock| Strangers::new(net, clock, options);
     let thread = shell::spawn("strangers".to_owned(), make, Strangers::finish)?;
     let outcome = thread.join().map_err(|_panic| anyhow::anyhow!("the sending thread panicked"))??;
     if options.json { out::say(&outcome.json()) } else { out::say(&outcome) }
@@ -263,7 +261,7 @@ mod tests {
     use quinn_proto::{FixedLengthConnectionIdParser, ProtectedHeader};
 
     use super::*;
-    use crate::io::{
+    use net::{
         Ready, UdpOptions, UdpRole,
         memory::{Datagram, MemoryFabric, Verdict},
     };

@@ -8,6 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{
+    Net, Path, Ready, Token, UdpOptions, UdpRole, UdpSocket,
+    memory::{MemoryFabric, MemoryNet, Verdict},
+};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use wire::clock::{Clock, ManualClock};
 
@@ -18,10 +22,6 @@ use super::{
     sender::nanoseconds,
     sink::{self, Sink},
     tally::Counts,
-};
-use crate::io::{
-    Net, Path, Ready, Token, UdpOptions, UdpRole, UdpSocket,
-    memory::{MemoryFabric, MemoryNet, Verdict},
 };
 
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));

@@ -3,6 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use clap::Args;
+use net::folder;
 
 use super::Failure;
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
         client::{self, AskError},
         protocol::{Answer, Request},
     },
-    io::folder,
 };
 
 /// Where the configuration is when it is not named.

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Context as _;
 use clap::Args;
+use net::process;
 use serde_json::json;
 
 use super::{
@@ -13,7 +14,6 @@ use super::{
 use crate::{
     config::{Config, reload::Effect},
     control_socket::protocol::{Answer, Request, ShownChange, VERSION},
-    io::process,
 };
 
 /// Make the running daemon follow its changed configuration, without losing flows

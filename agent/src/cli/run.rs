@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use net::process;
 use wire::panics;
 
 use super::Failure;
 use crate::{
     config::Config,
-    io::process,
     log,
     run::{self, Signals},
 };

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use net::ports;
+
 use super::{
     Access, AccessMode, Knock, MAX_CLOCK_WINDOW, Service,
     checks::{Checks, Listener},
@@ -13,7 +15,6 @@ use super::{
     field::Field,
     file, value,
 };
-use crate::io::ports;
 
 /// The least `access.clock_window`: a client that hears no answer repeats one proof for 15 s, so that a smaller window
 /// would refuse it for no fault of its clock.

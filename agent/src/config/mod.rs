@@ -22,11 +22,9 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::process;
 
-use crate::{
-    identity::{Endpoint, Identity, PublicKey},
-    io::process,
-};
+use crate::identity::{Endpoint, Identity, PublicKey};
 
 mod access;
 #[cfg(test)]

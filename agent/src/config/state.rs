@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use net::folder;
 use toml::{Table, Value};
 
 use super::{
@@ -23,7 +24,7 @@ use super::{
     problem::Report,
     tun::allowed_prefix,
 };
-use crate::{identity::PublicKey, io::folder};
+use crate::identity::PublicKey;
 
 /// The file beside it that is locked while it is changed.
 const LOCK_NAME: &str = "peers.lock";

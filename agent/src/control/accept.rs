@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Path;
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
 use wire::messages::CloseReason;
 
@@ -13,7 +14,7 @@ use super::{
     congestion::Congestion,
     driver::{Begun, Control, ControlConnection},
 };
-use crate::{io::Path, lanes::UnderlayId};
+use crate::lanes::UnderlayId;
 
 /// How long a connection that another started may take until it is a session: handshake and hello, with losses.
 pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);

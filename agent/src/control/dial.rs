@@ -16,10 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Token;
 use quinn_proto::ConnectionHandle;
 use rand::{Rng, RngExt};
 
-use crate::{identity::Endpoint, io::Token};
+use crate::identity::Endpoint;
 
 /// Attempts that may be unanswered at once.
 const MAX_ATTEMPTS: usize = 4;

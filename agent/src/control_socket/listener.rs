@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use net::{folder, task};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -29,7 +30,7 @@ use super::{
     Desk,
     protocol::{Answer, MAX_REQUEST_BYTES},
 };
-use crate::{config::defaults, io::folder, task};
+use crate::config::defaults;
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;

@@ -7,6 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{
+    Path, ReceiveBatch,
+    batch::{MOST_SEGMENTS, Meta},
+    steering,
+};
 use quic_core::{ConnectionId, OpenError};
 use wire::{
     context::{Context, FlowNumber, Header},
@@ -25,11 +30,6 @@ use crate::{
     control::driver::Control,
     forward::{Locals, tun::TunSide},
     gate::{Arrival, Gate, Verdict},
-    io::{
-        Path, ReceiveBatch,
-        batch::{MOST_SEGMENTS, Meta},
-        steering,
-    },
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::Peer,
     relay::{DropReason, FlowId, Origin, Standing},

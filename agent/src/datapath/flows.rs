@@ -6,10 +6,7 @@ use wire::{
 };
 
 use super::{downlink::Downlink, work};
-use crate::{
-    io,
-    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
-};
+use crate::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 
 impl Downlink<'_> {
     /// The flow of an opening, which comes to be if this is its first.
@@ -79,7 +76,7 @@ impl Downlink<'_> {
         }
         if state.relay.flows.registry().is_out_of_sockets() {
             state.relay.stats.sockets_refused += 1;
-            state.relay.socket_error = Some(io::process::out_of_descriptors());
+            state.relay.socket_error = Some(net::process::out_of_descriptors());
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
         let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {

@@ -7,10 +7,11 @@ use ip::{
     mss,
     view::IpView,
 };
+use net::ReceiveBatch;
 use wire::ids::PeerId;
 
 use super::downlink::Downlink;
-use crate::{io::ReceiveBatch, relay::DropReason};
+use crate::relay::DropReason;
 
 impl Downlink<'_> {
     /// Takes an IP packet of `peer`, which lies at `range` of the buffer in `slot`; it is listed for the device or dropped.

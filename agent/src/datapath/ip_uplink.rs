@@ -11,6 +11,7 @@ use ip::{
     view::IpView,
     vnet::{Gso, VnetHeader},
 };
+use net::ReceiveBatch;
 use wire::{
     context::{Context, Header},
     ids::PeerId,
@@ -19,7 +20,6 @@ use wire::{
 use super::uplink::{Uplink, Way};
 use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
-    io::ReceiveBatch,
     lanes::{Lanes, Payloads, PushError, Underlays},
     peer::Peer,
     relay::{Belongs, DropReason, PacketClass, Stripes},

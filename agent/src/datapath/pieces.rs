@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use net::ReceiveBatch;
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM},
     ids::PeerId,
@@ -13,7 +14,6 @@ use super::{
     uplink::{TooLarge, Uplink, Way},
 };
 use crate::{
-    io::ReceiveBatch,
     lanes::{Frame, PushError},
     relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
 };

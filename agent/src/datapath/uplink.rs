@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
     ids::{IngressId, LocalId, PeerId},
@@ -11,7 +12,6 @@ use wire::{
 use super::pieces::Cutting;
 use crate::{
     config::Limits,
-    io::{ReceiveBatch, batch::Meta},
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::Link,
     relay::{

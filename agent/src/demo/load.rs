@@ -109,7 +109,7 @@ impl Load {
         self.receiver.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?;
         let mut measured = self.shared.measured();
         measured.kernel_drops =
-            self.shared.sockets.iter().map(|socket| crate::io::process::kernel_drops(socket.as_fd())).sum();
+            self.shared.sockets.iter().map(|socket| net::process::kernel_drops(socket.as_fd())).sum();
         Ok(measured)
     }
 }

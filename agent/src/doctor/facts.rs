@@ -6,12 +6,10 @@ use std::{
     time::Duration,
 };
 
+use net::host::{Buffers, ClockState, TunFeatures, Way};
+
 pub use super::unit::{Account, Service, Unit};
-use crate::{
-    config::ConfigProblem,
-    control_socket::status::Status,
-    io::host::{Buffers, ClockState, TunFeatures, Way},
-};
+use crate::{config::ConfigProblem, control_socket::status::Status};
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
 pub type Tried = Result<bool, String>;

@@ -8,6 +8,12 @@ use std::{
     time::Duration,
 };
 
+use net::{
+    folder, host,
+    netlink::{Netlink, TABLE_MAIN, Which},
+    process,
+    tun::DRIVER,
+};
 use wire::clock::{Clock as _, SystemClock};
 
 use super::{
@@ -27,12 +33,6 @@ use crate::{
         protocol::{Answer, Request},
     },
     identity::Identity,
-    io::{
-        folder, host,
-        netlink::{Netlink, TABLE_MAIN, Which},
-        process,
-        tun::DRIVER,
-    },
     tunnel,
 };
 

@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use net::host;
 use wire::clock::{Clock, SystemClock};
 
 use super::facts::{Address, Endpoint, Lookup, Peer};
-use crate::{config::Config, identity, io::host};
+use crate::{config::Config, identity};
 
 /// How long the resolver may take for one name; it goes on by itself for longer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,5 +1,7 @@
 //! The TUN device: its driver, its name and addresses, its queue (pure).
 
+use net::{host::TunFeatures, tun::DRIVER};
+
 use super::{
     Check, Finding, Severity,
     facts::{Daemon, Facts},
@@ -9,7 +11,6 @@ use super::{
 };
 use crate::{
     config::{self, Config},
-    io::{host::TunFeatures, tun::DRIVER},
     tunnel::QUEUE_PACKETS,
 };
 

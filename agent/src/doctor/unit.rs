@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::io::tun::DRIVER;
+use net::tun::DRIVER;
 
 /// In findings.
 pub(super) const NAME: &str = "culvert.service";

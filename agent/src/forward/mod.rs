@@ -12,11 +12,11 @@ use std::{
     time::Instant,
 };
 
+use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage};
 use slab::Slab;
 use wire::ids::{IngressId, LocalId, PeerId};
 
 use crate::{
-    io::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage},
     relay::{FlowId, Settlement, Settlements},
     worker::Booked,
 };

@@ -15,10 +15,9 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
+use net::{TcpStream, Token};
 use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
 use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen};
-
-use crate::io::{TcpStream, Token};
 
 /// A TCP forward's place among the worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

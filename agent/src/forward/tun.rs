@@ -15,10 +15,10 @@ use ip::{
     vnet::VnetHeader,
 };
 use ipnet::IpNet;
+use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
 use wire::{ids::PeerId, meter::Meter};
 
 use crate::{
-    io::{ReceiveBatch, SendOutcome, Token, TunQueue},
     lanes::pool::MAX_LANES,
     relay::{Settlement, Settlements},
 };
@@ -240,11 +240,11 @@ impl Allowance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{
+    use ip::packets::TunOffload;
+    use net::{
         Net, Ready,
         memory::{MemoryFabric, MemoryTun},
     };
-    use ip::packets::TunOffload;
     use wire::clock::{Clock, ManualClock};
 
     #[test]

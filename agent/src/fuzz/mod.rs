@@ -58,7 +58,7 @@ pub fn reload_files(input: &[u8]) {
 
 /// Takes `input` as a file of used knocks, see `io/journal/properties.rs`.
 pub fn knock_journal(input: &[u8]) {
-    crate::io::journal::knock_journal(input);
+    crate::gate::journal::knock_journal(input);
 }
 
 /// Takes `input` as a datagram of a run of bench, see `bench/wire.rs`.

@@ -50,6 +50,7 @@ pub mod classify;
 pub mod decoy;
 pub mod decoy_stats;
 pub mod initial;
+pub mod journal;
 pub mod knock;
 mod own;
 pub mod refusals;

@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber};
 use slab::Slab;
 use wire::{
@@ -33,7 +34,6 @@ use wire::{
 };
 
 use self::paths::{Paths, Turn};
-use crate::io::Path;
 
 pub mod frame;
 pub mod openings;

@@ -15,13 +15,13 @@
 
 use std::time::Instant;
 
+use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message};
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
 use wire::ids::PeerId;
 
 use super::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX};
 use crate::{
-    io::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message},
     relay::{DropReason, Settlement, Settlements},
     worker::Booked,
 };

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use net::batch::Message;
 use wire::ids::PeerId;
 
 use super::{NO_OWNER, UnderlayId, Underlays};
-use crate::{io::batch::Message, relay::Settlements};
+use crate::relay::Settlements;
 
 /// What [`Underlays::expire`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

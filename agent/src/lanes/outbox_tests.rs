@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use net::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage};
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
 use wire::{
@@ -16,7 +17,6 @@ use wire::{
 };
 
 use super::*;
-use crate::io::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage};
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;

@@ -16,10 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Path;
 use quic_core::{PATH_PACKET_MIN, TRANSMIT_CAPACITY};
 
 use super::{AMPLIFICATION_LIMIT, VALIDATION_TIMEOUT};
-use crate::io::Path;
 
 /// An unanswered PATH_CHALLENGE is repeated after this long.
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);

@@ -5,13 +5,12 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use net::stats::{AGE_BOUNDS_NANOS, SIZE_BOUNDS};
 use prometheus::{
     Opts,
     core::{Metric, MetricVec, MetricVecBuilder},
     proto,
 };
-
-use crate::io::stats::{AGE_BOUNDS_NANOS, SIZE_BOUNDS};
 
 /// What a family's buckets count.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{
+    Gso,
+    netlink::{Link, Netlink, Which},
+    process,
+};
 use prometheus::{IntCounterVec, core::Collector as _};
 use wire::ids::PeerId;
 
@@ -21,11 +26,6 @@ use crate::{
     },
     forward::tun::{Answer, TunDrop},
     gate::{refusals, table::MOST_ENTRIES},
-    io::{
-        Gso,
-        netlink::{Link, Netlink, Which},
-        process,
-    },
     lanes::LaneState,
     relay::{DropReason, flow::Standing},
     roster::{Listed, Origin},

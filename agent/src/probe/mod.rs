@@ -14,9 +14,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use net::process;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-use crate::{bench::shell, io::process};
+use crate::bench::shell;
 
 mod catalogue;
 mod forge;
@@ -168,7 +169,7 @@ pub fn run(options: Options) -> anyhow::Result<Report> {
     // Beside the sockets: the runtime, the alarm, standard streams.
     process::raise_descriptor_limit(64 + ports as u64)?;
     let make =
-        move |net: &mut crate::io::kernel::KernelNet, clock| runner::Runner::new(net, clock, options, probes);
+        move |net: &mut net::kernel::KernelNet, clock| runner::Runner::new(net, clock, options, probes);
     let thread = shell::spawn("probe".to_owned(), make, runner::Runner::finish)?;
     thread.join().map_err(|_panic| anyhow::anyhow!("the probing thread panicked"))?
 }

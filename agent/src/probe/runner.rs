@@ -8,19 +8,17 @@ use std::{
 };
 
 use anyhow::Context as _;
+use net::{
+    Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
+    wildcard_for,
+};
 use wire::clock::Clock;
 
 use super::{
     Class, Options, Probe,
     report::{Answer, Report, Row},
 };
-use crate::{
-    bench::{Party, Turn},
-    io::{
-        Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
-        wildcard_for,
-    },
-};
+use crate::bench::{Party, Turn};
 
 /// Datagrams that leave together: what one GSO message of the mixture carries.
 const BURST: usize = 16;

@@ -8,6 +8,10 @@ use std::{
     time::Duration,
 };
 
+use net::{
+    Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,
+    memory::{Datagram, MemoryFabric, Verdict as Fate},
+};
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig, crypto::rustls::QuicServerConfig};
 use wire::clock::{Clock, ManualClock};
 
@@ -18,10 +22,6 @@ use super::{
 use crate::{
     bench::{Party, Turn},
     gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES},
-    io::{
-        Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,
-        memory::{Datagram, MemoryFabric, Verdict as Fate},
-    },
 };
 
 const SEED: u64 = 5;
@@ -199,7 +199,7 @@ fn probe(fabric: &MemoryFabric, target: SocketAddr, mut listens: impl FnMut()) -
     panic!("the runner does not end");
 }
 
-fn listener(fabric: &MemoryFabric, port: u16) -> (SocketAddr, Box<dyn crate::io::UdpSocket>, Ready) {
+fn listener(fabric: &MemoryFabric, port: u16) -> (SocketAddr, Box<dyn net::UdpSocket>, Ready) {
     let ready = Ready::new();
     let mut net = fabric.host(&[THEIRS], ready.clone());
     let bind = SocketAddr::from((THEIRS, port));

@@ -2,9 +2,8 @@
 //!
 //! For each direction of each peer, at every moment: `received = delivered + in queue + Σ dropped(reason)`.
 
+use net::{SendFailure, SendOutcome};
 use wire::ids::PeerId;
-
-use crate::io::{SendFailure, SendOutcome};
 
 /// Which way a datagram travels, seen from this agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

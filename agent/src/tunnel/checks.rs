@@ -3,14 +3,12 @@
 use std::{fs::File, io, sync::Arc};
 
 use ipnet::IpNet;
-
-use crate::{
-    config,
-    io::{
-        netlink::{Address, Netlink, TABLE_MAIN, Which},
-        tun::DRIVER,
-    },
+use net::{
+    netlink::{Address, Netlink, TABLE_MAIN, Which},
+    tun::DRIVER,
 };
+
+use crate::config;
 
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]

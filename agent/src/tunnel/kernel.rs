@@ -18,13 +18,13 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::netlink::{LinkChange, Netlink, Route, Rule, TABLE_MAIN};
 
 use super::{
     TunnelError,
     plan::{FAMILIES, Plan, Wish},
     table::{self, Apart},
 };
-use crate::io::netlink::{LinkChange, Netlink, Route, Rule, TABLE_MAIN};
 
 /// A metric that goes before the kernel's own route for an on-link prefix of IPv6, which has 256.
 const BEFORE_ON_LINK: u32 = 128;

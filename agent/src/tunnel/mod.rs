@@ -25,6 +25,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{
+    netlink::{Link, LinkChange, Netlink, Which},
+    tun::{TunDevice, TunHold, TunPort},
+};
 use prometheus::IntGauge;
 use wire::{
     clock::{Clock, SystemClock},
@@ -41,10 +45,6 @@ use self::{
 use crate::{
     admin::Health,
     config::{self, Config},
-    io::{
-        netlink::{Link, LinkChange, Netlink, Which},
-        tun::{TunDevice, TunHold, TunPort},
-    },
     metrics::{Counters, Metrics},
     relay::Direction,
     roster::{Origin, Roster},

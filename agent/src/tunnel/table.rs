@@ -10,8 +10,9 @@ use std::{
     },
 };
 
+use net::netlink::{Netlink, Rule, RuleKind};
+
 use super::{TunnelError, plan::FAMILIES};
-use crate::io::netlink::{Netlink, Rule, RuleKind};
 
 /// The table of the first agent of a host that needs one; the numbers around it are nobody's by default.
 const FIRST_TABLE: u32 = 51_900;

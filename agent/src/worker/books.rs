@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{UdpRole, UdpSocket, UdpStats};
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError, meter::Meter, panics::lock};
 
@@ -19,7 +20,6 @@ use crate::{
     config::CongestionControl,
     control::Traffic,
     forward::Local,
-    io::{UdpRole, UdpSocket, UdpStats},
     peer::Failure,
     relay::{Account, DatagramRelay, Direction, DropReason},
     roster::Origin,

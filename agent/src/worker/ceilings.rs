@@ -5,14 +5,12 @@
 
 use std::{io, time::Instant};
 
+use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
 use super::{LOG_INTERVAL, Worker};
-use crate::{
-    io::process::is_out_of_descriptors,
-    relay::{DatagramRelay, DropReason},
-};
+use crate::relay::{DatagramRelay, DropReason};
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
+use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
 use wire::{ids::PeerId, messages::CloseReason};
@@ -19,7 +20,6 @@ use crate::{
     },
     gate::knock::ServerKey,
     identity::{Endpoint, PublicKey},
-    io::Token,
     lanes::UnderlayId,
     peer::Failure,
 };

@@ -2,6 +2,11 @@
 
 use std::{io, net::SocketAddr};
 
+use net::{
+    Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
+    ports::{PortPlan, Ports},
+    wildcard_for,
+};
 use quinn_proto::StreamId;
 use rand::{Rng, rngs::StdRng};
 use slab::Slab;
@@ -11,11 +16,6 @@ use crate::{
     config::{Config, Forward},
     forward::{Local, Locals, tcp::TcpId},
     gate::decoy::DecoyId,
-    io::{
-        Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
-        ports::{PortPlan, Ports},
-        wildcard_for,
-    },
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},
     worker::{Booked as SocketBooked, SocketBooks, books},

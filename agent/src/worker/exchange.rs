@@ -20,6 +20,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use net::{Ready, Token, ports::Ports};
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
     ids::{PeerId, SessionId},
@@ -34,7 +35,6 @@ use crate::{
     config::{self, Config},
     control::{congestion::pacing::RateAccount, windows::StreamMemory},
     forward::connections::{Outcome, PeerForwards},
-    io::{Ready, Token, ports::Ports},
     lanes::UnderlayId,
     peer::Doubt,
     relay::{AgentTotals, FlowRegistry},

@@ -13,10 +13,10 @@ use std::{
 };
 
 use ip::cut::Cut;
+use net::batch::Meta;
 use wire::{context::Header, ids::PeerId};
 
 use super::mailbox::Party;
-use crate::io::batch::Meta;
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;

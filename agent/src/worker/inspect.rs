@@ -16,6 +16,7 @@ use std::{
 };
 
 use ip::packets::TunOffload;
+use net::{Gso, TunStats, UdpOffload, UdpRole};
 use quic_core::{LaneStats, LaneView, Rtt, Volume};
 use wire::{ids::PeerId, meter::Growth, panics::lock};
 
@@ -29,7 +30,6 @@ use crate::{
         connections::{Stage, StreamConnection},
         tun::{Answer, TunDrop},
     },
-    io::{Gso, TunStats, UdpOffload, UdpRole},
     lanes::{LaneSlot, LaneState},
     peer::Peer,
     relay::{Flow, NO_LANE, Origin, flow},

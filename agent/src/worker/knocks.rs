@@ -2,15 +2,14 @@
 
 use std::{io, path::Path};
 
+use net::{folder, process};
 use wire::clock::Clock;
 
 use crate::{
     config::{Config, Knock},
-    gate::table::SingleUse,
-    io::{
-        folder,
+    gate::{
         journal::{self, Beside, BootId, JournalError, MemoryJournal, Opened, Record},
-        process,
+        table::SingleUse,
     },
 };
 

@@ -17,9 +17,8 @@ use std::{
     },
 };
 
+use net::{Ready, Token};
 use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
-
-use crate::io::{Ready, Token};
 
 /// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
 pub(super) const RING_BYTES: usize = 4 << 20;

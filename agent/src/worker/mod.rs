@@ -35,7 +35,7 @@
 //! | what an operator may look at inside it | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
-//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](crate::io::Net) gives
+//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](net::Net) gives
 //! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
 //!
 //! ```text
@@ -62,6 +62,10 @@ use wire::{
     throttle::Throttle,
     timers::Timers,
 };
+use {
+    net as sockets,
+    net::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
+};
 
 use crate::{
     config::Config,
@@ -81,8 +85,6 @@ use crate::{
         tun::TunSide,
     },
     gate::{Gate, Own, refusals::Refusals},
-    io as sockets,
-    io::{Ready, ReceiveBatch, TcpListener, Token, UdpRole},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     peer::Peer,
     relay::FlowId,

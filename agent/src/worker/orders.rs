@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::batch::Meta;
 use wire::{
     ids::{PeerId, SessionId},
     join,
@@ -21,7 +22,6 @@ use super::{
 use crate::{
     datapath::downlink::Received,
     gate::decoy::DecoyDrop,
-    io::batch::Meta,
     lanes::{LaneId, Plain, Pool},
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     relay::{Account, DropReason, NO_LANE, Origin},

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 use wire::ids::PeerId;
 
 use super::Worker;
 use crate::{
     control::tls,
-    io::batch::Meta,
     relay::{DropReason, Settlement},
 };
 

@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, future::poll_fn, sync::Mutex, task::Poll};
 
+use net::{Ready, Token};
 use wire::{clock::Clock, panics::lock};
 
 use super::{Command, Worker};
-use crate::io::{Ready, Token};
 
 /// Commands that may wait at once; they are few, and looked at in every turn.
 const MAX_COMMANDS: usize = 64;

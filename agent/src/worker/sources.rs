@@ -17,12 +17,11 @@ use std::{
     hash::Hash,
 };
 
+use net::Token;
 use wire::{
     hash::{Issued, IssuedMap},
     ids::PeerId,
 };
-
-use crate::io::Token;
 
 /// What a source is credited with each time round, in units: what a receive call gets when nothing is joined.
 const QUANTUM: i64 = 32;

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use net::{Net, Ready};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use slab::Slab;
 use wire::{
@@ -36,7 +37,6 @@ use crate::{
     datapath::downlink::Notes,
     forward::{Local, Locals, tcp, tun::TunSide},
     gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
-    io::{Net, Ready},
     lanes::{Lanes, Underlays},
     peer::Peer,
     roster::Roster,

@@ -2,10 +2,11 @@
 
 use std::{net::SocketAddr, ops::Range};
 
+use net::batch::Meta;
+
 use super::handover::Parcel;
 use crate::{
     gate::decoy::{DecoyDrop, DecoyStats},
-    io::batch::Meta,
     relay::{DropReason, Settlement},
 };
 

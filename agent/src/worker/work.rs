@@ -3,6 +3,7 @@
 //! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
 //! [`Worker::excess_of_turn`].
 
+use net::ReceiveBatch;
 use quinn_proto::ConnectionHandle;
 
 use super::Worker;
@@ -12,7 +13,6 @@ use crate::{
         downlink::{Place, Received},
         work::{MOST_PER_TURN, Work},
     },
-    io::ReceiveBatch,
     lanes::UnderlayId,
 };
 

@@ -8,14 +8,14 @@ use std::{
     rc::{Rc, Weak},
 };
 
-use culvert::io::{
-    Delivery, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener, TcpStream, Token, TunQueue,
-    TunStats, UdpOptions, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, Message, Meta},
-};
 use ip::{
     packets::{PacketDelivery, PacketMessage, TunOffload},
     vnet::{Gso, VnetHeader},
+};
+use net::{
+    Delivery, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener, TcpStream, Token, TunQueue,
+    TunStats, UdpOptions, UdpSocket, UdpStats,
+    batch::{DeliveryMessage, Message, Meta},
 };
 
 /// Datagrams that wait in one socket at most, each message of a sender as one buffer.

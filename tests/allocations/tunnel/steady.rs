@@ -12,9 +12,8 @@ use culvert::{
     admin::Health,
     config::Config,
     control::tls::TlsIdentity,
-    gate::{Own, table::SingleUse},
+    gate::{Own, journal::MemoryJournal, table::SingleUse},
     identity::Identity,
-    io::{Ready, journal::MemoryJournal},
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
@@ -24,6 +23,7 @@ use ip::{
     view::{TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
+use net::Ready;
 use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 

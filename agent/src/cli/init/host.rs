@@ -7,8 +7,9 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use net::ports;
 
-use crate::{cli::reach::DEFAULT_CONFIG, config::Config, io::ports};
+use crate::{cli::reach::DEFAULT_CONFIG, config::Config};
 
 /// What the host knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

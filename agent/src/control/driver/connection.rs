@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use net::Path;
 use quinn_proto::{Connection, Dir, Side, VarInt};
 use wire::messages::POSSESSION_LABEL;
 use zeroize::Zeroizing;
@@ -16,7 +17,6 @@ use crate::{
         tls::{FIRST_STREAMS, streams_for},
         windows::{Change, Shown},
     },
-    io::Path,
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
 };

@@ -24,6 +24,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use net::Path;
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
@@ -47,7 +48,6 @@ use super::{
 };
 use crate::{
     config::CongestionControl,
-    io::Path,
     lanes::{Lanes, UnderlayId, Underlays},
     relay::{Settlement, Settlements},
 };

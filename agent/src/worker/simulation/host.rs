@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
-use crate::io::{
+use net::{
     Net, Path as UdpPath, Ready, ReceiveBatch, SendBatch, TcpListener, TcpStream, Token, UdpOptions, UdpRole,
     UdpSocket, memory::MemoryNet,
 };

@@ -25,13 +25,8 @@ use crate::{
         reload::{Change, plan},
     },
     control::tls::TlsIdentity,
-    gate::{Own, table::SingleUse},
+    gate::{Own, journal::MemoryJournal, table::SingleUse},
     identity::Identity,
-    io::{
-        Ready,
-        journal::MemoryJournal,
-        memory::{Datagram, MemoryFabric, MemoryTun},
-    },
     metrics::Metrics,
     reload::follow,
     roster::{Roster, RosterError},
@@ -41,6 +36,10 @@ pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
 pub use host::{Host, Udp};
 use ip::packets::TunOffload;
+use net::{
+    Ready,
+    memory::{Datagram, MemoryFabric, MemoryTun},
+};
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};

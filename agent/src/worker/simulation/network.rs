@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::memory::{Datagram, Verdict};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
@@ -16,7 +17,6 @@ use super::{
     bottleneck::{Bottleneck, Counts, Packet, Parameters},
     trace::Trace,
 };
-use crate::io::memory::{Datagram, Verdict};
 
 /// Ports from here on are taken for dialling (RFC 6335 §6): a NAT gives them others.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;

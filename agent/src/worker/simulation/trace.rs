@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::memory::Datagram;
 use ring::digest::{Context, SHA256};
 
 use crate::{
-    io::memory::Datagram,
     relay::{Account, Direction},
     worker::{Turn, Worker},
 };

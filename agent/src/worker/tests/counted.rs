@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
+use net::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric};
 use wire::clock::{Clock, SystemClock};
 
 use super::Pair;
@@ -9,7 +10,6 @@ use crate::{
     admin::Health,
     config::Config,
     identity::Identity,
-    io::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric},
     metrics::Metrics,
     worker::{
         Publisher, Snapshots,

@@ -6,11 +6,10 @@ use std::{
     time::Duration,
 };
 
+use net::{TcpListener, TcpStream};
+
 use super::{ENTRY, INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
-use crate::{
-    identity::Identity,
-    io::{TcpListener, TcpStream},
-};
+use crate::identity::Identity;
 
 /// A service that accepts whoever connects.
 struct Service {

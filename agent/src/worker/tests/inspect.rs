@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ip::{model::Recipe, packets::TunOffload};
+use net::Gso;
 
 use super::{
     CLIENT, Pair, UPSTREAM,
@@ -10,7 +11,6 @@ use super::{
     tunnel::{Given, How, Tunnel},
 };
 use crate::{
-    io::Gso,
     lanes::LaneState,
     relay::flow::Standing,
     worker::{Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView},

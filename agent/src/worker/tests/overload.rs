@@ -9,15 +9,15 @@ use std::{
     time::Duration,
 };
 
+use net::{
+    Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
+    batch::{DeliveryMessage, Message},
+};
 use wire::clock::Clock;
 
 use super::{ENTRY, EXIT, INGRESS, Pair, number_of, numbered};
 use crate::{
     identity::Identity,
-    io::{
-        Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
-        batch::{DeliveryMessage, Message},
-    },
     relay::{Belongs, DropReason, PacketClass},
 };
 

@@ -7,13 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{TcpListener, TcpStream, Token};
+
 use super::{ENTRY, EXIT, Host, INGRESS, Pair, UPSTREAM, Udp, World, cubic::Cubic};
-use crate::{
-    io::{TcpListener, TcpStream, Token},
-    worker::simulation::{
-        BottleneckId, NetworkPath,
-        bottleneck::{Counts, Gilbert, Loss, Parameters, bytes_at},
-    },
+use crate::worker::simulation::{
+    BottleneckId, NetworkPath,
+    bottleneck::{Counts, Gilbert, Loss, Parameters, bytes_at},
 };
 
 const FOREIGN: [IpAddr; 2] =

@@ -2,16 +2,14 @@
 
 use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
+use net::{TcpListener, TcpStream};
 use wire::{
     ids::PeerId,
     messages::{CloseReason, Features},
 };
 
 use super::{CLIENT, ENTRY, EXIT, INGRESS, Pair, UPSTREAM};
-use crate::{
-    io::{TcpListener, TcpStream},
-    worker::Worker,
-};
+use crate::worker::Worker;
 
 const OPENED: &str = "culvert_stream_connections_opened_total";
 const OPEN: &str = "culvert_stream_connections";

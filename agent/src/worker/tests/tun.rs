@@ -8,10 +8,11 @@ use ip::{
     view::{TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
+use net::SendFailure;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragments};
-use crate::{io::SendFailure, lanes::pool};
+use crate::lanes::pool;
 
 const ALL: TunOffload = TunOffload { tcp: true, udp: true };
 const NO_USO: TunOffload = TunOffload { tcp: true, udp: false };

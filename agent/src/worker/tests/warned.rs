@@ -7,17 +7,14 @@ use std::{
 };
 
 use ip::packets::TunOffload;
+use net::{
+    Net, Ready, Token,
+    memory::{MemoryFabric, MemoryTun},
+};
 use wire::{clock::Clock, ids::PeerId};
 
 use super::{ENTRY, harness::World, siege::Log};
-use crate::{
-    forward::tun::TunSide,
-    identity::Identity,
-    io::{
-        Net, Ready, Token,
-        memory::{MemoryFabric, MemoryTun},
-    },
-};
+use crate::{forward::tun::TunSide, identity::Identity};
 
 /// Where nobody answers.
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77));

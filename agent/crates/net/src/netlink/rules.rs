@@ -9,7 +9,7 @@ use netlink_packet_route::{
     rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 
-use super::{Netlink, PROTOCOL, TABLE_MAIN, family};
+use crate::netlink::{Netlink, PROTOCOL, TABLE_MAIN, family};
 
 /// A rule of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use netlink_packet_route::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::sys;
+use crate::sys;
 
 mod rules;
 

@@ -154,13 +154,13 @@ pub fn pin_to_cpu(place: usize) -> io::Result<()> {
 /// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
 pub fn wake_soon() -> io::Result<bool> {
     const SLICE_NANOS: u64 = 100_000;
-    super::sys::set_time_slice(SLICE_NANOS)
+    crate::sys::set_time_slice(SLICE_NANOS)
 }
 
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
-    super::sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
+    crate::sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
 }
 
 /// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use super::{Arrival, Datagram, MemoryFabric, Route, WorkerId};
-use crate::io::{
+use crate::{
     Delivery, Gso, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
     UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, Message, Meta, Progress},
+    memory::{Arrival, Datagram, MemoryFabric, Route, WorkerId},
 };
 
 /// What a queued datagram costs beside its payload, so that empty ones are bounded too; about an `sk_buff`.
@@ -185,7 +185,7 @@ impl MemoryUdp {
             progress.done += 1;
             let result = match route {
                 Some(route) => self.fabric.send(self.id, route, payload),
-                None => Err(super::SendFailure::Other),
+                None => Err(crate::memory::SendFailure::Other),
             };
             match result {
                 Ok(()) => {

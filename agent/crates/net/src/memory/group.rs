@@ -9,8 +9,7 @@ use std::{
 #[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
 use rustc_hash::FxHasher;
 
-use super::Datagram;
-use crate::io::{UdpRole, steering};
+use crate::{UdpRole, memory::Datagram, steering};
 
 /// What is bound; workers share an address for the same kind only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

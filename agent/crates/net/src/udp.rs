@@ -21,7 +21,7 @@ use tokio::{
 };
 use wire::clock::Clock;
 
-use super::{
+use crate::{
     Delivery, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
     UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},

@@ -3,11 +3,11 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
 };
 
-use super::{PATIENCE, V4, V6, kernel, kernel_with, options, receive, wait};
-use crate::io::{
+use crate::{
     Net, ReceiveBatch, Token, UdpOptions, UdpRole,
     ports::{PortKind, PortPlan, open},
     steering::owner,
+    tests::{PATIENCE, V4, V6, kernel, kernel_with, options, receive, wait},
 };
 
 const A: Token = Token(1);

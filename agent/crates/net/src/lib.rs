@@ -1,4 +1,4 @@
-//! The only folder with system calls.
+//! Sockets, TUN queues and what else an agent asks of Linux; the only crate with `unsafe`.
 //!
 //! | question | file |
 //! |---|---|
@@ -15,13 +15,12 @@
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
-//! | the used knocks on disk, across a restart | `journal/` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
-//! | the service manager's socket | `notify.rs` |
 //! | what this host can do, tried without changing it | `host.rs` |
 //! | waiting to the microsecond, for a load generator | `alarm.rs` |
-//! | all of it in memory, for tests and the simulator | `memory/` |
+//! | background tasks whose panic ends only them | `task.rs` |
+//! | all of it in memory, for tests and the simulator (feature `memory`) | `memory/` |
 //!
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
 //! into the worker's [`Ready`] queue when it may make progress again, and not before.
@@ -41,17 +40,17 @@ pub mod batch;
 mod delivery;
 pub mod folder;
 pub mod host;
-pub mod journal;
 pub mod kernel;
+#[cfg(any(test, feature = "memory"))]
 pub mod memory;
 pub mod netlink;
-pub mod notify;
 pub mod ports;
 pub mod process;
 pub mod ready;
 pub mod stats;
 pub mod steering;
 mod sys;
+pub mod task;
 #[cfg(test)]
 mod tests;
 mod transmit;

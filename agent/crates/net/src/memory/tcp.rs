@@ -8,8 +8,10 @@ use std::{
     rc::Rc,
 };
 
-use super::{MemoryFabric, WorkerId};
-use crate::io::{Ready, TcpListener, TcpStream, Token};
+use crate::{
+    Ready, TcpListener, TcpStream, Token,
+    memory::{MemoryFabric, WorkerId},
+};
 
 /// Bytes that one direction of a connection holds: small, so that tests meet a full one.
 const PIPE_BYTES: usize = 64 * 1024;

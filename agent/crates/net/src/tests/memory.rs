@@ -1,12 +1,12 @@
 use std::{cell::RefCell, io::ErrorKind, net::IpAddr, net::SocketAddr, rc::Rc};
 
-use super::{V4, V6, connected, options, path, payload, put, receive, send, wait};
-use crate::io::{
+use crate::{
     Delivery, KernelQueue, Net, Path, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
     UdpOptions, UdpRole, UdpSocket,
     batch::Meta,
     memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     steering::owner,
+    tests::{V4, V6, connected, options, path, payload, put, receive, send, wait},
 };
 
 const A: Token = Token(1);
@@ -184,11 +184,11 @@ fn three_workers() -> (Vec<MemoryNet>, Vec<Ready>, MemoryNet) {
 }
 
 /// What a socket has received.
-fn drain(socket: &mut dyn UdpSocket) -> Vec<super::Got> {
+fn drain(socket: &mut dyn UdpSocket) -> Vec<crate::tests::Got> {
     let mut batch = ReceiveBatch::default();
     let mut got = Vec::new();
     while socket.receive(&mut batch).is_ok() {
-        got.extend(super::datagrams(&batch));
+        got.extend(crate::tests::datagrams(&batch));
     }
     got
 }

@@ -12,7 +12,7 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 
-use crate::io::{Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta};
+use crate::{Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta};
 
 /// A device with a queue for each worker of a host; clones share it.
 #[derive(Clone, Debug)]
@@ -219,7 +219,7 @@ impl TunQueue for OpenQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::{Net, memory::MemoryFabric};
+    use crate::{Net, memory::MemoryFabric};
 
     const VNET: VnetHeader = VnetHeader {
         needs_checksum: true,

@@ -18,7 +18,7 @@ use std::{
 
 use wire::clock::Clock;
 
-use super::{
+use crate::{
     Gso, ReceiveBatch, SendFailure, SendOutcome, UdpStats,
     batch::{Message, Progress},
     delivery::{DeliveryMessage, Piece},

@@ -21,17 +21,17 @@ use wire::{
     panics::{self, Held, Part, lock},
 };
 
-use super::{
+use crate::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
     ports::Ports,
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::Scratch,
+    task,
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
 };
-use crate::task;
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
 const LISTEN_BACKLOG: i32 = 4_096;

@@ -14,7 +14,7 @@ use nix::sys::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::{Ready, sys};
+use crate::{Ready, sys};
 
 /// A timer of the kernel, on the current tokio runtime.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::Token;
+    use crate::Token;
     use wire::clock::{Clock, SystemClock};
 
     fn on_a_runtime(future: impl Future<Output = io::Result<()>>) {

@@ -27,7 +27,7 @@ use self::{
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
-use super::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
+use crate::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
 
 mod group;
 mod tcp;
@@ -184,7 +184,7 @@ impl MemoryFabric {
 
     /// Sends a datagram of the socket `id`.
     fn send(&self, id: usize, route: &Route, payload: &[u8]) -> Result<(), SendFailure> {
-        if payload.len() > super::batch::MAX_MESSAGE_BYTES {
+        if payload.len() > crate::batch::MAX_MESSAGE_BYTES {
             return Err(SendFailure::TooLarge);
         }
         let (host, from) = self.state.borrow().source(id, route)?;
@@ -326,7 +326,7 @@ impl Net for MemoryNet {
         let remote_host = state.route(host, address.ip()).ok_or(unreachable)?;
         let source = state.source_for(host, address.ip()).ok_or(unreachable)?;
         let port = state.hosts[host.0].take_port();
-        let wildcard = super::wildcard_for(address).ip();
+        let wildcard = crate::wildcard_for(address).ip();
         let backlog = [address.ip(), wildcard]
             .into_iter()
             .find_map(|ip| state.listeners.get(&(remote_host, SocketAddr::new(ip, address.port()))))

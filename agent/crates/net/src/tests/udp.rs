@@ -5,10 +5,12 @@ use std::{
     time::Duration,
 };
 
-use super::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait};
-use crate::io::{
+use crate::{
     Delivery, Gso, KernelQueue, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
-    UdpOptions, UdpRole, UdpSocket, sys::Outgoing, transmit::GSO_RETRY,
+    UdpOptions, UdpRole, UdpSocket,
+    sys::Outgoing,
+    tests::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait},
+    transmit::GSO_RETRY,
 };
 
 const A: Token = Token(1);
@@ -118,7 +120,7 @@ async fn payloads_are_delivered_from_where_they_lie() {
     let mut service = net.udp(&options(V4, UdpRole::Ingress), A).unwrap();
     let mut upstream = net.udp(&connected(service.local_addr()), B).unwrap();
     let mut received = ReceiveBatch::new(4, 2_000);
-    let meta = crate::io::batch::Meta {
+    let meta = crate::batch::Meta {
         len: 0,
         segment: 1_400,
         source: service.local_addr(),
@@ -359,7 +361,7 @@ async fn a_delivery_that_would_block_is_reported_and_dropped() {
     let mut upstream = net.open_udp(&without, B).unwrap();
     upstream.transmitter.raw = three_at_most;
     let mut received = ReceiveBatch::new(1, 2_000);
-    let meta = crate::io::batch::Meta {
+    let meta = crate::batch::Meta {
         len: 0,
         segment: 1,
         source: service.local_addr(),

@@ -25,7 +25,7 @@ use ip::{
 use tokio::io::unix::AsyncFd;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-use super::{
+use crate::{
     ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta, ready::SourceWaker, sys,
     udp::Shared,
 };

@@ -11,7 +11,7 @@ use std::{
 
 use wire::clock::ManualClock;
 
-use super::{
+use crate::{
     Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
     kernel::KernelNet, ports::Ports,
 };
@@ -50,7 +50,7 @@ fn options(ip: IpAddr, role: UdpRole) -> UdpOptions {
 }
 
 fn connected(remote: SocketAddr) -> UdpOptions {
-    let bind = super::wildcard_for(remote);
+    let bind = crate::wildcard_for(remote);
     UdpOptions { bind, connect: Some(remote), ..options(remote.ip(), UdpRole::Upstream) }
 }
 

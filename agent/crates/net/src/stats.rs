@@ -1,6 +1,6 @@
 //! What a UDP socket counts (pure).
 
-use super::ReceiveBatch;
+use crate::ReceiveBatch;
 
 /// Upper bounds of the buckets that calls and messages are counted in, in datagrams; one more bucket is for the rest.
 pub const SIZE_BOUNDS: [u64; 6] = [1, 2, 4, 8, 16, 32];

@@ -22,7 +22,7 @@ use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 use tun_rs::SyncDevice;
 
-use super::batch::{Meta, ReceiveBatch};
+use crate::batch::{Meta, ReceiveBatch};
 
 /// Room for the control messages of one datagram; see the assertions below.
 const CONTROL_BYTES: usize = 128;

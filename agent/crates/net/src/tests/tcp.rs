@@ -1,7 +1,10 @@
 use std::{io::ErrorKind, net::SocketAddr};
 
-use super::{V4, V6, kernel, wait};
-use crate::io::{Net, Ready, TcpStream, Token, memory::MemoryFabric};
+use crate::{
+    Net, Ready, TcpStream, Token,
+    memory::MemoryFabric,
+    tests::{V4, V6, kernel, wait},
+};
 
 const LISTENER: Token = Token(1);
 const CLIENT: Token = Token(2);

@@ -14,13 +14,13 @@ use std::{
 
 use ip::packets::Buffers;
 
-pub use super::delivery::{Delivery, DeliveryMessage};
-use super::{SendFailure, SendOutcome};
+pub use crate::delivery::{Delivery, DeliveryMessage};
+use crate::{SendFailure, SendOutcome};
 
 /// Segments that one `UDP_SEGMENT` message may have anywhere: `UDP_MAX_SEGMENTS` before Linux 6.9.
 pub const MAX_SEGMENTS: u16 = 64;
 
-/// Segments that one message may have where the kernel takes them (Linux 6.9): see [`super::Net::most_segments`].
+/// Segments that one message may have where the kernel takes them (Linux 6.9): see [`crate::Net::most_segments`].
 pub const MOST_SEGMENTS: u16 = 128;
 
 /// Bytes that one message may have: the largest UDP payload over IPv4.

@@ -21,7 +21,7 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
-use super::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
+use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
 
 /// The ports that all workers listen on.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use std::{
     ops::Range,
 };
 
-use super::{
+use crate::{
     ReceiveBatch,
     batch::{MAX_MESSAGE_BYTES, MOST_SEGMENTS, Progress},
 };

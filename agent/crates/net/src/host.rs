@@ -15,7 +15,7 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{kernel, steering, sys, tun::DRIVER, wildcard_for};
+use crate::{kernel, steering, sys, tun::DRIVER, wildcard_for};
 
 /// The system's clock, as the kernel judges it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,10 +2,10 @@ use std::{net::SocketAddr, ops::Range};
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{V4, path, payload, put};
-use crate::io::{
+use crate::{
     Delivery, ReceiveBatch, SendBatch,
     batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Meta},
+    tests::{V4, path, payload, put},
 };
 
 fn destination(number: u8) -> SocketAddr {
