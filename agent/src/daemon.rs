@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
+use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{
     Ready,
     kernel::KernelNet,
@@ -31,10 +32,7 @@ use crate::{
     admin::{self, Health},
     capture::Captures,
     config::{Config, defaults},
-    control::tls::TlsIdentity,
     control_socket::{ControlSocket, Desk, ListenError},
-    gate::{Own, refusals::Refusals, table::SingleUse},
-    identity::Identity,
     log,
     metrics::Metrics,
     operator::Running,

@@ -17,8 +17,6 @@ pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzz;
-pub mod gate;
-pub mod identity;
 pub mod lanes;
 pub mod log;
 pub mod metrics;

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::identity::PublicKey;
 use quinn_proto::ConnectionHandle;
 use wire::{
     context::{Context, INNER_OVERHEAD},
@@ -21,7 +22,6 @@ use crate::{
     control::{dial::Dialler, vigil::Vigil},
     datapath::uplink::{TooLarge, Uplink},
     forward::connections::{PeerForwards, StreamConnections},
-    identity::PublicKey,
     lanes::{Lanes, Openings, Plain, Pool, Underlays},
     relay::{DatagramRelay, DropReason},
     roster::Origin,

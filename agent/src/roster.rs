@@ -19,6 +19,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use gate::{
+    admission::{Admits, Allowlist},
+    identity::PublicKey,
+};
 use ipnet::IpNet;
 use wire::{
     fault::{self, Fault},
@@ -28,7 +32,6 @@ use wire::{
 
 use crate::{
     config::{self, AccessMode, Config, PeerOrigin, defaults},
-    identity::PublicKey,
     worker::Exchange,
 };
 
@@ -68,17 +71,6 @@ impl From<PeerOrigin> for Origin {
             PeerOrigin::State => Self::State,
         }
     }
-}
-
-/// Whom a key lets in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admits {
-    /// A peer that is known.
-    Peer(PeerId),
-    /// Somebody unknown, in open mode.
-    Anyone,
-    /// It is not known.
-    Nobody,
 }
 
 /// Why the list was not changed.
@@ -228,16 +220,6 @@ impl Roster {
     /// Names the workers that are told of every change from now on; the first exchange named stays.
     pub fn attach(&self, exchange: &Arc<Exchange>) {
         self.exchange.get_or_init(|| Arc::clone(exchange));
-    }
-
-    /// Whom the holder of this X25519 key is let in as. Takes no lock and no memory.
-    #[must_use]
-    pub fn admits(&self, agreement: &[u8; 32]) -> Admits {
-        match self.keys.load().by_agreement.get(agreement) {
-            Some(id) => Admits::Peer(*id),
-            None if self.is_open() => Admits::Anyone,
-            None => Admits::Nobody,
-        }
     }
 
     /// The peer with this Ed25519 key. Takes no lock and no memory.
@@ -605,6 +587,16 @@ fn bit(worker: u8) -> u64 {
 fn id_of(place: usize) -> PeerId {
     // The ceilings on peers keep the list far shorter than 2^32.
     PeerId(u32::try_from(place).unwrap_or(u32::MAX))
+}
+
+impl Allowlist for Roster {
+    fn admits(&self, agreement: &[u8; 32]) -> Admits {
+        match self.keys.load().by_agreement.get(agreement) {
+            Some(id) => Admits::Peer(*id),
+            None if self.is_open() => Admits::Anyone,
+            None => Admits::Nobody,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 use std::path::Path;
 
+use gate::identity::Identity;
+
 use super::*;
-use crate::identity::Identity;
 
 fn config(extra: &str) -> Config {
     let text = format!(

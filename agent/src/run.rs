@@ -9,6 +9,7 @@
 use std::{pin::pin, sync::Arc, thread, time::Instant};
 
 use anyhow::{Context as _, anyhow};
+use gate::identity::Identity;
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
@@ -24,7 +25,6 @@ use crate::{
     config::Config,
     control_socket::{Peers, Reloaded},
     daemon::Daemon,
-    identity::Identity,
     service::{ReloadEnd, Service},
 };
 

@@ -5,14 +5,12 @@ use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 use culvert::{
     admin::Health,
     config::Config,
-    control::tls::TlsIdentity,
-    gate::{Own, journal::MemoryJournal, table::SingleUse},
-    identity::Identity,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Worker},
 };
 use culvert_tests::random::Random;
+use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
 use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;

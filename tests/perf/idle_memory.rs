@@ -18,10 +18,7 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    identity::Identity,
-    lanes::{LaneSlot, Lanes, UnderlayId},
-};
+use culvert::lanes::{LaneSlot, Lanes, UnderlayId};
 use culvert_tests::{
     agent::{Agent, binary, keygen},
     clock,
@@ -30,6 +27,7 @@ use culvert_tests::{
     ports,
     process::Running,
 };
+use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use wire::ids::{PeerId, SessionId};
 

@@ -23,7 +23,7 @@ use std::{
 };
 
 use clap::Parser;
-use culvert::{config::Config, daemon::Daemon, identity::Identity};
+use culvert::{config::Config, daemon::Daemon};
 use culvert_tests::{
     agent::{Agent, binary},
     clock,
@@ -31,6 +31,7 @@ use culvert_tests::{
     ports,
     process::{Running, run, text},
 };
+use gate::identity::Identity;
 use net::process::raise_descriptor_limit;
 use serde_json::Value;
 

@@ -4,10 +4,10 @@ use std::{net::UdpSocket, sync::Arc};
 
 use culvert::{
     config::Config,
-    identity::Endpoint,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
+use gate::identity::Endpoint;
 use net::tun::TunPort;
 use wire::ids::PeerId;
 

@@ -24,7 +24,6 @@ use std::{
 use culvert::{
     admin::Health,
     config::{Config, InnerMtu, Tun},
-    identity::Identity,
     metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},
@@ -35,6 +34,7 @@ use culvert_tests::{
     place::Place,
     process::{run, text},
 };
+use gate::identity::Identity;
 use net::tun::TunPort;
 
 /// What these tests need.

@@ -7,9 +7,9 @@ use std::os::{
 
 use culvert::{
     config::{Config, PeerOrigin, Tun},
-    identity::Endpoint,
     tunnel::TunnelError,
 };
+use gate::identity::Endpoint;
 
 use crate::{
     Space, config, gone,

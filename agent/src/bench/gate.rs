@@ -10,6 +10,17 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
+use gate::{
+    Arrival, Gate, GateSetup, Own, Verdict,
+    admission::Room,
+    budget::Budget,
+    client::{Knock, arm},
+    identity::Identity,
+    journal::MemoryJournal,
+    knock::ServerKey,
+    table::SingleUse,
+    tls::{self, TlsIdentity},
+};
 use quinn_proto::{ConnectionId, Endpoint, crypto};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, rngs::StdRng};
 use ring::hmac;
@@ -21,21 +32,7 @@ use wire::{
 use zeroize::Zeroizing;
 
 use super::strangers::{BYTES, bogus};
-use crate::{
-    cli::out,
-    config::Config,
-    control::{
-        accept::Room,
-        knock::{Knock, arm},
-        tls::{self, TlsIdentity},
-    },
-    gate::{
-        Arrival, Gate, GateSetup, Own, Verdict, budget::Budget, journal::MemoryJournal, knock::ServerKey,
-        table::SingleUse,
-    },
-    identity::Identity,
-    roster::Roster,
-};
+use crate::{cli::out, config::Config, roster::Roster};
 
 /// Bogus Initials of one pass: so many that neither they nor their tokens stay in the nearest cache.
 const STRANGERS: usize = 1_024;
@@ -185,7 +182,7 @@ impl Bench {
         Gate::new(GateSetup {
             own: Arc::clone(&self.own),
             ids: self.ids.clone(),
-            roster: Arc::clone(&self.roster),
+            allowlist: self.roster.clone(),
             refusals: Arc::default(),
             required: true,
             window: Duration::from_secs(90),

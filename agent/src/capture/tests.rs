@@ -4,6 +4,7 @@ use std::{
     sync::Arc,
 };
 
+use gate::identity::{Identity, PublicKey};
 use qlog::{
     VantagePointType,
     events::EventData,
@@ -16,12 +17,7 @@ use quic_core::{
 use wire::clock::{Clock, ManualClock};
 
 use super::{feed::Entry, text::About, *};
-use crate::{
-    config::Config,
-    identity::{Identity, PublicKey},
-    roster::Roster,
-    worker::Exchange,
-};
+use crate::{config::Config, roster::Roster, worker::Exchange};
 
 /// What a file has, every record of which must be what it should.
 fn parsed(file: &str) -> (qlog::QlogSeq, Vec<Event>) {

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use gate::identity::{Endpoint, ShareLink};
 
 use super::{Failure, out};
-use crate::{
-    config::{Config, Transport},
-    identity::{Endpoint, ShareLink},
-};
+use crate::config::{Config, Transport};
 
 /// Print the link by which others dial this agent
 #[derive(Debug, Args)]

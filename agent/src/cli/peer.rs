@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
 use serde_json::json;
 
 use super::{
@@ -20,7 +21,6 @@ use crate::{
         protocol::{Answer, ListedPeer, Request, VERSION},
         status::table,
     },
-    identity::{Endpoint, Identity, PublicKey, ShareLink},
 };
 
 /// List, add and remove peers, effective at once if the daemon runs

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use gate::identity::Identity;
 
 use super::{Failure, keygen::with_remedy, out};
-use crate::identity::Identity;
 
 /// Print the public key of a private key file
 #[derive(Debug, Args)]

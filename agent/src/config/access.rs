@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
+use gate::knock::MAX_CLOCK_WINDOW;
 use net::ports;
 
 use super::{
-    Access, AccessMode, Knock, MAX_CLOCK_WINDOW, Service,
+    Access, AccessMode, Knock, Service,
     checks::{Checks, Listener},
     defaults,
     field::Field,

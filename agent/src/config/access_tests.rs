@@ -1,5 +1,7 @@
 use std::net::UdpSocket;
 
+use gate::knock::MAX_CLOCK_WINDOW;
+
 use super::{tests::*, *};
 
 #[test]

@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::PublicKey;
+
 use super::{
     PeerOrigin,
     field::{Amount, Field, Leaf},
@@ -16,7 +18,6 @@ use super::{
     tun::{Claim, LookedUp},
     value::{self, Bad},
 };
-use crate::identity::PublicKey;
 
 /// What a key that must be there is, when it is not.
 pub(super) const MISSING: &str = "is missing";

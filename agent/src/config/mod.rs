@@ -21,10 +21,9 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::{Endpoint, Identity, PublicKey};
 use ipnet::IpNet;
 use net::process;
-
-use crate::identity::{Endpoint, Identity, PublicKey};
 
 mod access;
 #[cfg(test)]
@@ -64,11 +63,6 @@ pub(crate) use tun::{INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;
-
-/// The longest `access.clock_window`. A stranger's datagram costs one block of a hash more for each epoch of mac1 that the
-/// window touches ([`crate::gate::knock::EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window
-/// could make it good again.
-pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
+use gate::identity::{Endpoint, PublicKey};
 use toml::Spanned;
 
 use super::{
@@ -13,10 +14,7 @@ use super::{
     resolve::{TENTH, known},
     value,
 };
-use crate::{
-    identity::{Endpoint, PublicKey},
-    roster::{OPEN_LABEL, OPEN_PREFIX},
-};
+use crate::roster::{OPEN_LABEL, OPEN_PREFIX};
 
 /// What the checks of a peer look at besides its table.
 #[derive(Clone, Copy)]

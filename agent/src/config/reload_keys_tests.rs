@@ -9,8 +9,8 @@ use super::{
     tests::{KEY_2, root},
 };
 
-use crate::identity::Identity;
 use Effect::{NextConnection, Now, Restart};
+use gate::identity::Identity;
 
 /// Each key, a value that the example does not have, and when a reload puts it into effect.
 const KEYS: [(&str, &str, Effect); 65] = [

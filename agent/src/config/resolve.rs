@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::{Endpoint, Identity};
 use toml::Spanned;
 
 use super::{
@@ -25,7 +26,6 @@ use super::{
     problem::{ConfigProblem, ConfigProblems, Report},
     state, value,
 };
-use crate::identity::{Endpoint, Identity};
 
 /// The hello that tells a peer our services holds at most this many.
 pub(super) const MAX_SERVICES: usize = 256;

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::PublicKey;
 use net::folder;
 use toml::{Table, Value};
 
@@ -24,7 +25,6 @@ use super::{
     problem::Report,
     tun::allowed_prefix,
 };
-use crate::identity::PublicKey;
 
 /// The file beside it that is locked while it is changed.
 const LOCK_NAME: &str = "peers.lock";

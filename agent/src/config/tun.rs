@@ -14,6 +14,7 @@ use std::{
     sync::Arc,
 };
 
+use gate::identity::Endpoint;
 use ip::routes::is_default_like;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use toml::Spanned;
@@ -27,7 +28,6 @@ use super::{
     problem::Report,
     value::{self, Bad, bad},
 };
-use crate::identity::Endpoint;
 
 /// Who claims a prefix of the overlay or an address of the underlay, and where.
 pub(super) struct Claim {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::identity::{Endpoint, EndpointError};
+use gate::identity::{Endpoint, EndpointError};
 
 /// What is wrong with a value, and what to write instead.
 pub(super) struct Bad {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::admission::{Admission, Room};
 use net::Path;
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
 use wire::messages::CloseReason;
@@ -27,17 +28,6 @@ const MOST_PER_KEY: usize = 4;
 /// of those allowed are not fewer.
 const VALIDATE_FROM: usize = 32;
 
-/// A handshake that the gate let through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admission {
-    /// The destination that its client chose for its first Initial; the knock is bound to it.
-    pub dcid: [u8; 8],
-    /// The last bytes of the token: its name in the single-use table.
-    pub tag: [u8; 16],
-    /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
-    pub agreement: [u8; 32],
-}
-
 /// Makes the TLS of one client at this address: with a knock, of that client alone.
 pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
 
@@ -54,17 +44,6 @@ pub struct Acceptance {
     pub transport: OwnTransport,
     /// Whether the gate must have admitted it.
     pub knock: bool,
-}
-
-/// How much room there is for handshakes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// Enough.
-    Free,
-    /// Half of them are under way: whoever begins one proves its address first.
-    Busy,
-    /// None.
-    Full,
 }
 
 /// The handshakes that others started and that are no session yet.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use quinn_proto::Connection;
 
-use super::tls::DATAGRAM_BUFFER_BYTES;
+use crate::control::transport::DATAGRAM_BUFFER_BYTES;
 
 /// What quinn-proto reckons a frame to take beside its data, in bytes.
 const OVERHEAD_BYTES: usize = size_of::<Bytes>();

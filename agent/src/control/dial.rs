@@ -16,11 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::identity::Endpoint;
 use net::Token;
 use quinn_proto::ConnectionHandle;
 use rand::{Rng, RngExt};
-
-use crate::identity::Endpoint;
 
 /// Attempts that may be unanswered at once.
 const MAX_ATTEMPTS: usize = 4;

@@ -25,16 +25,11 @@ pub mod congestion;
 pub mod dial;
 pub mod driver;
 mod inward;
-pub mod knock;
 pub mod session_name;
-pub mod suite;
-pub mod tls;
 mod traffic;
+pub mod transport;
 pub mod vigil;
 pub mod windows;
 
 pub use inward::MOST_WAITING_BYTES;
 pub use traffic::{Traffic, Way};
-
-#[cfg(test)]
-mod testing;

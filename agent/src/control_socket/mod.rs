@@ -23,7 +23,6 @@ use crate::{
         reload::Change,
         state::{self, Edit},
     },
-    identity::PublicKey,
     reload::ReloadError,
     roster::{Listed, Origin},
 };
@@ -37,6 +36,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
+use gate::identity::PublicKey;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
 use protocol::{Answer, ListedPeer, Request, ShownChange};
 use status::{Scope, Status};

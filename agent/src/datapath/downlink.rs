@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::{Arrival, Gate, Verdict};
 use net::{
     Path, ReceiveBatch,
     batch::{MOST_SEGMENTS, Meta},
@@ -29,7 +30,6 @@ use crate::{
     config::Config,
     control::driver::Control,
     forward::{Locals, tun::TunSide},
-    gate::{Arrival, Gate, Verdict},
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::Peer,
     relay::{DropReason, FlowId, Origin, Standing},

@@ -21,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use gate::identity::Identity;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
@@ -28,7 +29,6 @@ use crate::{
     cli::out,
     config::Config,
     daemon::Daemon,
-    identity::Identity,
     relay::DropReason,
     worker::{DirectionSnapshot, PeerSnapshot, Snapshot},
 };

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::identity::{self, Identity};
 use wire::{
     clock::{Clock, SystemClock},
     context::INNER_OVERHEAD,
@@ -19,7 +20,6 @@ use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
 use crate::{
     config::{Config, Transport, defaults},
     daemon::Daemon,
-    identity::{self, Identity},
     metrics::PeerMetrics,
     peer::SETTLE_TIME,
     worker::{self, PeerSnapshot},

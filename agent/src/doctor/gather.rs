@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use gate::{identity::Identity, tls::cpu_has_aes};
 use net::{
     folder, host,
     netlink::{Netlink, TABLE_MAIN, Which},
@@ -27,12 +28,10 @@ use super::{
 };
 use crate::{
     config::{self, Config, LoadError},
-    control::tls::cpu_has_aes,
     control_socket::{
         client::{self, AskError},
         protocol::{Answer, Request},
     },
-    identity::Identity,
     tunnel,
 };
 

@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
+use gate::identity;
 use net::host;
 use wire::clock::{Clock, SystemClock};
 
 use super::facts::{Address, Endpoint, Lookup, Peer};
-use crate::{config::Config, identity};
+use crate::config::Config;
 
 /// How long the resolver may take for one name; it goes on by itself for longer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,6 +1,7 @@
 //! What an operator, or a program of this host, hands to an agent: lines of the control socket and files.
 
-use super::identity;
+use gate::identity::Identity;
+
 use crate::{
     capture::Order,
     config::{
@@ -11,8 +12,8 @@ use crate::{
         protocol::{Answer, Request},
         status::{Show, Status},
     },
-    identity::Identity,
 };
+use gate::properties::identity;
 
 /// Takes `input` as a line that a client writes to the control socket.
 ///

@@ -12,6 +12,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
 
 use crate::{
@@ -21,8 +22,6 @@ use crate::{
         Peers, Refused, Reloaded,
         status::{Scope, Status},
     },
-    gate::refusals::Refusals,
-    identity::PublicKey,
     metrics::Metrics,
     roster::{Listed, Origin, Roster},
     tunnel,

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::{refusals, table::MOST_ENTRIES};
 use net::{
     Gso,
     netlink::{Link, Netlink, Which},
@@ -25,7 +26,6 @@ use crate::{
         },
     },
     forward::tun::{Answer, TunDrop},
-    gate::{refusals, table::MOST_ENTRIES},
     lanes::LaneState,
     relay::{DropReason, flow::Standing},
     roster::{Listed, Origin},

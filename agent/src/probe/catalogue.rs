@@ -1,5 +1,6 @@
 //! Which packets each class has.
 
+use gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 use rand::{RngExt, rngs::SmallRng};
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     hello::client_hello,
     protocols, random,
 };
-use crate::gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 
 /// The application protocols of the whole Initials: what browsers want, and what Culvert's own clients say.
 const PROTOCOLS: [&[u8]; 2] = [b"h3", b"culvert/1"];

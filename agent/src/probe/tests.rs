@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 use net::{
     Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,
     memory::{Datagram, MemoryFabric, Verdict as Fate},
@@ -19,10 +20,7 @@ use super::{
     runner::{Runner, ports},
     *,
 };
-use crate::{
-    bench::{Party, Turn},
-    gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES},
-};
+use crate::bench::{Party, Turn};
 
 const SEED: u64 = 5;
 

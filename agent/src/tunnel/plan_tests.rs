@@ -1,9 +1,10 @@
 use std::{path::Path, sync::Arc};
 
+use gate::identity::Endpoint;
+
 use super::*;
 use crate::{
     config::{Config, InnerMtu, Tun},
-    identity::Endpoint,
     roster::Origin,
 };
 

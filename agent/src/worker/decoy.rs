@@ -21,13 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket};
 use wire::throttle::Throttle;
 
 use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
 use crate::{
     config::Config,
-    gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger},
     metrics::{Counters, DecoyMetrics, Metrics},
 };
 

@@ -2,6 +2,12 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
+use gate::{
+    client::{self, Knock},
+    identity::{Endpoint, PublicKey},
+    knock::ServerKey,
+    tls,
+};
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
@@ -15,11 +21,8 @@ use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
         driver::Dial,
-        knock::{self, Knock},
-        tls,
+        transport,
     },
-    gate::knock::ServerKey,
-    identity::{Endpoint, PublicKey},
     lanes::UnderlayId,
     peer::Failure,
 };
@@ -193,7 +196,7 @@ impl Worker {
         // A stream connection lives for as long as it has forwards, however silent these are.
         let keepalive = peer.config.keepalive.or_else(|| stream.map(|_| IN_USE));
         let limits = &self.config.limits;
-        let mut transport = tls::transport_config(
+        let mut transport = transport::transport_config(
             keepalive,
             max_packet(&self.config),
             limits.tcp_streams_per_peer,
@@ -221,7 +224,7 @@ impl Worker {
             ephemeral: Zeroizing::new(self.doors.rng().random()),
         };
         let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
-        let client = knock::arm(crypto, knock, self.ids.initial_from(first));
+        let client = client::arm(crypto, knock, self.ids.initial_from(first));
         Some(Dial { client, transport })
     }
 

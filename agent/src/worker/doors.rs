@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
+use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
     ports::{PortPlan, Ports},
@@ -15,7 +16,6 @@ use wire::ids::{LocalId, PeerId};
 use crate::{
     config::{Config, Forward},
     forward::{Local, Locals, tcp::TcpId},
-    gate::decoy::DecoyId,
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},
     worker::{Booked as SocketBooked, SocketBooks, books},

@@ -9,6 +9,13 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use gate::{
+    Own,
+    admission::{Admission, Admits, Allowlist},
+    identity::PublicKey,
+    refusals::{Refusal, Refusals, Why},
+    tls,
+};
 use quinn_proto::{TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
 use wire::{cid::ConnectionIds, clock::Clock};
@@ -17,16 +24,11 @@ use super::{StartError, exchange::Exchange, publish};
 use crate::{
     config::{self, Config, MaxPacket},
     control::{
-        accept::{Acceptance, Admission, OwnTransport},
+        accept::{Acceptance, OwnTransport},
         driver::Control,
-        tls,
+        transport,
     },
-    gate::{
-        Own,
-        refusals::{Refusal, Refusals, Why},
-    },
-    identity::PublicKey,
-    roster::{self, Roster},
+    roster::Roster,
 };
 
 /// The client that presents its certificate in one handshake.
@@ -86,8 +88,9 @@ pub(super) fn control(
         };
         let (max_packet, limits) = (max_packet(config), config.limits);
         // The dialler keeps the connection alive: it is the one behind a NAT.
-        let transport =
-            move || tls::transport_config(None, max_packet, limits.tcp_streams_per_peer, limits.stream_bytes);
+        let transport = move || {
+            transport::transport_config(None, max_packet, limits.tcp_streams_per_peer, limits.stream_bytes)
+        };
         let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
         let transport = captured(transport, (roster, exchange), clock);
@@ -122,7 +125,7 @@ fn captured(
     Box::new(move |admission: Option<&Admission>| {
         let mut transport = transport();
         if let Some(admission) = admission
-            && let roster::Admits::Peer(peer) = roster.admits(&admission.agreement)
+            && let Admits::Peer(peer) = roster.admits(&admission.agreement)
         {
             transport.qlog_stream(exchange.taps().stream(peer, clock.now()));
         }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
@@ -19,7 +20,6 @@ use super::{
     keeper::LEAST_SILENCE,
 };
 use crate::{
-    control::suite,
     lanes::{
         VALIDATION_TIMEOUT,
         pool::{self, MAX_LANES},

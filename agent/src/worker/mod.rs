@@ -49,6 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::{Gate, Own, refusals::Refusals, tls::TlsIdentity};
 use quinn_proto::ConnectionHandle;
 use slab::Slab;
 use wire::{
@@ -69,10 +70,7 @@ use {
 
 use crate::{
     config::Config,
-    control::{
-        driver::{Control, Event},
-        tls::TlsIdentity,
-    },
+    control::driver::{Control, Event},
     datapath::{
         downlink::{Downlink, Notes, Place, Received},
         shares,
@@ -84,7 +82,6 @@ use crate::{
         tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
-    gate::{Gate, Own, refusals::Refusals},
     lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     peer::Peer,
     relay::FlowId,

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::decoy::DecoyDrop;
 use net::batch::Meta;
 use wire::{
     ids::{PeerId, SessionId},
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     datapath::downlink::Received,
-    gate::decoy::DecoyDrop,
     lanes::{LaneId, Plain, Pool},
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     relay::{Account, DropReason, NO_LANE, Origin},

@@ -8,7 +8,7 @@ use wire::ids::PeerId;
 
 use super::Worker;
 use crate::{
-    control::tls,
+    control::transport::DATAGRAM_BUFFER_BYTES,
     relay::{DropReason, Settlement},
 };
 
@@ -46,7 +46,7 @@ impl Worker {
                 }
                 continue;
             }
-            if quinn.datagrams().send_buffer_space() < tls::DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
+            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
                 // Expired frames may have left room for what waits behind them, and nobody else fills it.
                 blocked = !plain.is_empty();
                 break;
@@ -86,7 +86,7 @@ impl Worker {
     }
 
     /// Takes the plain frames that have come. After each batch, because quinn-proto drops the oldest of them beyond
-    /// [`tls::DATAGRAM_BUFFER_BYTES`].
+    /// [`DATAGRAM_BUFFER_BYTES`].
     pub(super) fn take_plain(&mut self, now: Instant) {
         while let Some(handle) = self.control.take_fed() {
             self.plain_datagrams(handle, now);

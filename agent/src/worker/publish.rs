@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::Step;
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError};
 
@@ -28,7 +29,6 @@ use super::{
 use crate::{
     admin::Health,
     config::Config,
-    gate::Step,
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,

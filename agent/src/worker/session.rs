@@ -16,6 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::{
+    identity::PublicKey,
+    refusals::{Refusal, Why},
+};
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
 use wire::{
@@ -31,8 +35,6 @@ use super::{
 };
 use crate::{
     control::{driver::Event, session_name::session_name, vigil::Vigil},
-    gate::refusals::{Refusal, Why},
-    identity::PublicKey,
     lanes::{Openings, pool},
     peer::Session,
     relay::Origin,

@@ -8,6 +8,13 @@ use std::{
     time::Instant,
 };
 
+use gate::{
+    Gate, GateSetup, Own,
+    budget::Budget,
+    refusals::Refusals,
+    table::SingleUse,
+    tls::{self, TlsIdentity},
+};
 use net::{Net, Ready};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use slab::Slab;
@@ -33,10 +40,8 @@ use super::{
 };
 use crate::{
     config::{self, Config},
-    control::tls::{self, TlsIdentity},
     datapath::downlink::Notes,
     forward::{Local, Locals, tcp, tun::TunSide},
-    gate::{Gate, GateSetup, Own, budget::Budget, refusals::Refusals, table::SingleUse},
     lanes::{Lanes, Underlays},
     peer::Peer,
     roster::Roster,
@@ -171,7 +176,7 @@ impl Worker {
         let gate = Gate::new(GateSetup {
             own: Arc::clone(&own),
             ids: ids.clone(),
-            roster: Arc::clone(&roster),
+            allowlist: Arc::<Roster>::clone(&roster),
             refusals: Arc::clone(&refusals),
             required: config.access.knock == config::Knock::Required,
             window: config.access.clock_window,

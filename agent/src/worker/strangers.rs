@@ -2,13 +2,11 @@
 
 use std::{net::SocketAddr, ops::Range};
 
+use gate::decoy::{DecoyDrop, DecoyStats};
 use net::batch::Meta;
 
 use super::handover::Parcel;
-use crate::{
-    gate::decoy::{DecoyDrop, DecoyStats},
-    relay::{DropReason, Settlement},
-};
+use crate::relay::{DropReason, Settlement};
 
 /// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
 const MOST_BYTES: usize = 2 << 20;

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gate::refusals::Why;
 use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
 use wire::{
@@ -31,7 +32,6 @@ use super::{
 use crate::{
     control::vigil::{Finding, Look, Vigil},
     forward::connections::{EarlyJoin, Outcome, Stage, StreamConnection},
-    gate::refusals::Why,
     lanes::pool,
 };
 

@@ -11,13 +11,11 @@ use std::{
 use culvert::{
     admin::Health,
     config::Config,
-    control::tls::TlsIdentity,
-    gate::{Own, journal::MemoryJournal, table::SingleUse},
-    identity::Identity,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
 };
+use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 use ip::{
     checksum,
     view::{TCP, UDP},

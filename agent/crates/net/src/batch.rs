@@ -206,6 +206,7 @@ impl ReceiveBatch {
     }
 
     /// Bytes that one buffer can hold.
+    #[cfg(any(test, feature = "memory"))]
     pub(super) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }

@@ -23,6 +23,9 @@ pub mod join;
 pub mod messages;
 pub mod meter;
 pub mod panics;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
 mod protobuf;
 pub mod rate;
 pub mod throttle;

@@ -12,12 +12,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use gate::identity::{Identity, IdentityError};
 
 use super::{Failure, keygen::with_remedy, out, reach::DEFAULT_CONFIG};
-use crate::{
-    config::Config,
-    identity::{Identity, IdentityError},
-};
+use crate::config::Config;
 
 mod files;
 mod host;

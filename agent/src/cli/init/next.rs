@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
+use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
 use super::{
@@ -10,11 +11,7 @@ use super::{
     host::Facts,
     plan::{Plan, neighbour},
 };
-use crate::{
-    cli::reach::DEFAULT_CONFIG,
-    config::Config,
-    identity::{PublicKey, ShareLink},
-};
+use crate::{cli::reach::DEFAULT_CONFIG, config::Config};
 
 /// What the next steps depend on.
 pub(super) struct Steps<'a> {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use gate::admission::Admission;
 use net::Path;
 use quinn_proto::{Connection, Dir, Side, VarInt};
 use wire::messages::POSSESSION_LABEL;
@@ -10,11 +11,10 @@ use zeroize::Zeroizing;
 use super::{Begun, ControlConnection, Portion};
 use crate::{
     control::{
-        accept::Admission,
         ahead::{Ahead, Told},
         congestion::{Congestion, pacing::Pace},
         inward::Inward,
-        tls::{FIRST_STREAMS, streams_for},
+        transport::{FIRST_STREAMS, streams_for},
         windows::{Change, Shown},
     },
     lanes::UnderlayId,

@@ -1,9 +1,10 @@
 //! What quinn-proto has for us: its events, and the messages of the control stream.
 
+use gate::tls::peer_key;
 use quinn_proto::{ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
 
 use super::{Control, ControlConnection, Event, Portion, UNITS_PER_TURN};
-use crate::control::{inward::Pulled, tls::peer_key};
+use crate::control::inward::Pulled;
 
 impl Control {
     pub(super) fn exchange_endpoint_events(

@@ -24,6 +24,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use gate::admission::Admission;
 use net::Path;
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
@@ -37,7 +38,7 @@ use wire::{
 
 use super::{
     Traffic,
-    accept::{Acceptance, Admission, Pending},
+    accept::{Acceptance, Pending},
     ahead::Ahead,
     congestion::{
         Congestion,

@@ -24,9 +24,6 @@ use crate::{
         Config,
         reload::{Change, plan},
     },
-    control::tls::TlsIdentity,
-    gate::{Own, journal::MemoryJournal, table::SingleUse},
-    identity::Identity,
     metrics::Metrics,
     reload::follow,
     roster::{Roster, RosterError},
@@ -34,6 +31,7 @@ use crate::{
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
+use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 pub use host::{Host, Udp};
 use ip::packets::TunOffload;
 use net::{

@@ -1,19 +1,18 @@
 //! TLS whose every random byte comes from a seed, so that a handshake repeats itself byte for byte.
 //!
 //! The generator belongs to the thread, because rustls keeps what draws from it for ever: a world seeds it, and one world
-//! at a time runs on a thread. Only [`TlsIdentity::with_randomness`](crate::control::tls::TlsIdentity::with_randomness)
+//! at a time runs on a thread. Only [`TlsIdentity::with_randomness`](gate::tls::TlsIdentity::with_randomness)
 //! leads here, which no daemon calls.
 
 use std::cell::RefCell;
 
 use curve25519_dalek::{MontgomeryPoint, traits::IsIdentity};
+use gate::tls::Randomness;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustls::{
     NamedGroup, PeerMisbehaved,
     crypto::{ActiveKeyExchange, GetRandomFailed, SecureRandom, SharedSecret, SupportedKxGroup},
 };
-
-use crate::control::tls::Randomness;
 
 thread_local! {
     static GENERATOR: RefCell<Option<StdRng>> = const { RefCell::new(None) };

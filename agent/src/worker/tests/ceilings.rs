@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use wire::clock::Clock;
 
 use super::{
@@ -15,7 +16,6 @@ use super::{
     numbered,
     siege::Log,
 };
-use crate::identity::Identity;
 
 /// A round of one datagram from each client.
 fn send_all(pair: &mut Pair, clients: &mut [Udp], number: u32) {

@@ -2,10 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use gate::decoy::DecoyDrop;
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 
 use super::{CLIENT, ENTRY, EXIT, INGRESS, Pair, SERVICE, harness::Udp, number_of, numbered};
-use crate::gate::decoy::DecoyDrop;
 
 pub(super) const DECOY: SocketAddr = SocketAddr::new(SERVICE, 8443);
 pub(super) const PORT: SocketAddr = SocketAddr::new(EXIT, 4433);

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gate::decoy::DecoyDrop;
 use net::ReceiveBatch;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::Clock;
@@ -15,7 +16,6 @@ use super::{
     harness::Host,
     number_of, numbered,
 };
-use crate::gate::decoy::DecoyDrop;
 
 impl Site {
     /// How many datagrams went on to the decoy and to strangers, by the books: what came less what was dropped.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     restarts::{Crowd, report},
     roaming::{ENTRY_6, ESTABLISHED, EXIT_2, EXIT_6, FLOWS_ORPHANED, SECOND, between_agents},
 };
-use crate::identity::Identity;
 
 /// A pair whose entry knows the exit by name; the exit listens on all of its addresses.
 fn named(seed: u64, endpoints: &str, names: &[(&str, &[IpAddr])], exit_has: &[IpAddr]) -> (Pair, Crowd) {

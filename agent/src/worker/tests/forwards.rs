@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use net::{TcpListener, TcpStream};
 
 use super::{ENTRY, INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
-use crate::identity::Identity;
 
 /// A service that accepts whoever connects.
 struct Service {

@@ -2,6 +2,7 @@
 
 use std::{cell::Cell, collections::BTreeMap, time::Duration};
 
+use gate::identity::Identity;
 use wire::{
     clock::Clock,
     context::{Context, FlowNumber, MOST_DATAGRAM},
@@ -14,10 +15,7 @@ use super::{
     rogue::Rogue,
     siege::{ECHO, Siege},
 };
-use crate::{
-    identity::Identity,
-    relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME},
-};
+use crate::relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 

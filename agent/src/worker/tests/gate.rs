@@ -6,6 +6,12 @@ use std::{
     time::Duration,
 };
 
+use gate::{
+    classify::{Class, classify},
+    identity::Identity,
+    knock::EPOCH_SECONDS,
+    tls,
+};
 use quinn_proto::{ClientConfig, Endpoint};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use ring::hmac;
@@ -19,14 +25,6 @@ use super::{
     harness::Tapped,
     numbered,
     siege::{Log, Siege, peer_table},
-};
-use crate::{
-    control::tls,
-    gate::{
-        classify::{Class, classify},
-        knock::EPOCH_SECONDS,
-    },
-    identity::Identity,
 };
 
 pub(super) const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66));

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use rand::{SeedableRng, rngs::StdRng};
 use wire::{clock::Clock, messages::CloseReason};
 
@@ -16,7 +17,6 @@ use super::{
     rogue::{Rogue, address},
     siege::{ROGUE, Siege, dial},
 };
-use crate::identity::Identity;
 
 /// The exit lets any QUIC client begin a handshake.
 const OFF: &str = "[access]\nknock = \"off\"";

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gate::identity::Identity;
 use ip::model::Recipe;
 use wire::{
     clock::Clock,
@@ -14,7 +15,6 @@ use super::{
     rogue::Rogue,
     siege::{ECHO, Log, ROGUE, Siege, dial, peer_table},
 };
-use crate::identity::Identity;
 
 #[test]
 fn another_protocol_version_is_refused_by_name() {

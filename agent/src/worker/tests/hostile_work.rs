@@ -3,6 +3,7 @@
 
 use std::{cell::Cell, time::Duration};
 
+use gate::identity::Identity;
 use wire::{
     clock::Clock,
     context::{Context, FlowNumber},
@@ -17,7 +18,6 @@ use super::{
 use crate::{
     control::{MOST_WAITING_BYTES, driver::UNITS_PER_TURN},
     datapath::work::{MOST_PER_TURN, PER_TURN},
-    identity::Identity,
     worker::TurnWork,
 };
 

@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{identity::Identity, worker::PeerSnapshot};
+use ::gate::identity::Identity;
+
+use crate::worker::PeerSnapshot;
 mod bounds;
 mod capture;
 mod ceilings;

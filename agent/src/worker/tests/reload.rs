@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{context::Context, messages::CloseReason};
 
@@ -11,10 +12,7 @@ use super::{
     number_of, numbered,
     siege::{ECHO, Siege},
 };
-use crate::{
-    identity::Identity,
-    roster::{Origin, RosterError},
-};
+use crate::roster::{Origin, RosterError};
 
 /// Another service, and another port for it.
 const UPSTREAM_2: SocketAddr = SocketAddr::new(SERVICE, 8);

@@ -5,11 +5,11 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use wire::clock::Clock;
 
 use super::{ENTRY, EXIT, INGRESS, Pair, harness::Udp};
-use crate::identity::Identity;
 
 /// Between two looks at the service and the clients.
 const STEP: Duration = Duration::from_millis(5);

@@ -7,6 +7,13 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use gate::{
+    Own,
+    client::{self, Knock},
+    identity::{Identity, PublicKey},
+    knock::ServerKey,
+    suite, tls,
+};
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side,
@@ -27,13 +34,7 @@ use wire::{
 
 use super::harness::{Host, Udp};
 use crate::{
-    control::{
-        knock::{self, Knock},
-        session_name::name_of,
-        suite, tls,
-    },
-    gate::{Own, knock::ServerKey},
-    identity::{Identity, PublicKey},
+    control::{session_name::name_of, transport},
     lanes::pool,
 };
 
@@ -134,11 +135,11 @@ impl Rogue {
                 unix_seconds,
                 ephemeral: zeroize::Zeroizing::new(rand::random()),
             };
-            knock::arm(crypto, knock, ids.initial(PeerId(0)))
+            client::arm(crypto, knock, ids.initial(PeerId(0)))
         } else {
             ClientConfig::new(crypto)
         };
-        let mut transport = tls::transport_config(None, Some(1200), 4, 256 << 20);
+        let mut transport = transport::transport_config(None, Some(1200), 4, 256 << 20);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
         }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
     clock::Clock,
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     config::{self, AccessMode, Config},
-    identity::Identity,
     roster::{Origin, RosterError},
 };
 

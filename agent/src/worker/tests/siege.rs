@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use gate::identity::Identity;
 use wire::{
     clock::Clock,
     context::{Context, ServiceNumber},
@@ -19,7 +20,6 @@ use super::{
     number_of, numbered,
     rogue::{Rogue, address},
 };
-use crate::identity::Identity;
 
 /// The rogue's host.
 pub(super) const ROGUE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 6));

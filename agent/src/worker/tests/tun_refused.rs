@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use gate::identity::Identity;
 use ip::{
     model::{self, Recipe},
     view::{IpView, TCP, UDP},
@@ -20,7 +21,6 @@ use super::{
 };
 use crate::{
     config::{self, Config},
-    identity::Identity,
     roster::Origin,
 };
 

@@ -24,7 +24,7 @@ use std::{
 
 use slab::Slab;
 
-pub use super::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
+pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
 /// How long a stranger may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
 pub const IDLE: Duration = Duration::from_secs(60);

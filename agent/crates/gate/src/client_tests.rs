@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    control::suite,
-    gate::{
-        classify::{Class, Initial, classify},
-        knock::{epochs, hello_hash, open},
-        testing::{
-            DCID, Fate, Link, SECONDS, client_tls, knock, knocking, no_tokens, server_identity, server_key,
-        },
+    classify::{Class, Initial, classify},
+    knock::{epochs, hello_hash, open},
+    suite,
+    testing::{
+        DCID, Fate, Link, SECONDS, client_tls, knock, knocking, no_tokens, server_identity, server_key,
     },
 };
 
@@ -92,8 +90,8 @@ fn the_hello_that_is_sent_is_the_one_that_was_hashed() {
     assert!(link.run(LONG, |number, datagram| {
         if number == 0 {
             let initial = initial(datagram).unwrap();
-            let tls = crate::gate::testing::server_tls();
-            let hash = crate::gate::initial::client_hello_hash(&*tls, datagram, &initial);
+            let tls = crate::testing::server_tls();
+            let hash = crate::initial::client_hello_hash(&*tls, datagram, &initial);
             let own = server_identity().agreement_key();
             let knock = open(&own, &server_key(), initial.dcid, initial.token).unwrap();
             opened = Some((hash, knock.hello_hash));

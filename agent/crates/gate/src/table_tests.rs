@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::gate::journal::MemoryJournal;
+use crate::journal::MemoryJournal;
 
 const WINDOW: u64 = 90;
 const START: u64 = 1_700_000_000;

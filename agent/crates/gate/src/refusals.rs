@@ -15,8 +15,7 @@ use wire::{
     throttle::Throttle,
 };
 
-use super::{Step, initial::HelloError, knock::KnockError, retry::RetryError};
-use crate::identity::PublicKey;
+use crate::{Step, identity::PublicKey, initial::HelloError, knock::KnockError, retry::RetryError};
 
 /// Refusals that are remembered.
 const REMEMBERED: usize = 16;

@@ -23,7 +23,7 @@ use quinn_proto::{
 };
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
-use super::{
+use crate::{
     classify::MAX_CID_BYTES,
     knock::{KNOCK_BYTES, MAC_BYTES, ServerKey, epoch},
 };

@@ -10,10 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::knock::EPOCH_SECONDS;
 use crate::{
-    config::MAX_CLOCK_WINDOW,
-    gate::journal::{Journal, RECORD_BYTES, Record},
+    journal::{Journal, RECORD_BYTES, Record},
+    knock::{EPOCH_SECONDS, MAX_CLOCK_WINDOW},
 };
 
 /// Entries of all workers together, at most: 21 MB. They live for a quarter of an hour. At 3,000 valid knocks a second, which
@@ -150,7 +149,7 @@ impl SingleUse {
 
     /// The table as an earlier process left it: `records` that are not over by `unix_seconds` are Done, for after a
     /// restart nobody holds the keys of their handshakes. The journal is rewritten, without those that are over.
-    /// `blind_until` is [`crate::gate::journal::Opened::blind_until`]; 0 if no knock can have been used before.
+    /// `blind_until` is [`crate::journal::Opened::blind_until`]; 0 if no knock can have been used before.
     #[must_use]
     pub fn restore(
         journal: Box<dyn Journal>,

@@ -31,7 +31,7 @@
 //!
 //! For strangers nothing is allocated and nothing is locked.
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 use std::net::IpAddr;
 use std::{
     io,
@@ -45,22 +45,33 @@ use quinn_proto::crypto::ServerConfig as CryptoConfig;
 use rand::{RngExt, rngs::StdRng};
 use wire::{cid::ConnectionIds, clock::Clock};
 
+pub mod admission;
 pub mod budget;
 pub mod classify;
+pub mod client;
 pub mod decoy;
 pub mod decoy_stats;
+pub mod identity;
 pub mod initial;
 pub mod journal;
 pub mod knock;
 mod own;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
 pub mod refusals;
 pub mod retry;
+pub mod suite;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod tls;
+#[cfg(test)]
+mod tls_pair;
 
 pub use self::own::Own;
 use self::{
+    admission::{Admission, Admits, Allowlist, Room},
     budget::{Budget, Take},
     classify::{Class, Initial, classify},
     initial::client_hello_hash,
@@ -69,14 +80,7 @@ use self::{
     retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
     table::{InsertError, SingleUse, Tag, Used},
 };
-use crate::{
-    config::MAX_CLOCK_WINDOW,
-    control::{
-        accept::{Admission, Room},
-        tls::MIN_PACKET,
-    },
-    roster::{Admits, Roster},
-};
+use crate::{knock::MAX_CLOCK_WINDOW, tls::MIN_PACKET};
 
 /// What is to be done with a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +167,7 @@ impl Step {
 pub struct Gate {
     own: Arc<Own>,
     ids: ConnectionIds,
-    roster: Arc<Roster>,
+    allowlist: Arc<dyn Allowlist>,
     refusals: Arc<Refusals>,
     /// Whether clients must knock.
     required: bool,
@@ -190,7 +194,7 @@ pub struct GateSetup {
     /// How our connection IDs are told.
     pub ids: ConnectionIds,
     /// Who may connect.
-    pub roster: Arc<Roster>,
+    pub allowlist: Arc<dyn Allowlist>,
     /// Where refusals are noted.
     pub refusals: Arc<Refusals>,
     /// Whether clients must knock.
@@ -224,12 +228,12 @@ impl Gate {
     /// The gate of one worker.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
-        let GateSetup { own, ids, roster, refusals, required, window, table, budget, clock, crypto, rng } =
+        let GateSetup { own, ids, allowlist, refusals, required, window, table, budget, clock, crypto, rng } =
             setup;
         Self {
             own,
             ids,
-            roster,
+            allowlist,
             refusals,
             required,
             window,
@@ -305,8 +309,8 @@ impl Gate {
     }
 
     /// Spends what may be spent on clients that have not proved their address.
-    #[cfg(test)]
-    pub(crate) fn exhaust_budget(&mut self, now: Instant) {
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn exhaust_budget(&mut self, now: Instant) {
         while self.budget.take(IpAddr::from([0, 0, 0, 0]), false, now) == Take::Granted {}
         for last in 1..=u8::MAX {
             while self.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
@@ -441,7 +445,7 @@ impl Gate {
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, (now, unix_seconds))?;
-        let peer = match self.roster.admits(&opened.client) {
+        let peer = match self.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
             Admits::Anyone if room == Room::Free => None,
             // Keys of guests cost nothing to make: half of the places are for those that are known.

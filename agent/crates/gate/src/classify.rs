@@ -125,7 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fuzz;
+    use crate::properties;
 
     /// An Initial packet with these fields and `protected` bytes after its length.
     fn initial_packet(first: u8, dcid: &[u8], token: &[u8], protected: usize) -> Vec<u8> {
@@ -201,7 +201,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_as_quinn_reads_them(datagram in prop::collection::vec(any::<u8>(), 0..200)) {
-            fuzz::classify(&datagram);
+            properties::classify(&datagram);
         }
 
         #[test]
@@ -218,7 +218,7 @@ mod tests {
                 datagram[at] = byte;
             }
             datagram.truncate(cut.unwrap_or(usize::MAX));
-            fuzz::classify(&datagram);
+            properties::classify(&datagram);
         }
     }
 }

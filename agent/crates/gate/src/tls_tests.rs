@@ -1,14 +1,15 @@
 //! Handshakes that must succeed and handshakes that must not.
 
-use std::sync::{Mutex, atomic::Ordering};
+use std::{
+    sync::{Mutex, atomic::Ordering},
+    time::Duration,
+};
 
 use quinn_proto::ConnectionError;
 use wire::cid::CONNECTION_ID_BYTES;
 
-use super::{
-    super::testing::{End, Guests, Pair, friends, identity},
-    *,
-};
+use super::*;
+use crate::tls_pair::{End, Guests, Pair, friends, identity};
 
 /// The TLS alert with which `end` lost its connection, from either side (RFC 9001 §4.8).
 fn alert(end: &End) -> Option<u8> {
@@ -158,21 +159,6 @@ fn only_x25519_and_tls13_are_offered() {
     let groups: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
     assert_eq!(groups, [rustls::NamedGroup::X25519]);
     assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
-}
-
-#[test]
-fn a_small_packet_limit_turns_discovery_off() {
-    let shown = |max_packet| format!("{:?}", transport_config(None, max_packet, 0, 256 << 20));
-    assert!(shown(Some(1200)).contains("mtu_discovery_config: None"));
-    assert!(shown(None).contains("upper_bound: 1452"));
-    assert!(shown(Some(8952)).contains("upper_bound: 8952"));
-}
-
-#[test]
-fn a_zero_keepalive_is_none_and_streams_are_not_all_allowed_at_once() {
-    let shown = format!("{:?}", transport_config(Some(Duration::ZERO), None, u32::MAX, 256 << 20));
-    assert!(shown.contains("keep_alive_interval: None"));
-    assert!(shown.contains("max_concurrent_bidi_streams: 129"));
 }
 
 #[test]

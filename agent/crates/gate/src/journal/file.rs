@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
+use crate::journal::{
     BootId, Journal, RECORD_BYTES, Record,
     format::{self, HEADER_BYTES, Header},
 };
@@ -89,7 +89,7 @@ pub struct Opened {
 /// that begins with untrusted files writes into its own until when it is blind, for the process after it.
 ///
 /// # Errors
-/// The directory cannot be used: run with [`super::MemoryJournal`], blind until `unix_seconds`.
+/// The directory cannot be used: run with [`crate::journal::MemoryJournal`], blind until `unix_seconds`.
 pub fn open(directory: &Path, workers: u8, boot: BootId, unix_seconds: u64) -> Result<Opened, JournalError> {
     let lock = Arc::new(lock(directory)?);
     let Loaded { records, trusted_after } = load(directory, workers, boot)?;

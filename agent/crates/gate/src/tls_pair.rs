@@ -12,7 +12,7 @@ use std::{
 use bytes::BytesMut;
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Endpoint, Event,
-    RandomConnectionIdGenerator, crypto,
+    RandomConnectionIdGenerator, TransportConfig, crypto,
 };
 use ring::{
     hkdf, hmac,
@@ -20,9 +20,7 @@ use ring::{
 };
 use wire::cid::CONNECTION_ID_BYTES;
 
-use super::tls::{
-    self, ClientKeys, Refusal, SERVER_NAME, TlsIdentity, endpoint_config, server_config, transport_config,
-};
+use crate::tls::{self, ClientKeys, Refusal, SERVER_NAME, TlsIdentity, endpoint_config, server_config};
 
 /// An identity that is the same in every run: its private key is `seed`, 32 times.
 pub(super) fn identity(seed: u8) -> TlsIdentity {
@@ -95,7 +93,7 @@ impl End {
         let config = Arc::new(endpoint_config(ids, reset_key, None, Some([2; 32])));
         let server = server.map(|crypto| {
             let token_key = Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&[3; 32]));
-            Arc::new(server_config(crypto, Arc::new(transport_config(None, None, 4, 256 << 20)), token_key))
+            Arc::new(server_config(crypto, Arc::new(TransportConfig::default()), token_key))
         });
         Self {
             endpoint: Endpoint::new(config, server, true, None),
@@ -176,7 +174,7 @@ impl Pair {
         let mut pair =
             Self { client: End::new(address(1), None), server: End::new(address(2), Some(server)), now };
         let mut config = ClientConfig::new(client);
-        config.transport_config(Arc::new(transport_config(None, None, 4, 256 << 20)));
+        config.transport_config(Arc::new(TransportConfig::default()));
         let dialled = pair.client.endpoint.connect(now, config, pair.server.address, SERVER_NAME);
         let (handle, connection) = dialled.unwrap();
         pair.client.handle = Some(handle);

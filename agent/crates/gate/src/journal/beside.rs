@@ -12,7 +12,7 @@ use std::{
 
 use wire::panics::lock;
 
-use super::{Journal, Record};
+use crate::journal::{Journal, Record};
 
 /// How long a worker waits for a write: far longer than one into the kernel's cache takes, and far less than the 500 ms after which peers
 /// hold a silent lane for dead.

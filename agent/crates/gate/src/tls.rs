@@ -3,11 +3,11 @@
 //! Neither end has a certificate authority: a certificate is the envelope of a public key, and the key is
 //! compared with the pinned one. Its subject and validity are fixed and mean nothing.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use data_encoding::BASE64URL_NOPAD;
 use quinn_proto::{
-    ConnectionIdGenerator, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt,
+    ConnectionIdGenerator, EndpointConfig, TransportConfig,
     crypto::{
         self, HandshakeTokenKey, HmacKey,
         rustls::{NoInitialCipherSuite, QuicClientConfig, QuicServerConfig},
@@ -29,10 +29,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use zeroize::Zeroize as _;
 
-use super::{
-    suite::{SuiteClientConfig, SuiteServerConfig},
-    windows,
-};
+use crate::suite::{SuiteClientConfig, SuiteServerConfig};
 
 /// The application protocol that both ends name in the handshake (RFC 7301).
 pub const ALPN: &[u8] = b"culvert/1";
@@ -212,7 +209,7 @@ impl FirstSuite {
 }
 
 /// Whether the CPU has the instructions that make AES-GCM the fastest suite.
-pub(crate) fn cpu_has_aes() -> bool {
+pub fn cpu_has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")
@@ -426,54 +423,6 @@ pub const MIN_PACKET: u16 = 1200;
 /// How large packets grow by path MTU discovery when nothing else is configured, bytes: Ethernet's 1500 minus
 /// an IPv6 and a UDP header.
 pub const DEFAULT_MAX_PACKET: u16 = 1452;
-
-/// What quinn-proto may hold of DATAGRAM frames in each direction, in bytes. Standard mode only: lanes have queues of their own.
-/// 8 ms at 1 Gbit/s.
-pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
-
-/// TCP forwards that the other end may open before any is open. quinn-proto sets each up at once, which takes 200 bytes, so the
-/// number grows as it is used (`Control::poll`).
-pub const FIRST_STREAMS: u32 = 128;
-
-/// The transport parameters of a control connection.
-///
-/// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream: the first
-/// [`FIRST_STREAMS`] of them at once; `stream_bytes` is the memory of all forwards, from which windows are taken;
-/// `max_packet` is the upper end of path MTU discovery (at or below [`MIN_PACKET`] there is none).
-pub fn transport_config(
-    keepalive: Option<Duration>,
-    max_packet: Option<u16>,
-    tcp_streams: u32,
-    stream_bytes: usize,
-) -> TransportConfig {
-    // RFC 9308 §3.2 suggests it, because NAT mappings of UDP rarely live longer.
-    const IDLE_TIMEOUT_MS: u32 = 30_000;
-
-    let max_packet = max_packet.unwrap_or(DEFAULT_MAX_PACKET);
-    let discovery = (max_packet > MIN_PACKET).then(|| {
-        let mut discovery = MtuDiscoveryConfig::default();
-        discovery.upper_bound(max_packet);
-        discovery
-    });
-    let mut config = TransportConfig::default();
-    config
-        .max_concurrent_bidi_streams(streams_for(tcp_streams.min(FIRST_STREAMS)))
-        .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
-        .keep_alive_interval(keepalive.filter(|interval| !interval.is_zero()))
-        .stream_receive_window(VarInt::from_u32(windows::stream_window(stream_bytes)))
-        .receive_window(VarInt::from_u64(windows::BASE).expect("128 KiB"))
-        .send_window(windows::BASE)
-        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
-        .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
-        .mtu_discovery_config(discovery);
-    config
-}
-
-/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
-pub(crate) fn streams_for(forwards: u32) -> VarInt {
-    VarInt::from_u32(forwards.saturating_add(1))
-}
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.
 ///

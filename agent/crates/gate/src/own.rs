@@ -5,11 +5,11 @@ use std::sync::Arc;
 use wire::cid::IssuedIds;
 use zeroize::Zeroizing;
 
-use super::{
+use crate::{
+    identity::{AgreementKey, Identity},
     knock::{self, KNOCK_BYTES, KnockError, Opened, ServerKey},
     retry::RetryKey,
 };
-use crate::identity::{AgreementKey, Identity};
 
 /// The keys of an agent beside its certificate.
 pub struct Own {

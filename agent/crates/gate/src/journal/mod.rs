@@ -20,13 +20,11 @@ mod beside;
 mod file;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
-mod properties;
+pub mod properties;
 
 pub use beside::Beside;
 pub use file::{FileJournal, JournalError, Loaded, Opened, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use properties::knock_journal;
 
 /// Where the table of used knocks writes them.
 pub trait Journal: Send {

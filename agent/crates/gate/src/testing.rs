@@ -10,22 +10,17 @@ use std::{
 use bytes::BytesMut;
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, ConnectionId, DatagramEvent, Endpoint,
-    Event, RandomConnectionIdGenerator, crypto,
+    Event, RandomConnectionIdGenerator, TransportConfig, crypto,
 };
 use ring::{hkdf, hmac};
 use wire::cid::CONNECTION_ID_BYTES;
 use zeroize::Zeroizing;
 
-use super::knock::ServerKey;
 use crate::{
-    control::{
-        knock::{Knock, arm},
-        tls::{
-            ClientKeys, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config, server_crypto,
-            transport_config,
-        },
-    },
+    client::{Knock, arm},
     identity::Identity,
+    knock::ServerKey,
+    tls::{ClientKeys, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config, server_crypto},
 };
 
 /// The connection ID to which the client sends its first packet.
@@ -170,8 +165,7 @@ impl Link {
             true => SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into()), port)),
             false => SocketAddr::from((Ipv4Addr::new(192, 0, 2, host), port)),
         };
-        let server =
-            server_config(server_tls(), Arc::new(transport_config(None, None, 4, 256 << 20)), token_key);
+        let server = server_config(server_tls(), Arc::new(TransportConfig::default()), token_key);
         let mut link = Self {
             client: Side::new(address(1, 1111), None),
             server: Side::new(address(2, 4433), Some(Arc::new(server))),
@@ -185,7 +179,7 @@ impl Link {
     }
 
     fn dial(&mut self, mut config: ClientConfig) {
-        config.transport_config(Arc::new(transport_config(None, None, 4, 256 << 20)));
+        config.transport_config(Arc::new(TransportConfig::default()));
         let dialled = self.client.endpoint.connect(self.now, config, self.server.address, "culvert");
         self.client.connection = Some(dialled.unwrap());
     }

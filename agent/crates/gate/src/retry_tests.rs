@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::gate::{
+use crate::{
     classify::{Class, Initial, classify},
     initial::client_hello_hash,
     knock::{EPOCH_SECONDS, epochs, open},

@@ -29,11 +29,9 @@ use quinn_proto::{
 use zeroize::Zeroizing;
 
 use crate::{
-    gate::{
-        initial::whole_client_hello,
-        knock::{KNOCK_BYTES, ServerKey, seal},
-    },
     identity::AgreementKey,
+    initial::whole_client_hello,
+    knock::{KNOCK_BYTES, ServerKey, seal},
 };
 
 /// What the knock of one connection attempt is made of.
@@ -213,5 +211,5 @@ impl Session for KnockSession {
 }
 
 #[cfg(test)]
-#[path = "knock_tests.rs"]
+#[path = "client_tests.rs"]
 mod tests;

@@ -11,7 +11,7 @@ use ring::{
 };
 use zeroize::Zeroizing;
 
-use super::{Identity, PublicKey};
+use crate::identity::{Identity, PublicKey};
 
 /// An X25519 key (RFC 7748) for key agreement. The private part is wiped when dropped, and is never shown.
 pub struct AgreementKey {

@@ -2,12 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::{
-    super::{
-        testing::{friends, identity},
-        tls::{ALPN, FirstSuite, client_crypto},
-    },
-    *,
+use super::*;
+use crate::{
+    tls::{ALPN, FirstSuite, client_crypto},
+    tls_pair::{friends, identity},
 };
 
 #[test]

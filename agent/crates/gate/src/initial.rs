@@ -6,7 +6,7 @@
 use bytes::BytesMut;
 use quinn_proto::{ConnectionId, crypto};
 
-use super::{
+use crate::{
     classify::{Initial, MAX_CID_BYTES, PROTECTED_BYTES, varint},
     knock::{HELLO_HASH_BYTES, hello_hash},
 };
@@ -134,12 +134,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::properties::initial_packet;
     use crate::{
-        fuzz::initial_packet,
-        gate::{
-            classify::{Class, classify},
-            testing::{DCID, Fate, Link, knocking, no_tokens, server_tls},
-        },
+        classify::{Class, classify},
+        testing::{DCID, Fate, Link, knocking, no_tokens, server_tls},
     };
 
     fn sealed(payload: &[u8]) -> Vec<u8> {

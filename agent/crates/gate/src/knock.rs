@@ -37,8 +37,10 @@ use snow::{
 };
 use zeroize::Zeroizing;
 
-use super::classify::MAX_CID_BYTES;
-use crate::identity::{AgreementKey, PublicKey};
+use crate::{
+    classify::MAX_CID_BYTES,
+    identity::{AgreementKey, PublicKey},
+};
 
 /// The length of a knock.
 pub const KNOCK_BYTES: usize = 136;
@@ -62,6 +64,11 @@ pub fn epochs(unix_seconds: u64, window: Duration) -> RangeInclusive<u64> {
 pub fn epoch(unix_seconds: u64) -> u64 {
     unix_seconds / EPOCH_SECONDS
 }
+
+/// The longest `access.clock_window`. A stranger's datagram costs one block of a hash more for each epoch of mac1 that the
+/// window touches ([`EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window
+/// could make it good again.
+pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The length of a hash of a ClientHello: the first half of SHA-256.
 pub const HELLO_HASH_BYTES: usize = 16;

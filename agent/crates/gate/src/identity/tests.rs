@@ -2,7 +2,8 @@ use std::fs;
 
 use proptest::prelude::*;
 
-use super::{link::SCHEME, *};
+use super::*;
+use crate::identity::link::SCHEME;
 
 /// Written by OpenSSL 3.0: `openssl genpkey -algorithm ed25519`, then `openssl pkey -pubout`.
 const OPENSSL_PRIVATE: &str = "-----BEGIN PRIVATE KEY-----

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
-use super::{PublicKey, PublicKeyError};
+use crate::identity::{PublicKey, PublicKeyError};
 
 /// A host and a port to dial; the host is a name or an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
