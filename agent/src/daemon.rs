@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
+use config::{Config, defaults};
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{
     Ready,
@@ -31,7 +32,6 @@ use wire::{
 use crate::{
     admin::{self, Health},
     capture::Captures,
-    config::{Config, defaults},
     control_socket::{ControlSocket, Desk, ListenError},
     log,
     metrics::Metrics,

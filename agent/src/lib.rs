@@ -6,7 +6,6 @@ pub mod admin;
 pub mod bench;
 pub mod capture;
 pub mod cli;
-pub mod config;
 pub mod control;
 pub mod control_socket;
 pub mod daemon;

@@ -14,6 +14,7 @@ use std::{
     sync::OnceLock,
 };
 
+use config::{Log, LogFormat, LogLevel};
 use net::process;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
@@ -27,8 +28,6 @@ use tracing_subscriber::{
     reload::{self, Handle},
     util::SubscriberInitExt,
 };
-
-use crate::config::{Log, LogFormat, LogLevel};
 
 /// The process has a subscriber already.
 #[derive(Debug, thiserror::Error)]

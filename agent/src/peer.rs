@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config;
 use gate::identity::PublicKey;
 use quinn_proto::ConnectionHandle;
 use wire::{
@@ -18,7 +19,6 @@ use wire::{
 };
 
 use crate::{
-    config,
     control::{dial::Dialler, vigil::Vigil},
     datapath::uplink::{TooLarge, Uplink},
     forward::connections::{PeerForwards, StreamConnections},

@@ -11,6 +11,10 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
+use config::{
+    Config, LoadError, PeerOrigin,
+    reload::{Change, Effect, Kind, Plan, plan},
+};
 use net::ports::{self, PortError, Ports};
 use wire::{
     fault::{self, Fault},
@@ -18,10 +22,6 @@ use wire::{
 };
 
 use crate::{
-    config::{
-        Config, LoadError, PeerOrigin,
-        reload::{Change, Effect, Kind, Plan, plan},
-    },
     control_socket::Reloaded,
     daemon, log, metrics,
     operator::Running,

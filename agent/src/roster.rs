@@ -19,6 +19,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, PeerOrigin, defaults};
 use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
@@ -30,13 +31,7 @@ use wire::{
     panics::lock,
 };
 
-use crate::{
-    config::{self, AccessMode, Config, PeerOrigin, defaults},
-    worker::Exchange,
-};
-
-/// How the names of peers of open mode begin; the rest is the beginning of the key.
-pub(crate) const OPEN_PREFIX: &str = "open-";
+use crate::worker::Exchange;
 
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;
@@ -575,9 +570,6 @@ impl Keys {
         keys
     }
 }
-
-/// The value of the metric label `peer` of all peers of open mode.
-pub(crate) const OPEN_LABEL: &str = "open";
 
 /// Each worker's bit; there are at most [`config::MAX_WORKERS`].
 fn bit(worker: u8) -> u64 {

@@ -9,6 +9,7 @@
 use std::{pin::pin, sync::Arc, thread, time::Instant};
 
 use anyhow::{Context as _, anyhow};
+use config::Config;
 use gate::identity::Identity;
 use tokio::{
     runtime::{self, Runtime},
@@ -22,7 +23,6 @@ use wire::{
 };
 
 use crate::{
-    config::Config,
     control_socket::{Peers, Reloaded},
     daemon::Daemon,
     service::{ReloadEnd, Service},

@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 
+use config::Config;
 use culvert::{
     admin::Health,
-    config::Config,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Worker},

@@ -23,7 +23,8 @@ use std::{
 };
 
 use clap::Parser;
-use culvert::{config::Config, daemon::Daemon};
+use config::Config;
+use culvert::daemon::Daemon;
 use culvert_tests::{
     agent::{Agent, binary},
     clock,

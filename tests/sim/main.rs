@@ -44,10 +44,8 @@ use std::{
     thread,
 };
 
-use culvert::{
-    config::{Log, LogFormat, LogLevel},
-    log,
-};
+use config::{Log, LogFormat, LogLevel};
+use culvert::log;
 use model::Failure;
 use reduce::reduce;
 use run::{Fault, Outcome};

@@ -2,8 +2,8 @@
 
 use std::{net::UdpSocket, sync::Arc};
 
+use config::Config;
 use culvert::{
-    config::Config,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };

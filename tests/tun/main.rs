@@ -21,9 +21,9 @@ use std::{
     time::Duration,
 };
 
+use config::{Config, InnerMtu, Tun};
 use culvert::{
     admin::Health,
-    config::{Config, InnerMtu, Tun},
     metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},

@@ -5,10 +5,8 @@ use std::os::{
     unix::net::{SocketAddr, UnixDatagram},
 };
 
-use culvert::{
-    config::{Config, PeerOrigin, Tun},
-    tunnel::TunnelError,
-};
+use config::{Config, PeerOrigin, Tun};
+use culvert::tunnel::TunnelError;
 use gate::identity::Endpoint;
 
 use crate::{

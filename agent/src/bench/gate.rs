@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
+use config::Config;
 use gate::{
     Arrival, Gate, GateSetup, Own, Verdict,
     admission::Room,
@@ -32,7 +33,7 @@ use wire::{
 use zeroize::Zeroizing;
 
 use super::strangers::{BYTES, bogus};
-use crate::{cli::out, config::Config, roster::Roster};
+use crate::{cli::out, roster::Roster};
 
 /// Bogus Initials of one pass: so many that neither they nor their tokens stay in the nearest cache.
 const STRANGERS: usize = 1_024;

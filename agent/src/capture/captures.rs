@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{Config, Knock};
 use wire::{
     clock::Clock,
     messages::{CloseReason, MAX_LANES},
@@ -16,7 +17,6 @@ use super::{
     text::{self, About},
 };
 use crate::{
-    config::{Config, Knock},
     roster::{Listed, Roster},
     worker::Exchange,
 };

@@ -4,6 +4,7 @@ use std::{
     sync::Arc,
 };
 
+use config::Config;
 use gate::identity::{Identity, PublicKey};
 use qlog::{
     VantagePointType,
@@ -17,7 +18,7 @@ use quic_core::{
 use wire::clock::{Clock, ManualClock};
 
 use super::{feed::Entry, text::About, *};
-use crate::{config::Config, roster::Roster, worker::Exchange};
+use crate::{roster::Roster, worker::Exchange};
 
 /// What a file has, every record of which must be what it should.
 fn parsed(file: &str) -> (qlog::QlogSeq, Vec<Event>) {

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use config::Config;
 
 use super::{Failure, out};
-use crate::config::Config;
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]

@@ -6,8 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use crate::config::{LoadError, state::StateError};
+use config::{LoadError, state::StateError};
 
 mod bench;
 mod check;

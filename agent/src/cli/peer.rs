@@ -4,6 +4,10 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use config::{
+    self, AccessMode, Config, PeerOrigin,
+    state::{self, Edit, NewPeer},
+};
 use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
 use serde_json::json;
 
@@ -11,16 +15,10 @@ use super::{
     Failure, out,
     reach::{Offline, Reach, Reached, unexpected},
 };
-use crate::{
-    config::{
-        self, AccessMode, Config, PeerOrigin,
-        state::{self, Edit, NewPeer},
-    },
-    control_socket::{
-        self, AS_GUEST,
-        protocol::{Answer, ListedPeer, Request, VERSION},
-        status::table,
-    },
+use crate::control_socket::{
+    self, AS_GUEST,
+    protocol::{Answer, ListedPeer, Request, VERSION},
+    status::table,
 };
 
 /// List, add and remove peers, effective at once if the daemon runs

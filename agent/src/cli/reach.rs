@@ -3,15 +3,13 @@
 use std::{fmt, path::PathBuf};
 
 use clap::Args;
+use config::{Config, Knock, defaults};
 use net::folder;
 
 use super::Failure;
-use crate::{
-    config::{Config, Knock, defaults},
-    control_socket::{
-        client::{self, AskError},
-        protocol::{Answer, Request},
-    },
+use crate::control_socket::{
+    client::{self, AskError},
+    protocol::{Answer, Request},
 };
 
 /// Where the configuration is when it is not named.

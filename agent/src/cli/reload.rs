@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Context as _;
 use clap::Args;
+use config::{Config, reload::Effect};
 use net::process;
 use serde_json::json;
 
@@ -11,10 +12,7 @@ use super::{
     Failure, out,
     reach::{Reach, Reached, not_running, unexpected},
 };
-use crate::{
-    config::{Config, reload::Effect},
-    control_socket::protocol::{Answer, Request, ShownChange, VERSION},
-};
+use crate::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 
 /// Make the running daemon follow its changed configuration, without losing flows
 ///
@@ -132,7 +130,7 @@ fn line(change: &ShownChange) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::reload::{Change, Kind};
+    use config::reload::{Change, Kind};
 
     #[test]
     fn the_difference_is_shown_by_when_it_is_in_effect() {

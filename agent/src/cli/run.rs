@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use config::Config;
 use net::process;
 use wire::panics;
 
 use super::Failure;
 use crate::{
-    config::Config,
     log,
     run::{self, Signals},
 };

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use config::defaults;
 use net::{folder, task};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::{
@@ -30,7 +31,6 @@ use super::{
     Desk,
     protocol::{Answer, MAX_REQUEST_BYTES},
 };
-use crate::config::defaults;
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;

@@ -18,11 +18,6 @@ use std::{
 
 use crate::{
     capture::{self, Captures},
-    config::{
-        self, AccessMode, Config, PeerOrigin,
-        reload::Change,
-        state::{self, Edit},
-    },
     reload::ReloadError,
     roster::{Listed, Origin},
 };
@@ -36,6 +31,11 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
+use config::{
+    self, AccessMode, Config, PeerOrigin,
+    reload::Change,
+    state::{self, Edit},
+};
 use gate::identity::PublicKey;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
 use protocol::{Answer, ListedPeer, Request, ShownChange};

@@ -5,17 +5,17 @@
 
 use std::time::Duration;
 
+use config::{
+    self, Config,
+    reload::{Change, Kind},
+    state::NewPeer,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::status::{Scope, Status};
 use crate::{
     capture::{self, Subject, Taken},
-    config::{
-        self, Config,
-        reload::{Change, Kind},
-        state::NewPeer,
-    },
     roster::Origin,
 };
 

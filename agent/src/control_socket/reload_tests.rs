@@ -2,13 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use serde_json::{Value, json};
-
-use super::{protocol::AddPeer, *};
-use crate::config::{
+use config::{
     LoadError,
     reload::{Effect, Kind, plan},
 };
+use serde_json::{Value, json};
+
+use super::{protocol::AddPeer, *};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 

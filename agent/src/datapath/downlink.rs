@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::Config;
 use gate::{Arrival, Gate, Verdict};
 use net::{
     Path, ReceiveBatch,
@@ -27,7 +28,6 @@ use super::{
     work::{self, Work},
 };
 use crate::{
-    config::Config,
     control::driver::Control,
     forward::{Locals, tun::TunSide},
     lanes::{LaneId, Lanes, UnderlayId, Underlays},

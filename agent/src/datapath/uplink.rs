@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
@@ -11,7 +12,6 @@ use wire::{
 
 use super::pieces::Cutting;
 use crate::{
-    config::Limits,
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::Link,
     relay::{

@@ -21,13 +21,13 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use config::Config;
 use gate::identity::Identity;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
 use crate::{
     cli::out,
-    config::Config,
     daemon::Daemon,
     relay::DropReason,
     worker::{DirectionSnapshot, PeerSnapshot, Snapshot},

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{Config, Transport, defaults};
 use gate::identity::{self, Identity};
 use wire::{
     clock::{Clock, SystemClock},
@@ -18,7 +19,6 @@ use wire::{
 
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
 use crate::{
-    config::{Config, Transport, defaults},
     daemon::Daemon,
     metrics::PeerMetrics,
     peer::SETTLE_TIME,
@@ -83,7 +83,7 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
         let endpoints = vec![identity::Endpoint { host, port: remote.port() }];
         let peer = config.peers.get(*place)?.clone();
         let (services, allowed_ips) = (Vec::new(), Vec::new());
-        Some(crate::config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
+        Some(config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
     });
     Config {
         path: None,

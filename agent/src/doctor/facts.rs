@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
+use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
 
 pub use super::unit::{Account, Service, Unit};
-use crate::{config::ConfigProblem, control_socket::status::Status};
+use crate::control_socket::status::Status;
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
 pub type Tried = Result<bool, String>;

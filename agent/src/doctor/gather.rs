@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use config::{self, Config, LoadError};
 use gate::{identity::Identity, tls::cpu_has_aes};
 use net::{
     folder, host,
@@ -27,7 +28,6 @@ use super::{
     lookup, unit,
 };
 use crate::{
-    config::{self, Config, LoadError},
     control_socket::{
         client::{self, AskError},
         protocol::{Answer, Request},

@@ -15,8 +15,6 @@
 
 use std::fmt;
 
-use crate::config::Config;
-
 mod dial;
 pub mod facts;
 mod files;
@@ -32,6 +30,7 @@ mod tests;
 mod tun;
 mod unit;
 
+use config::Config;
 use facts::Facts;
 pub use gather::{Options, gather};
 pub use report::Report;

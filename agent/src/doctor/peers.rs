@@ -1,5 +1,6 @@
 //! The peers, and the ways to them (pure).
 
+use config::Config;
 use wire::context::INNER_OVERHEAD;
 
 use super::{
@@ -7,7 +8,6 @@ use super::{
     facts::{Address, Answer, Facts, Lookup, Peer},
 };
 use crate::{
-    config::Config,
     control_socket::status::{PeerState, PeerStatus},
     tunnel::LEAST_MTU,
 };

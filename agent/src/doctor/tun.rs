@@ -1,5 +1,6 @@
 //! The TUN device: its driver, its name and addresses, its queue (pure).
 
+use config::{self, Config};
 use net::{host::TunFeatures, tun::DRIVER};
 
 use super::{
@@ -9,10 +10,7 @@ use super::{
     kernel::numbers,
     unit::NAME,
 };
-use crate::{
-    config::{self, Config},
-    tunnel::QUEUE_PACKETS,
-};
+use crate::tunnel::QUEUE_PACKETS;
 
 pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<Finding> {
     let mut findings = Vec::new();

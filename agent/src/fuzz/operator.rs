@@ -1,19 +1,18 @@
 //! What an operator, or a program of this host, hands to an agent: lines of the control socket and files.
 
-use gate::identity::Identity;
+use config::{
+    Config,
+    state::{self, NewPeer},
+};
+use gate::{identity::Identity, properties::identity};
 
 use crate::{
     capture::Order,
-    config::{
-        Config,
-        state::{self, NewPeer},
-    },
     control_socket::{
         protocol::{Answer, Request},
         status::{Show, Status},
     },
 };
-use gate::properties::identity;
 
 /// Takes `input` as a line that a client writes to the control socket.
 ///

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use config::Limits;
+
 use super::Metrics;
-use crate::config::Limits;
 
 /// How a reload ended: the label `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
+use config::{Limits, defaults};
 use wire::panics::{self, Panicked, Part};
 
 use super::*;
-use crate::{
-    config::{Limits, defaults},
-    relay::Direction,
-};
+use crate::relay::Direction;
 
 const DOC: &str = include_str!("../../../docs/metrics.md");
 

@@ -12,12 +12,12 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use config::{self, Config};
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
 
 use crate::{
     capture::Captures,
-    config::{self, Config},
     control_socket::{
         Peers, Refused, Reloaded,
         status::{Scope, Status},

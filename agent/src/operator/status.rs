@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{Config, Tun};
 use gate::{refusals, table::MOST_ENTRIES};
 use net::{
     Gso,
@@ -16,7 +17,6 @@ use wire::ids::PeerId;
 
 use super::Running;
 use crate::{
-    config::{Config, Tun},
     control_socket::{
         protocol::label,
         status::{

@@ -19,13 +19,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
     messages,
 };
-
-use crate::config;
 
 pub mod accounting;
 pub mod flow;

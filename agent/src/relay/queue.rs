@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::DropPolicy;
 use wire::hash::{Issued, IssuedMap};
 
 use super::{
@@ -31,7 +32,6 @@ use super::{
     fragments::Begun,
     memory::QueueMemory,
 };
-use crate::config::DropPolicy;
 
 /// What the queue may hold.
 #[derive(Clone, Copy, Debug)]

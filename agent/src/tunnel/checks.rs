@@ -2,13 +2,12 @@
 
 use std::{fs::File, io, sync::Arc};
 
+use config;
 use ipnet::IpNet;
 use net::{
     netlink::{Address, Netlink, TABLE_MAIN, Which},
     tun::DRIVER,
 };
-
-use crate::config;
 
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]

@@ -25,6 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{self, Config};
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
@@ -44,7 +45,6 @@ use self::{
 };
 use crate::{
     admin::Health,
-    config::{self, Config},
     metrics::{Counters, Metrics},
     relay::Direction,
     roster::{Origin, Roster},

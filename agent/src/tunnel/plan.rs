@@ -5,14 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use config::{self, Transport};
 use ip::routes::is_default_like;
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::{
-    config::{self, Transport},
-    roster::Listed,
-};
+use crate::roster::Listed;
 
 /// The least MTU that the device is given: below it the kernel takes the device's IPv6 addresses away (RFC 8200 §5).
 pub(crate) const LEAST_MTU: u16 = 1_280;

@@ -1,12 +1,10 @@
 use std::{path::Path, sync::Arc};
 
+use config::{Config, InnerMtu, Tun};
 use gate::identity::Endpoint;
 
 use super::*;
-use crate::{
-    config::{Config, InnerMtu, Tun},
-    roster::Origin,
-};
+use crate::roster::Origin;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 

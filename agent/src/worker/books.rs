@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::CongestionControl;
 use net::{UdpRole, UdpSocket, UdpStats};
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError, meter::Meter, panics::lock};
@@ -17,7 +18,6 @@ use super::{
     streams::TcpRefusal,
 };
 use crate::{
-    config::CongestionControl,
     control::Traffic,
     forward::Local,
     peer::Failure,

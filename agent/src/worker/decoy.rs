@@ -21,15 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::Config;
 use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket};
 use wire::throttle::Throttle;
 
 use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
-use crate::{
-    config::Config,
-    metrics::{Counters, DecoyMetrics, Metrics},
-};
+use crate::metrics::{Counters, DecoyMetrics, Metrics};
 
 /// The worker that has all flows.
 const OWNER: u8 = 0;

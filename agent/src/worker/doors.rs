@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
+use config::{Config, Forward};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
@@ -14,7 +15,6 @@ use slab::Slab;
 use wire::ids::{LocalId, PeerId};
 
 use crate::{
-    config::{Config, Forward},
     forward::{Local, Locals, tcp::TcpId},
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},

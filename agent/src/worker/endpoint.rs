@@ -9,6 +9,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use config::{self, Config, MaxPacket};
 use gate::{
     Own,
     admission::{Admission, Admits, Allowlist},
@@ -22,7 +23,6 @@ use wire::{cid::ConnectionIds, clock::Clock};
 
 use super::{StartError, exchange::Exchange, publish};
 use crate::{
-    config::{self, Config, MaxPacket},
     control::{
         accept::{Acceptance, OwnTransport},
         driver::Control,

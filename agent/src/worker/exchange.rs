@@ -20,6 +20,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use config::{self, Config};
 use net::{Ready, Token, ports::Ports};
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
@@ -32,7 +33,6 @@ use zeroize::Zeroizing;
 use super::{handover::Parcel, mailbox::Mailbox};
 use crate::{
     capture::{Capture, Taps},
-    config::{self, Config},
     control::{congestion::pacing::RateAccount, windows::StreamMemory},
     forward::connections::{Outcome, PeerForwards},
     lanes::UnderlayId,

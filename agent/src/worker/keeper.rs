@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use config::Profile;
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{PeerId, SessionId};
@@ -13,7 +14,6 @@ use super::{
 };
 use crate::{
     capture::Phase,
-    config::Profile,
     lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
     peer::RESETTLE_TIME,
 };

@@ -2,14 +2,13 @@
 
 use std::{io, path::Path};
 
+use config::{Config, Knock};
 use gate::{
     journal::{self, Beside, BootId, JournalError, MemoryJournal, Opened, Record},
     table::SingleUse,
 };
 use net::{folder, process};
 use wire::clock::Clock;
-
-use crate::config::{Config, Knock};
 
 /// The used knocks of all workers, as an earlier process left them.
 ///

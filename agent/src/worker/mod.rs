@@ -49,6 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::Config;
 use gate::{Gate, Own, refusals::Refusals, tls::TlsIdentity};
 use quinn_proto::ConnectionHandle;
 use slab::Slab;
@@ -69,7 +70,6 @@ use {
 };
 
 use crate::{
-    config::Config,
     control::driver::{Control, Event},
     datapath::{
         downlink::{Downlink, Notes, Place, Received},

@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{self, Config};
 use wire::{ids::PeerId, messages::CloseReason, meter::Meter, throttle::Throttle};
 
 use super::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials};
 use crate::{
-    config::{self, Config},
     control::dial::Dialler,
     forward::Local,
     metrics::{PeerDirectionMetrics, PeerMetrics},

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::{Config, OPEN_LABEL};
 use gate::Step;
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError};
@@ -28,7 +29,6 @@ use super::{
 };
 use crate::{
     admin::Health,
-    config::Config,
     lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,
@@ -36,7 +36,7 @@ use crate::{
     },
     peer::{Doubt, Peer},
     relay::{Direction, DropReason},
-    roster::{OPEN_LABEL, Origin},
+    roster::Origin,
 };
 
 /// Outcomes of handshakes: the label `outcome`.
@@ -124,8 +124,7 @@ impl Publisher {
         let families = metrics.families();
         let [uplink, downlink] = Direction::ALL.map(Direction::label);
         let reasons = DropReason::ALL.map(DropReason::label);
-        let peer =
-            |peer: &crate::config::Peer| Some(PeerHandles::bind(metrics, &peer.name, peer.origin.into()));
+        let peer = |peer: &config::Peer| Some(PeerHandles::bind(metrics, &peer.name, peer.origin.into()));
         Self {
             worker,
             health,

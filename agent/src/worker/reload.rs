@@ -9,6 +9,7 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
+use config::{self, Config, Forward, Service};
 use gate::identity::PublicKey;
 use wire::{
     ids::IngressId,
@@ -18,7 +19,6 @@ use wire::{
 
 use super::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
 use crate::{
-    config::{self, Config, Forward, Service},
     lanes::LaneId,
     relay::{FlowId, Origin},
 };

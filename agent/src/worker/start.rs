@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use config::{self, Config};
 use gate::{
     Gate, GateSetup, Own,
     budget::Budget,
@@ -39,7 +40,6 @@ use super::{
     work::{Rests, TurnWork},
 };
 use crate::{
-    config::{self, Config},
     datapath::downlink::Notes,
     forward::{Local, Locals, tcp, tun::TunSide},
     lanes::{Lanes, Underlays},

@@ -6,12 +6,12 @@ use std::{
     time::Instant,
 };
 
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
 use super::{Worker, endpoint, number};
 use crate::{
-    config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups},
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
     forward::tun::{Answer, TunDrop},

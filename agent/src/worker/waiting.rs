@@ -11,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::defaults;
 use wire::ids::PeerId;
 
 use super::{Timer, Worker, number};
 use crate::{
-    config::defaults,
     datapath::uplink::Drained,
     lanes::{LaneId, UnderlayId},
     peer::Peer,

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
+use config::Config;
 use culvert::{
     admin::Health,
-    config::Config,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},

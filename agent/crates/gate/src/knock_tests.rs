@@ -56,8 +56,8 @@ fn a_knock_names_its_client_whatever_the_sign_of_its_key() {
 /// The example of `docs/wire-format.md`, step by step.
 #[test]
 fn the_example_of_the_wire_format() {
-    let text =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md")).unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire-format.md"))
+        .unwrap();
     let digits: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     let (client, server) = (identity(1), server_key(2));
     let key =

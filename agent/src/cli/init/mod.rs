@@ -12,10 +12,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use config::Config;
 use gate::identity::{Identity, IdentityError};
 
 use super::{Failure, keygen::with_remedy, out, reach::DEFAULT_CONFIG};
-use crate::config::Config;
 
 mod files;
 mod host;

@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
+use config::Config;
 use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
@@ -11,7 +12,7 @@ use super::{
     host::Facts,
     plan::{Plan, neighbour},
 };
-use crate::{cli::reach::DEFAULT_CONFIG, config::Config};
+use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What the next steps depend on.
 pub(super) struct Steps<'a> {

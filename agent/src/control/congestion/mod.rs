@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::CongestionControl;
 use quinn_proto::{
     RttEstimator,
     congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig},
@@ -30,7 +31,6 @@ use self::{
     bbr::{Bbr, INITIAL_WINDOW, MOST_EXCESS},
     delivery::Delivery,
 };
-use crate::config::CongestionControl;
 
 mod bbr;
 mod delivery;

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::CongestionControl;
 use quinn_proto::{Connection, Transmit};
 
 use super::Congestion;
-use crate::config::CongestionControl;
 
 /// What a burst holds at most, as time at the rate.
 const BURST: Duration = Duration::from_millis(1);

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use config::CongestionControl;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
@@ -16,7 +17,6 @@ use super::{
     Congestion, StreamController,
     pacing::{Pacer, Release},
 };
-use crate::config::CongestionControl;
 
 /// Bytes of a packet as the controller counts them, and as the path carries them.
 const PACKET: u64 = 1452;

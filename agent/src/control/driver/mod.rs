@@ -24,6 +24,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use config::CongestionControl;
 use gate::admission::Admission;
 use net::Path;
 use quinn_proto::{
@@ -48,7 +49,6 @@ use super::{
     windows::{StreamMemory, Windows},
 };
 use crate::{
-    config::CongestionControl,
     lanes::{Lanes, UnderlayId, Underlays},
     relay::{Settlement, Settlements},
 };

@@ -13,15 +13,13 @@ use super::{
     },
     *,
 };
-use crate::{
-    config::ConfigProblem,
-    control_socket::status::{LastError, PeerState, PeerStatus, Status},
-};
+use crate::control_socket::status::{LastError, PeerState, PeerStatus, Status};
 
 mod cases;
 mod unit;
 
 use cases::{fires, quiet};
+use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";

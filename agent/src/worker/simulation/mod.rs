@@ -20,10 +20,6 @@ mod seeded;
 mod trace;
 use crate::{
     admin::Health,
-    config::{
-        Config,
-        reload::{Change, plan},
-    },
     metrics::Metrics,
     reload::follow,
     roster::{Roster, RosterError},
@@ -31,6 +27,10 @@ use crate::{
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
+use config::{
+    Config,
+    reload::{Change, plan},
+};
 use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 pub use host::{Host, Udp};
 use ip::packets::TunOffload;

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
+use config::Config;
 use gate::identity::Identity;
 use net::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric};
 use wire::clock::{Clock, SystemClock};
@@ -9,7 +10,6 @@ use wire::clock::{Clock, SystemClock};
 use super::Pair;
 use crate::{
     admin::Health,
-    config::Config,
     metrics::Metrics,
     worker::{
         Publisher, Snapshots,

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use config::{self, AccessMode, Config};
 use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
@@ -22,10 +23,7 @@ use super::{
     rogue::{Rogue, address},
     siege::{ECHO, ROGUE, Siege, dial, peer_table},
 };
-use crate::{
-    config::{self, AccessMode, Config},
-    roster::{Origin, RosterError},
-};
+use crate::roster::{Origin, RosterError};
 
 /// The host of an agent that the exit does not know from its configuration.
 const LATE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 20));

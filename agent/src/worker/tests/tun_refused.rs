@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
+use config::{self, Config};
 use gate::identity::Identity;
 use ip::{
     model::{self, Recipe},
@@ -19,10 +20,7 @@ use super::{
         cut, icmp_errors,
     },
 };
-use crate::{
-    config::{self, Config},
-    roster::Origin,
-};
+use crate::roster::Origin;
 
 const ANSWERED: &str = "culvert_tun_icmp_sent_total";
 const WITHHELD: &str = "culvert_tun_icmp_withheld_total";

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf};
 
-use super::{
+use crate::{
     Config, file,
     reload::{self, Effect, Kind, Plan},
     reload_tests::parse,

@@ -15,7 +15,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{
+use crate::{
     field::{Amount, Field, OneOrMany},
     problem::Report,
 };

@@ -1,6 +1,7 @@
 use std::fs;
 
-use super::{tests::*, *};
+use super::*;
+use crate::tests::*;
 
 /// The base with a tunnel, lines 9 and 10, and a peer that is dialled at an address, lines 11 to 14.
 const TUNNEL: &str = "[tun]\naddress = [\"10.9.0.1/24\", \"fd09::1/64\"]\n[[peer]]\nname = \"b\"\n\

@@ -9,7 +9,7 @@ use std::{
 use gate::knock::MAX_CLOCK_WINDOW;
 use net::ports;
 
-use super::{
+use crate::{
     Access, AccessMode, Knock, Service,
     checks::{Checks, Listener},
     defaults,

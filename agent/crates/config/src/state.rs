@@ -16,7 +16,7 @@ use gate::identity::PublicKey;
 use net::folder;
 use toml::{Table, Value};
 
-use super::{
+use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
     checks::{Checks, PinnedKey},
     field::{Field, OneOrMany},
@@ -481,4 +481,4 @@ impl Checks {
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "state_properties.rs"]
-pub(crate) mod properties;
+pub mod properties;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
+use crate::{
     Access, AccessMode, CongestionControl, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat,
     LogLevel, MaxPacket, Oversize, Profile, Queue, Transport, socket_buffer_bytes,
 };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{
+use crate::{
     Config, Forward,
     reload::{self, Change, Effect, Kind, Plan},
 };
@@ -10,7 +10,7 @@ use super::{
 /// Takes `input` as two configuration files with a zero byte between them, of which the second is reloaded.
 ///
 /// Places stay, and doing the same again changes nothing; what is said to have changed has changed.
-pub(crate) fn reload_files(input: &[u8]) {
+pub fn reload_files(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Some((before, after)) = text.split_once('\0') else { return };
     let parse = |text| Config::parse(text, Path::new("/etc/culvert"));

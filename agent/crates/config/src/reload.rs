@@ -10,7 +10,7 @@ use std::{mem, net::SocketAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use super::{
+use crate::{
     AccessMode, Config, Forward, Knock, Peer, PeerOrigin, Service,
     reload_values::{Differences, list, unless},
     resolve::MAX_SERVICES,

@@ -2,7 +2,8 @@ use std::net::UdpSocket;
 
 use gate::knock::MAX_CLOCK_WINDOW;
 
-use super::{tests::*, *};
+use super::*;
+use crate::tests::*;
 
 #[test]
 fn access_and_control_arrive() {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use crate::{
     Access, AccessMode, Config, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel,
     MaxPacket, Oversize, Peer, Profile, Queue, Service, Transport, Tun,
     reload::{Change, Effect, Kind, Places, Waits},

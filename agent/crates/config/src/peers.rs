@@ -5,8 +5,8 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use gate::identity::{Endpoint, PublicKey};
 use toml::Spanned;
 
-use super::{
-    CongestionControl, DropPolicy, Peer, PeerOrigin, Profile, Queue, Service,
+use crate::{
+    CongestionControl, DropPolicy, OPEN_LABEL, OPEN_PREFIX, Peer, PeerOrigin, Profile, Queue, Service,
     checks::{At, Checks, PinnedKey},
     defaults,
     field::{Field, OneOrMany},
@@ -14,7 +14,6 @@ use super::{
     resolve::{TENTH, known},
     value,
 };
-use crate::roster::{OPEN_LABEL, OPEN_PREFIX};
 
 /// What the checks of a peer look at besides its table.
 #[derive(Clone, Copy)]

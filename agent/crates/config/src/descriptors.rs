@@ -1,6 +1,6 @@
 //! How many files an agent may have to keep open, which the limit on open files must allow.
 
-use super::{Config, Peer};
+use crate::{Config, Peer};
 
 impl Config {
     /// How many files peers and strangers may keep open.

@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::{
+use super::*;
+use crate::{
     reload::{self, Effect, Kind},
     reload_rules::holds,
     reload_tests::parse,
-    *,
 };
 
 /// Takes some of `all`, in any order.

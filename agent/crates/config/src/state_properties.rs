@@ -2,7 +2,10 @@
 
 use std::{fs::File, path::Path};
 
-use super::{super::resolve::Draft, Config, ConfigProblems, Edit, NewPeer, PeerOrigin, StateError};
+use crate::{
+    resolve::Draft,
+    state::{Config, ConfigProblems, Edit, NewPeer, PeerOrigin, StateError},
+};
 
 /// A configuration with a service, a peer, and a tunnel, for peers to have inner addresses.
 const BASE: &str = r#"identity.key_file = "id.key"
@@ -28,16 +31,16 @@ fn beside(state: &str) -> Result<Config, ConfigProblems> {
 ///
 /// It is accepted, or every problem has words, a remedy and a line within it; a peer that is added to it is found there, stays
 /// there when the text is read again, and is gone when it is removed.
-pub(crate) fn state_text(input: &[u8]) {
+pub fn state_text(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let before = beside(text);
     match &before {
         Ok(config) => {
-            let from_state = |peer: &&super::Peer| peer.origin == PeerOrigin::State;
+            let from_state = |peer: &&crate::state::Peer| peer.origin == PeerOrigin::State;
             assert_eq!(config.peers.len(), 1 + config.peers.iter().filter(from_state).count());
             assert!(config.peers.iter().flat_map(|peer| &peer.services).all(|place| *place == 0));
         }
-        Err(problems) => crate::fuzz::well_said(problems, text),
+        Err(problems) => crate::properties::well_said(problems, text),
     }
     edits(text, before.is_ok());
 }
@@ -68,7 +71,7 @@ fn edits(text: &str, accepted: bool) {
         // It may clash with what the file has: never with words that it cannot have.
         match beside(&with) {
             Ok(config) => assert!(has(&config)),
-            Err(problems) => crate::fuzz::well_said(&problems, &with),
+            Err(problems) => crate::properties::well_said(&problems, &with),
         }
         assert!(matches!(edit.add(&new), Err(StateError::Exists { .. })), "nobody is added twice");
     }

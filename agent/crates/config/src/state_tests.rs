@@ -3,7 +3,8 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
 };
 
-use super::{tests::*, *};
+use super::*;
+use crate::tests::*;
 
 const OTHER_KEY: &str = "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0";
 

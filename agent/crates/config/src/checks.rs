@@ -11,7 +11,7 @@ use std::{
 
 use gate::identity::PublicKey;
 
-use super::{
+use crate::{
     PeerOrigin,
     field::{Amount, Field, Leaf},
     problem::Report,

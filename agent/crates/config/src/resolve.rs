@@ -15,7 +15,7 @@ use std::{
 use gate::identity::{Endpoint, Identity};
 use toml::Spanned;
 
-use super::{
+use crate::{
     AccessMode, Config, Forward, Limits, Log, LogFormat, LogLevel, MAX_WORKERS, MaxPacket, Oversize, Peer,
     PeerOrigin, SOCKET_BUFFER_RANGE, Service, Transport,
     checks::{Checks, Listener, MISSING, PinnedKey},

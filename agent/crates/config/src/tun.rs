@@ -19,7 +19,7 @@ use ip::routes::is_default_like;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use toml::Spanned;
 
-use super::{
+use crate::{
     Config, Dscp, InnerMtu, Peer, PeerOrigin, Tun,
     checks::{At, Checks},
     defaults,
@@ -359,18 +359,18 @@ impl Checks {
 }
 
 /// What to do about a prefix of the overlay that would take the underlay's packets.
-pub(crate) const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
+pub const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
      write narrower prefixes";
 
 /// What to do about an address of our own link that is somebody's outside.
-pub(crate) const INNER_REMEDY: &str = "choose inner addresses that nothing outside uses";
+pub const INNER_REMEDY: &str = "choose inner addresses that nothing outside uses";
 
 /// What to do about a name that is looked up through the tunnel.
-pub(crate) const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which this host has a route of its own, longer than the \
+pub const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which this host has a route of its own, longer than the \
      default route: what asks for the name has no transport.mark, so that without such a route it goes into the tunnel";
 
 /// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
-pub(crate) fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
+pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
     tun.routes && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
 }
 

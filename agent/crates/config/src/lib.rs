@@ -36,13 +36,17 @@ mod field;
 mod file;
 mod peers;
 mod problem;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
 pub mod reload;
 #[cfg(test)]
 mod reload_keys_tests;
 #[cfg(test)]
 mod reload_properties;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod reload_rules;
+#[doc(hidden)]
+pub mod reload_rules;
 #[cfg(test)]
 mod reload_tests;
 mod reload_values;
@@ -59,10 +63,16 @@ mod value;
 
 pub use problem::{ConfigProblem, ConfigProblems, LoadError};
 use resolve::Draft;
-pub(crate) use tun::{INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+pub use tun::{INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;
+
+/// How the names of peers of open mode begin; the rest is the beginning of the key.
+pub const OPEN_PREFIX: &str = "open-";
+
+/// The value of the metric label `peer` of all peers of open mode.
+pub const OPEN_LABEL: &str = "open";
 
 /// Everything that an operator decided, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]

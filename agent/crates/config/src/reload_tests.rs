@@ -1,9 +1,9 @@
 use std::path::Path;
 
-use super::{
+use super::*;
+use crate::{
     reload::{Change, Effect, Kind, Plan},
     reload_rules::holds,
-    *,
 };
 
 pub(super) const KEYS: [&str; 3] = [
