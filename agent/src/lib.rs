@@ -12,18 +12,15 @@ pub mod daemon;
 pub mod datapath;
 pub mod demo;
 pub mod doctor;
-pub mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzz;
-pub mod lanes;
 pub mod log;
 pub mod metrics;
 pub mod notify;
 pub mod operator;
 pub mod peer;
 pub mod probe;
-pub mod relay;
 pub mod reload;
 pub mod roster;
 pub mod run;

@@ -7,6 +7,10 @@ use std::{
 };
 
 use config;
+use dataplane::{
+    lanes::{Lanes, Openings, Plain, Pool, Underlays},
+    relay::{DatagramRelay, DropReason},
+};
 use gate::identity::PublicKey;
 use quinn_proto::ConnectionHandle;
 use wire::{
@@ -19,11 +23,12 @@ use wire::{
 };
 
 use crate::{
-    control::{dial::Dialler, vigil::Vigil},
+    control::{
+        connections::{PeerForwards, StreamConnections},
+        dial::Dialler,
+        vigil::Vigil,
+    },
     datapath::uplink::{TooLarge, Uplink},
-    forward::connections::{PeerForwards, StreamConnections},
-    lanes::{Lanes, Openings, Plain, Pool, Underlays},
-    relay::{DatagramRelay, DropReason},
     roster::Origin,
     worker::{Outgoing, Refused},
 };

@@ -18,7 +18,6 @@ use std::{
     time::Duration,
 };
 
-use culvert::lanes::{LaneSlot, Lanes, UnderlayId};
 use culvert_tests::{
     agent::{Agent, binary, keygen},
     clock,
@@ -27,6 +26,7 @@ use culvert_tests::{
     ports,
     process::Running,
 };
+use dataplane::lanes::{LaneSlot, Lanes, UnderlayId};
 use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use wire::ids::{PeerId, SessionId};

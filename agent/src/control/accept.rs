@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::lanes::UnderlayId;
 use gate::admission::{Admission, Room};
 use net::Path;
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
@@ -15,7 +16,6 @@ use super::{
     congestion::Congestion,
     driver::{Begun, Control, ControlConnection},
 };
-use crate::lanes::UnderlayId;
 
 /// How long a connection that another started may take until it is a session: handshake and hello, with losses.
 pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);

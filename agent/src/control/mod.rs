@@ -22,6 +22,7 @@
 pub mod accept;
 mod ahead;
 pub mod congestion;
+pub mod connections;
 pub mod dial;
 pub mod driver;
 mod inward;

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::forward::tcp::PIECE;
+use dataplane::forward::tcp::PIECE;
 
 /// Both windows of a connection that is no session yet, in bytes each: more than a handshake and the first messages need. So many
 /// are granted whatever the pool has.

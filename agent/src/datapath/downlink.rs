@@ -8,6 +8,11 @@ use std::{
 };
 
 use config::Config;
+use dataplane::{
+    forward::{Locals, tun::TunSide},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
+    relay::{DropReason, FlowId, Origin, Standing},
+};
 use gate::{Arrival, Gate, Verdict};
 use net::{
     Path, ReceiveBatch,
@@ -29,10 +34,7 @@ use super::{
 };
 use crate::{
     control::driver::Control,
-    forward::{Locals, tun::TunSide},
-    lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::Peer,
-    relay::{DropReason, FlowId, Origin, Standing},
     worker::{Doors, Outgoing, Strangers},
 };
 

@@ -1,12 +1,12 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
+use dataplane::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
     ids::PeerId,
 };
 
 use super::{downlink::Downlink, work};
-use crate::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 
 impl Downlink<'_> {
     /// The flow of an opening, which comes to be if this is its first.

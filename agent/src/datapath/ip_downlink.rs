@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use dataplane::relay::DropReason;
 use ip::{
     ecn::{self, Decapsulated},
     mss,
@@ -11,7 +12,6 @@ use net::ReceiveBatch;
 use wire::ids::PeerId;
 
 use super::downlink::Downlink;
-use crate::relay::DropReason;
 
 impl Downlink<'_> {
     /// Takes an IP packet of `peer`, which lies at `range` of the buffer in `slot`; it is listed for the device or dropped.

@@ -3,6 +3,11 @@
 
 use std::time::Instant;
 
+use dataplane::{
+    forward::tun::{Answer, TunDrop, TunSide},
+    lanes::{Lanes, Payloads, PushError, Underlays},
+    relay::{Belongs, DropReason, PacketClass, Stripes},
+};
 use ip::{
     cut::Cut,
     ecn,
@@ -18,13 +23,7 @@ use wire::{
 };
 
 use super::uplink::{Uplink, Way};
-use crate::{
-    forward::tun::{Answer, TunDrop, TunSide},
-    lanes::{Lanes, Payloads, PushError, Underlays},
-    peer::Peer,
-    relay::{Belongs, DropReason, PacketClass, Stripes},
-    worker::Outgoing,
-};
+use crate::{peer::Peer, worker::Outgoing};
 
 /// What the way from the TUN device needs.
 pub struct IpUplink<'a> {

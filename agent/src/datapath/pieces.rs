@@ -3,6 +3,10 @@
 
 use std::ops::Range;
 
+use dataplane::{
+    lanes::{Frame, PushError},
+    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
+};
 use net::ReceiveBatch;
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM},
@@ -12,10 +16,6 @@ use wire::{
 use super::{
     downlink::Downlink,
     uplink::{TooLarge, Uplink, Way},
-};
-use crate::{
-    lanes::{Frame, PushError},
-    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
 };
 
 /// A datagram that is being cut: which one, and how much of it is in packets.

@@ -4,6 +4,13 @@
 use std::time::{Duration, Instant};
 
 use config::Limits;
+use dataplane::{
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    relay::{
+        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
+        fragments::LEAST_PIECE,
+    },
+};
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
@@ -11,15 +18,7 @@ use wire::{
 };
 
 use super::pieces::Cutting;
-use crate::{
-    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
-    peer::Link,
-    relay::{
-        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
-        fragments::LEAST_PIECE,
-    },
-    worker::Outgoing,
-};
+use crate::{peer::Link, worker::Outgoing};
 
 /// What the uplink of one peer needs.
 pub struct Uplink<'a> {

@@ -22,6 +22,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use config::Config;
+use dataplane::relay::DropReason;
 use gate::identity::Identity;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
@@ -29,7 +30,6 @@ use wire::clock::{Clock, SystemClock};
 use crate::{
     cli::out,
     daemon::Daemon,
-    relay::DropReason,
     worker::{DirectionSnapshot, PeerSnapshot, Snapshot},
 };
 

@@ -13,8 +13,8 @@
 mod operator;
 
 pub use self::operator::{host_text, key_file, socket_answer, socket_request};
-pub use crate::relay::properties::reassembly;
 pub use config::{properties::config_text, reload_rules::reload_files, state::properties::state_text};
+pub use dataplane::relay::properties::reassembly;
 pub use gate::{
     journal::properties::knock_journal,
     properties::{

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use config::{Limits, defaults};
+use dataplane::relay::Direction;
 use wire::panics::{self, Panicked, Part};
 
 use super::*;
-use crate::relay::Direction;
 
 const DOC: &str = include_str!("../../../docs/metrics.md");
 

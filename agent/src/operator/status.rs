@@ -6,6 +6,11 @@ use std::{
 };
 
 use config::{Config, Tun};
+use dataplane::{
+    forward::tun::{Answer, TunDrop},
+    lanes::LaneState,
+    relay::{DropReason, flow::Standing},
+};
 use gate::{refusals, table::MOST_ENTRIES};
 use net::{
     Gso,
@@ -25,9 +30,6 @@ use crate::{
             StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
         },
     },
-    forward::tun::{Answer, TunDrop},
-    lanes::LaneState,
-    relay::{DropReason, flow::Standing},
     roster::{Listed, Origin},
     worker::{
         Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,

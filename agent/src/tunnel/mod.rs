@@ -26,6 +26,7 @@ use std::{
 };
 
 use config::{self, Config};
+use dataplane::relay::Direction;
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
@@ -46,7 +47,6 @@ use self::{
 use crate::{
     admin::Health,
     metrics::{Counters, Metrics},
-    relay::Direction,
     roster::{Origin, Roster},
     worker,
 };

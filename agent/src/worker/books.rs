@@ -7,7 +7,11 @@ use std::{
 };
 
 use config::CongestionControl;
-use net::{UdpRole, UdpSocket, UdpStats};
+use dataplane::{
+    forward::Local,
+    relay::{Account, DatagramRelay, Direction, DropReason},
+};
+use net::{UdpRole, UdpSocket, stats::Booked};
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError, meter::Meter, panics::lock};
 
@@ -17,14 +21,7 @@ use super::{
     stream_connections::StreamTotals,
     streams::TcpRefusal,
 };
-use crate::{
-    control::Traffic,
-    forward::Local,
-    peer::Failure,
-    relay::{Account, DatagramRelay, Direction, DropReason},
-    roster::Origin,
-    service::Summary,
-};
+use crate::{control::Traffic, peer::Failure, roster::Origin, service::Summary};
 
 /// Handshakes by what this end saw of them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,17 +192,6 @@ impl Totals {
     pub(super) fn retire(&mut self, relay: &DatagramRelay) {
         self.former.add(relay);
     }
-}
-
-/// What has been booked of one socket.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Booked {
-    /// What it counted.
-    pub stats: UdpStats,
-    /// Buffers that the kernel dropped at it.
-    pub kernel_drops: u64,
-    /// Of a role: what waited in the receive buffers of those that were looked at last, in bytes of the kernel's memory.
-    pub kernel_queue: u64,
 }
 
 /// What the sockets of each role did, those that are closed included.

@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, time::Instant};
 
+use dataplane::lanes::{LaneId, LaneSlot, LaneState};
 use quic_core::record::Recorder;
 
 use super::Worker;
-use crate::{
-    capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject},
-    lanes::{LaneId, LaneSlot, LaneState},
-};
+use crate::capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject};
 
 /// A capture, and the lane of this worker that it records, if it is one of them.
 pub(super) struct Armed {

@@ -5,12 +5,12 @@
 
 use std::{io, time::Instant};
 
+use dataplane::relay::{DatagramRelay, DropReason};
 use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
 use super::{LOG_INTERVAL, Worker};
-use crate::relay::{DatagramRelay, DropReason};
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

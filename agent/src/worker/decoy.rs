@@ -23,10 +23,10 @@ use std::{
 
 use config::Config;
 use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
-use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket};
+use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
-use super::{Booked, Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
+use super::{Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place};
 use crate::metrics::{Counters, DecoyMetrics, Metrics};
 
 /// The worker that has all flows.

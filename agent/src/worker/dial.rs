@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
+use dataplane::lanes::UnderlayId;
 use gate::{
     client::{self, Knock},
     identity::{Endpoint, PublicKey},
@@ -23,7 +24,6 @@ use crate::{
         driver::Dial,
         transport,
     },
-    lanes::UnderlayId,
     peer::Failure,
 };
 

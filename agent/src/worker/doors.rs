@@ -3,10 +3,16 @@
 use std::{io, net::SocketAddr};
 
 use config::{Config, Forward};
+use dataplane::{
+    forward::{Local, Locals, tcp::TcpId},
+    lanes::{UnderlayId, Underlays},
+    relay::{FlowId, Origin},
+};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
     ports::{PortPlan, Ports},
+    stats::Booked as SocketBooked,
     wildcard_for,
 };
 use quinn_proto::StreamId;
@@ -14,12 +20,7 @@ use rand::{Rng, rngs::StdRng};
 use slab::Slab;
 use wire::ids::{LocalId, PeerId};
 
-use crate::{
-    forward::{Local, Locals, tcp::TcpId},
-    lanes::{UnderlayId, Underlays},
-    relay::{FlowId, Origin},
-    worker::{Booked as SocketBooked, SocketBooks, books},
-};
+use crate::worker::{SocketBooks, books};
 
 /// What stands behind a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

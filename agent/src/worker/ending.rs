@@ -5,14 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
 use wire::{context::Context, ids::PeerId, messages::CloseReason};
 
 use super::{Timer, Worker, number};
-use crate::{
-    peer::Failure,
-    relay::{DropReason, FlowId},
-};
+use crate::peer::Failure;
 
 impl Worker {
     /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.

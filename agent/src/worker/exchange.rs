@@ -21,6 +21,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use config::{self, Config};
+use dataplane::{
+    lanes::UnderlayId,
+    relay::{AgentTotals, FlowRegistry},
+};
 use net::{Ready, Token, ports::Ports};
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
@@ -33,11 +37,12 @@ use zeroize::Zeroizing;
 use super::{handover::Parcel, mailbox::Mailbox};
 use crate::{
     capture::{Capture, Taps},
-    control::{congestion::pacing::RateAccount, windows::StreamMemory},
-    forward::connections::{Outcome, PeerForwards},
-    lanes::UnderlayId,
+    control::{
+        congestion::pacing::RateAccount,
+        connections::{Outcome, PeerForwards},
+        windows::StreamMemory,
+    },
     peer::Doubt,
-    relay::{AgentTotals, FlowRegistry},
     roster::Origin,
 };
 

@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{context::Context, ids::PeerId};
-
-use super::{Timer, Worker, books};
-use crate::{
+use dataplane::{
     forward::Local,
     relay::{FlowId, Origin},
 };
+use wire::{context::Context, ids::PeerId};
+
+use super::{Timer, Worker, books};
 
 impl Worker {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.

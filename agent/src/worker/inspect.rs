@@ -15,24 +15,24 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::{
+    forward::tun::{Answer, TunDrop},
+    lanes::{LaneSlot, LaneState},
+    relay::{Flow, NO_LANE, Origin, flow},
+};
 use ip::packets::TunOffload;
-use net::{Gso, TunStats, UdpOffload, UdpRole};
+use net::{Gso, TunStats, UdpOffload, UdpRole, stats::Booked};
 use quic_core::{LaneStats, LaneView, Rtt, Volume};
 use wire::{ids::PeerId, meter::Growth, panics::lock};
 
 use super::{
     Command, Worker,
-    books::{self, Booked, SocketBooks, add_lane},
+    books::{self, SocketBooks, add_lane},
     shell,
 };
 use crate::{
-    forward::{
-        connections::{Stage, StreamConnection},
-        tun::{Answer, TunDrop},
-    },
-    lanes::{LaneSlot, LaneState},
+    control::connections::{Stage, StreamConnection},
     peer::Peer,
-    relay::{Flow, NO_LANE, Origin, flow},
 };
 
 /// Lanes that one worker tells of in one inspection: a row takes about a microsecond.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use config::Profile;
+use dataplane::lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId};
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{PeerId, SessionId};
@@ -12,11 +13,7 @@ use super::{
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
     number,
 };
-use crate::{
-    capture::Phase,
-    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId},
-    peer::RESETTLE_TIME,
-};
+use crate::{capture::Phase, peer::RESETTLE_TIME};
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);

@@ -3,6 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use dataplane::lanes::{
+    VALIDATION_TIMEOUT,
+    pool::{self, MAX_LANES},
+};
 use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
@@ -19,13 +23,7 @@ use super::{
     exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
     keeper::LEAST_SILENCE,
 };
-use crate::{
-    lanes::{
-        VALIDATION_TIMEOUT,
-        pool::{self, MAX_LANES},
-    },
-    peer::{Doubt, Session},
-};
+use crate::peer::{Doubt, Session};
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
 const LEAST_LANE_AGE: Duration = Duration::from_millis(250);

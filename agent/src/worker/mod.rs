@@ -50,6 +50,15 @@ use std::{
 };
 
 use config::Config;
+use dataplane::{
+    forward::{
+        Local, Locals,
+        tcp::{self, TcpForward, TcpId},
+        tun::TunSide,
+    },
+    lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
+    relay::FlowId,
+};
 use gate::{Gate, Own, refusals::Refusals, tls::TlsIdentity};
 use quinn_proto::ConnectionHandle;
 use slab::Slab;
@@ -77,14 +86,7 @@ use crate::{
         uplink::Uplink,
         work::{FRAMES_PER_UNIT, Work},
     },
-    forward::{
-        Local, Locals,
-        tcp::{self, TcpForward, TcpId},
-        tun::TunSide,
-    },
-    lanes::{Due, LaneId, Lanes, STRANGERS, UnderlayId, Underlays},
     peer::Peer,
-    relay::FlowId,
     roster::Roster,
     tunnel::Board,
 };
@@ -128,7 +130,7 @@ mod waiting;
 mod work;
 
 pub use books::{
-    Booked, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
+    DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
 };
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;

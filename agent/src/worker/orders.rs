@@ -5,6 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::{
+    lanes::{LaneId, Plain, Pool},
+    relay::{Account, DropReason, NO_LANE, Origin},
+};
 use gate::decoy::DecoyDrop;
 use net::batch::Meta;
 use wire::{
@@ -22,9 +26,7 @@ use super::{
 };
 use crate::{
     datapath::downlink::Received,
-    lanes::{LaneId, Plain, Pool},
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
-    relay::{Account, DropReason, NO_LANE, Origin},
 };
 
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.

@@ -10,15 +10,17 @@ use std::{
 };
 
 use config::{self, Config};
+use dataplane::{
+    forward::Local,
+    relay::{DatagramRelay, Direction, DropReason},
+};
 use wire::{ids::PeerId, messages::CloseReason, meter::Meter, throttle::Throttle};
 
 use super::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials};
 use crate::{
     control::dial::Dialler,
-    forward::Local,
     metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Allowances, Peer, Standing},
-    relay::{DatagramRelay, Direction, DropReason},
     roster::Origin,
 };
 
@@ -63,7 +65,7 @@ impl PeerMaker<'_> {
             instance: None,
             tcp_streams: 0,
             forwards: self.exchange.forwards(id),
-            streams: crate::forward::connections::StreamConnections::default(),
+            streams: crate::control::connections::StreamConnections::default(),
             too_large: None,
             refused: Refused::default(),
             known_services: None,

@@ -2,15 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use dataplane::relay::{DropReason, Settlement};
 use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 use wire::ids::PeerId;
 
 use super::Worker;
-use crate::{
-    control::transport::DATAGRAM_BUFFER_BYTES,
-    relay::{DropReason, Settlement},
-};
+use crate::control::transport::DATAGRAM_BUFFER_BYTES;
 
 /// What quinn-proto may hold of a peer's datagrams that its congestion window does not let out yet, in bytes: 50 ms at 10 Mbit/s.
 /// There they do not expire, so the rest waits where they do.

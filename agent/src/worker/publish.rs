@@ -10,15 +10,20 @@ use std::{
 };
 
 use config::{Config, OPEN_LABEL};
+use dataplane::{
+    lanes::LaneState,
+    relay::{Direction, DropReason},
+};
 use gate::Step;
+use net::stats::Booked;
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError};
 
 use super::{
     StreamsSnapshot, Worker,
     books::{
-        Booked, DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
-        SocketBooks, Totals, add_lane, role,
+        DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots, SocketBooks,
+        Totals, add_lane, role,
     },
     ceilings::{Ceiling, refused},
     decoy::DecoyHandles,
@@ -29,13 +34,11 @@ use super::{
 };
 use crate::{
     admin::Health,
-    lanes::LaneState,
     metrics::{
         ControlMetrics, Counters, LaneDirectionMetrics, LaneIndexMetrics, Level, Levels, Metrics,
         PeerDirectionMetrics, PeerMetrics, Published, SocketMetrics, TcpDirectionMetrics, WorkerMetrics,
     },
     peer::{Doubt, Peer},
-    relay::{Direction, DropReason},
     roster::Origin,
 };
 
@@ -705,14 +708,14 @@ fn snapshot(
 }
 
 /// The largest packet of a peer's lanes, 0 without lanes.
-fn packet_bytes(peer: &Peer, lanes: &crate::lanes::Lanes) -> f64 {
+fn packet_bytes(peer: &Peer, lanes: &dataplane::lanes::Lanes) -> f64 {
     let lanes = peer.link.iter().flat_map(|link| link.pool.lanes()).filter_map(|id| lanes.get(id));
     // At most 65,527, which is exact.
     lanes.map(|slot| slot.packet_budget).min().map_or(0.0, |bytes| bytes as f64)
 }
 
 /// The smoothed round-trip time of a peer's first lane, once it has a sample.
-fn rtt(peer: &Peer, lanes: &crate::lanes::Lanes) -> Option<Duration> {
+fn rtt(peer: &Peer, lanes: &dataplane::lanes::Lanes) -> Option<Duration> {
     let lane = peer.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
     rtt.latest().map(|_| rtt.smoothed())

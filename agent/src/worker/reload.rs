@@ -10,6 +10,10 @@
 use std::{mem, sync::Arc, time::Instant};
 
 use config::{self, Config, Forward, Service};
+use dataplane::{
+    lanes::LaneId,
+    relay::{FlowId, Origin},
+};
 use gate::identity::PublicKey;
 use wire::{
     ids::IngressId,
@@ -18,10 +22,6 @@ use wire::{
 };
 
 use super::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
-use crate::{
-    lanes::LaneId,
-    relay::{FlowId, Origin},
-};
 
 impl Worker {
     /// Runs another configuration from now on.

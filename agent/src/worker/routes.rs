@@ -9,11 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 use wire::ids::PeerId;
 
 use super::Worker;
-use crate::{forward::Local, lanes::UnderlayId, peer::Failure, relay::Origin};
+use crate::peer::Failure;
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);

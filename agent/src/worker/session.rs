@@ -16,6 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::{
+    lanes::{Openings, pool},
+    relay::Origin,
+};
 use gate::{
     identity::PublicKey,
     refusals::{Refusal, Why},
@@ -35,9 +39,7 @@ use super::{
 };
 use crate::{
     control::{driver::Event, session_name::session_name, vigil::Vigil},
-    lanes::{Openings, pool},
     peer::Session,
-    relay::Origin,
     roster,
 };
 

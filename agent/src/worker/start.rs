@@ -9,6 +9,10 @@ use std::{
 };
 
 use config::{self, Config};
+use dataplane::{
+    forward::{Local, Locals, tcp, tun::TunSide},
+    lanes::{Lanes, Underlays},
+};
 use gate::{
     Gate, GateSetup, Own,
     budget::Budget,
@@ -39,14 +43,7 @@ use super::{
     tun,
     work::{Rests, TurnWork},
 };
-use crate::{
-    datapath::downlink::Notes,
-    forward::{Local, Locals, tcp, tun::TunSide},
-    lanes::{Lanes, Underlays},
-    peer::Peer,
-    roster::Roster,
-    tunnel::Board,
-};
+use crate::{datapath::downlink::Notes, peer::Peer, roster::Roster, tunnel::Board};
 
 /// What a worker is made of.
 pub struct Setup {

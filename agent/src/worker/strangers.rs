@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, ops::Range};
 
+use dataplane::relay::{DropReason, Settlement};
 use gate::decoy::{DecoyDrop, DecoyStats};
 use net::batch::Meta;
 
 use super::handover::Parcel;
-use crate::relay::{DropReason, Settlement};
 
 /// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
 const MOST_BYTES: usize = 2 << 20;
@@ -103,7 +103,7 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::STRANGERS;
+    use dataplane::lanes::STRANGERS;
 
     #[test]
     fn what_waits_is_bounded_and_each_datagram_is_kept_or_counted() {

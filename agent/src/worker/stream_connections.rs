@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::lanes::pool;
 use gate::refusals::Why;
 use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
@@ -29,10 +30,9 @@ use super::{
     exchange::{Order, StreamOrder},
     vigil::{LEAST_DEAFNESS, TELL_INTERVAL, counts},
 };
-use crate::{
-    control::vigil::{Finding, Look, Vigil},
-    forward::connections::{EarlyJoin, Outcome, Stage, StreamConnection},
-    lanes::pool,
+use crate::control::{
+    connections::{EarlyJoin, Outcome, Stage, StreamConnection},
+    vigil::{Finding, Look, Vigil},
 };
 
 /// A stream connection without a forward is closed after so long.

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::forward::tcp::{Pumped, TcpForward, TcpId, answer_for};
 use quinn_proto::{ConnectionHandle, StreamId};
 use wire::{
     ids::PeerId,
@@ -15,7 +16,6 @@ use wire::{
 use super::{
     Source, StreamKey, Timer, Worker, ceilings::socket_remedy, exchange::Order, orders::HURRY_LASTS,
 };
-use crate::forward::tcp::{Pumped, TcpForward, TcpId, answer_for};
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -7,6 +7,10 @@ use std::{
 };
 
 use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+use dataplane::{
+    forward::tun::{Answer, TunDrop},
+    relay::Direction,
+};
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
@@ -14,10 +18,8 @@ use super::{Worker, endpoint, number};
 use crate::{
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
-    forward::tun::{Answer, TunDrop},
     metrics::{Counters, Metrics, TunDirectionMetrics},
     peer::Peer,
-    relay::Direction,
 };
 
 /// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.

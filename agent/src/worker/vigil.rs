@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use dataplane::lanes::LaneId;
 use quinn_proto::ConnectionStats;
 use wire::{
     ids::{PeerId, SessionId},
@@ -11,7 +12,6 @@ use wire::{
 use super::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE};
 use crate::{
     control::vigil::{Finding, Look},
-    lanes::LaneId,
     peer::Doubt,
 };
 

@@ -12,14 +12,11 @@ use std::{
 };
 
 use config::defaults;
+use dataplane::lanes::{LaneId, UnderlayId};
 use wire::ids::PeerId;
 
 use super::{Timer, Worker, number};
-use crate::{
-    datapath::uplink::Drained,
-    lanes::{LaneId, UnderlayId},
-    peer::Peer,
-};
+use crate::{datapath::uplink::Drained, peer::Peer};
 
 /// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
 const DRAIN_SHARE: usize = 128;

@@ -3,6 +3,7 @@
 //! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
 //! [`Worker::excess_of_turn`].
 
+use dataplane::lanes::UnderlayId;
 use net::ReceiveBatch;
 use quinn_proto::ConnectionHandle;
 
@@ -13,7 +14,6 @@ use crate::{
         downlink::{Place, Received},
         work::{MOST_PER_TURN, Work},
     },
-    lanes::UnderlayId,
 };
 
 /// Batches that may be laid aside at a time, each of one socket, 2 MiB each.

@@ -77,7 +77,7 @@ impl UdpStats {
     }
 
     /// Counts a call that returned what is in `batch`, with ages of its own if it is `stamped`.
-    pub(super) fn count_received(&mut self, batch: &ReceiveBatch, stamped: bool) {
+    pub fn count_received(&mut self, batch: &ReceiveBatch, stamped: bool) {
         self.receive_calls += 1;
         if batch.is_empty() {
             return;
@@ -101,7 +101,7 @@ impl UdpStats {
     }
 
     /// Counts a message that the kernel took.
-    pub(super) fn count_sent(&mut self, segments: u16, bytes: u64) {
+    pub fn count_sent(&mut self, segments: u16, bytes: u64) {
         self.sent_datagrams += u64::from(segments);
         self.sent_bytes += bytes;
         if segments > 1 {
@@ -121,6 +121,17 @@ fn add_each<const N: usize>(sums: &mut [u64; N], now: &[u64; N], before: &[u64; 
 /// The first bucket whose bound is not below `value`; behind the last bound one more.
 fn bucket(bounds: &[u64], value: u64) -> usize {
     bounds.partition_point(|bound| *bound < value)
+}
+
+/// What has been booked of one socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Booked {
+    /// What it counted.
+    pub stats: UdpStats,
+    /// Buffers that the kernel dropped at it.
+    pub kernel_drops: u64,
+    /// Of a role: what waited in the receive buffers of those that were looked at last, in bytes of the kernel's memory.
+    pub kernel_queue: u64,
 }
 
 #[cfg(test)]

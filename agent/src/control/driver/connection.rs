@@ -2,6 +2,10 @@
 
 use std::time::Instant;
 
+use dataplane::{
+    lanes::UnderlayId,
+    relay::{DropReason, Settlements},
+};
 use gate::admission::Admission;
 use net::Path;
 use quinn_proto::{Connection, Dir, Side, VarInt};
@@ -9,16 +13,12 @@ use wire::messages::POSSESSION_LABEL;
 use zeroize::Zeroizing;
 
 use super::{Begun, ControlConnection, Portion};
-use crate::{
-    control::{
-        ahead::{Ahead, Told},
-        congestion::{Congestion, pacing::Pace},
-        inward::Inward,
-        transport::{FIRST_STREAMS, streams_for},
-        windows::{Change, Shown},
-    },
-    lanes::UnderlayId,
-    relay::{DropReason, Settlements},
+use crate::control::{
+    ahead::{Ahead, Told},
+    congestion::{Congestion, pacing::Pace},
+    inward::Inward,
+    transport::{FIRST_STREAMS, streams_for},
+    windows::{Change, Shown},
 };
 
 impl ControlConnection {

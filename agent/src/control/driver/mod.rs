@@ -25,6 +25,10 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use config::CongestionControl;
+use dataplane::{
+    lanes::{Lanes, UnderlayId, Underlays},
+    relay::{Settlement, Settlements},
+};
 use gate::admission::Admission;
 use net::Path;
 use quinn_proto::{
@@ -47,10 +51,6 @@ use super::{
     },
     inward::Inward,
     windows::{StreamMemory, Windows},
-};
-use crate::{
-    lanes::{Lanes, UnderlayId, Underlays},
-    relay::{Settlement, Settlements},
 };
 
 mod connection;

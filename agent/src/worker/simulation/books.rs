@@ -5,11 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::relay::{Account, Direction};
+
 use super::World;
-use crate::{
-    relay::{Account, Direction},
-    worker::Worker,
-};
+use crate::worker::Worker;
 
 /// One direction of a peer at one worker.
 #[derive(Clone, Copy, Debug)]
@@ -108,9 +107,9 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     }
 }
 
-fn is_ingress(socket: &crate::forward::LocalSocket) -> bool {
+fn is_ingress(socket: &dataplane::forward::LocalSocket) -> bool {
     match socket.local {
-        crate::forward::Local::Ingress { .. } => true,
-        crate::forward::Local::Upstream { .. } => false,
+        dataplane::forward::Local::Ingress { .. } => true,
+        dataplane::forward::Local::Upstream { .. } => false,
     }
 }

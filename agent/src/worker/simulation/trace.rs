@@ -8,13 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataplane::relay::{Account, Direction};
 use net::memory::Datagram;
 use ring::digest::{Context, SHA256};
 
-use crate::{
-    relay::{Account, Direction},
-    worker::{Turn, Worker},
-};
+use crate::worker::{Turn, Worker};
 
 /// Which worker of which agent of a world.
 #[derive(Clone, Copy, Debug)]

@@ -4,17 +4,16 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use config::Config;
 use gate::identity::Identity;
-use net::{Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric};
+use net::{
+    Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric, stats::Booked,
+};
 use wire::clock::{Clock, SystemClock};
 
 use super::Pair;
 use crate::{
     admin::Health,
     metrics::Metrics,
-    worker::{
-        Publisher, Snapshots,
-        books::{Booked, SocketBooks},
-    },
+    worker::{Publisher, Snapshots, books::SocketBooks},
 };
 
 const DOC: &str = include_str!("../../../../docs/metrics.md");

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
+use dataplane::relay::DropReason;
 use gate::identity::Identity;
 use net::batch::Meta;
 use wire::{clock::Clock, context::Context, ids::PeerId};
 
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered};
-use crate::{relay::DropReason, worker::Outgoing};
+use crate::worker::Outgoing;
 
 /// Workers of the entry and of the exit, and `lanes` of the dialler.
 const MIXES: [((u8, u8), u8); 9] = [

@@ -2,6 +2,7 @@
 
 use std::{cell::Cell, collections::BTreeMap, time::Duration};
 
+use dataplane::relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME};
 use gate::identity::Identity;
 use wire::{
     clock::Clock,
@@ -15,7 +16,6 @@ use super::{
     rogue::Rogue,
     siege::{ECHO, Siege},
 };
-use crate::relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 

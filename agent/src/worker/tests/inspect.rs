@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use dataplane::{lanes::LaneState, relay::flow::Standing};
 use ip::{model::Recipe, packets::TunOffload};
 use net::Gso;
 
@@ -10,11 +11,7 @@ use super::{
     harness::World,
     tunnel::{Given, How, Tunnel},
 };
-use crate::{
-    lanes::LaneState,
-    relay::flow::Standing,
-    worker::{Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView},
-};
+use crate::worker::{Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView};
 
 /// Asks all workers of an agent, which answer in their next turns.
 fn inspect(world: &mut World, place: usize, asks: Asks) -> Vec<WorkerView> {

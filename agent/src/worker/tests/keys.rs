@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use dataplane::lanes::VALIDATION_TIMEOUT;
 use ip::{
     model::Recipe,
     view::{TCP, UDP},
@@ -14,7 +15,7 @@ use super::{
     number_of, numbered,
     tunnel::{Given, How, Tunnel, by_flow},
 };
-use crate::{lanes::VALIDATION_TIMEOUT, worker::LaneLimits};
+use crate::worker::LaneLimits;
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use dataplane::relay::{Belongs, DropReason, PacketClass};
 use gate::identity::Identity;
 use net::{
     Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
@@ -17,7 +18,6 @@ use net::{
 use wire::clock::Clock;
 
 use super::{ENTRY, EXIT, INGRESS, Pair, number_of, numbered};
-use crate::relay::{Belongs, DropReason, PacketClass};
 
 const MS: Duration = Duration::from_millis(1);
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));

@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use dataplane::lanes::pool;
 use gate::{
     Own,
     client::{self, Knock},
@@ -33,10 +34,7 @@ use wire::{
 };
 
 use super::harness::{Host, Udp};
-use crate::{
-    control::{session_name::name_of, transport},
-    lanes::pool,
-};
+use crate::control::{session_name::name_of, transport};
 
 /// DATAGRAM without a length: it fills the rest of the packet (RFC 9221 §4).
 const DATAGRAM: u8 = 0x30;

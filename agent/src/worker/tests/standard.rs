@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use dataplane::relay::DropReason;
 use wire::{clock::Clock, context::Context, ids::PeerId};
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     rogue::Rogue,
     siege::{ECHO, ROGUE, Siege},
 };
-use crate::{relay::DropReason, worker::PeerSnapshot};
+use crate::worker::PeerSnapshot;
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dataplane::lanes::pool;
 use ip::{
     model::Recipe,
     packets::TunOffload,
@@ -12,7 +13,6 @@ use net::SendFailure;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragments};
-use crate::lanes::pool;
 
 const ALL: TunOffload = TunOffload { tcp: true, udp: true };
 const NO_USO: TunOffload = TunOffload { tcp: true, udp: false };

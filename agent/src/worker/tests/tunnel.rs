@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
+use dataplane::relay::Stripes;
 use ip::{
     model::{self, Recipe},
     packets::TunOffload,
@@ -10,7 +11,6 @@ use ip::{
 };
 
 use super::{ENTRY, EXIT, Pair};
-use crate::relay::Stripes;
 
 /// What fits into a packet of 1452 bytes, which is the most.
 pub(super) const MOST_MTU: u16 = 1452 - 31;

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use dataplane::forward::tun::TunSide;
 use gate::identity::Identity;
 use ip::packets::TunOffload;
 use net::{
@@ -15,7 +16,6 @@ use net::{
 use wire::{clock::Clock, ids::PeerId};
 
 use super::{ENTRY, harness::World, siege::Log};
-use crate::forward::tun::TunSide;
 
 /// Where nobody answers.
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77));

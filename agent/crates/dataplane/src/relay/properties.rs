@@ -7,7 +7,7 @@ use wire::{
     context::MOST_DATAGRAM,
 };
 
-use super::{
+use crate::relay::{
     Account, DropReason, FlowId, Piece, Reassembler,
     fragments::{LEAST_PIECE, MOST_INCOMPLETE, REASSEMBLY_TIME},
 };

@@ -19,7 +19,7 @@ use std::{
 use net::Path;
 use quic_core::{PATH_PACKET_MIN, TRANSMIT_CAPACITY};
 
-use super::{AMPLIFICATION_LIMIT, VALIDATION_TIMEOUT};
+use crate::lanes::{AMPLIFICATION_LIMIT, VALIDATION_TIMEOUT};
 
 /// An unanswered PATH_CHALLENGE is repeated after this long.
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);

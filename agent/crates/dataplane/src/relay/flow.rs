@@ -19,7 +19,7 @@ use wire::{
     ids::{IngressId, LocalId},
 };
 
-use super::registry::FlowRegistry;
+use crate::relay::registry::FlowRegistry;
 
 /// A flow's place in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -19,7 +19,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
@@ -31,7 +30,8 @@ pub mod flow;
 pub mod fragments;
 pub mod memory;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod properties;
+#[doc(hidden)]
+pub mod properties;
 pub mod queue;
 pub mod registry;
 pub mod stripes;

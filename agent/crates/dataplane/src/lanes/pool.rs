@@ -6,7 +6,7 @@
 
 use quinn_proto::crypto::Session;
 
-use super::{LaneId, LaneSlot, Lanes};
+use crate::lanes::{LaneId, LaneSlot, Lanes};
 pub use wire::messages::MAX_LANES;
 
 /// Lanes that `lanes = 0` opens, at most.

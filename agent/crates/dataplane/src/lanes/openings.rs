@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use quic_core::ConnectionId;
 
-use super::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
+use crate::lanes::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
 
 /// A lane that was asked for and not answered yet.
 #[derive(Clone, Copy, Debug)]

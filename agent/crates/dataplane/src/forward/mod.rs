@@ -12,16 +12,14 @@ use std::{
     time::Instant,
 };
 
-use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage};
+use net::{
+    Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage, stats::Booked,
+};
 use slab::Slab;
 use wire::ids::{IngressId, LocalId, PeerId};
 
-use crate::{
-    relay::{FlowId, Settlement, Settlements},
-    worker::Booked,
-};
+use crate::relay::{FlowId, Settlement, Settlements};
 
-pub mod connections;
 pub mod tcp;
 pub mod tun;
 

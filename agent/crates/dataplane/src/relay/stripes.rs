@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::NO_LANE;
+use crate::relay::NO_LANE;
 
 /// How many buckets there are: more than lanes, so that the flows of one bucket are few.
 const BUCKETS: usize = 256;

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use net::batch::Message;
 use wire::ids::PeerId;
 
-use super::{NO_OWNER, UnderlayId, Underlays};
-use crate::relay::Settlements;
+use crate::{
+    lanes::outbox::{NO_OWNER, UnderlayId, Underlays},
+    relay::Settlements,
+};
 
 /// What [`Underlays::expire`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +29,7 @@ impl Underlays {
     }
 
     /// Drops what has waited in the outbox of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
-    /// peer. What is no peer's has the peer [`super::STRANGERS`] or one that nobody is.
+    /// peer. What is no peer's has the peer [`crate::lanes::outbox::STRANGERS`] or one that nobody is.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };
         let (Some(since), Some(batch)) = (underlay.blocked, underlay.outbox.as_mut()) else {

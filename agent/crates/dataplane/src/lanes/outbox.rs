@@ -15,15 +15,16 @@
 
 use std::time::Instant;
 
-use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message};
+use net::{
+    Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message, stats::Booked,
+};
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
 use wire::ids::PeerId;
 
-use super::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX};
 use crate::{
+    lanes::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX},
     relay::{DropReason, Settlement, Settlements},
-    worker::Booked,
 };
 
 /// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).

@@ -16,7 +16,7 @@ use wire::{
     panics::{Held, lock},
 };
 
-use super::memory::QueueMemory;
+use crate::relay::memory::QueueMemory;
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;

@@ -26,7 +26,7 @@ use std::{
 use config::DropPolicy;
 use wire::hash::{Issued, IssuedMap};
 
-use super::{
+use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
     fragments::Begun,
@@ -70,7 +70,7 @@ pub enum Belongs {
 /// What IP packets that travel together have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketClass {
-    /// The lowest bits of their hash: see [`super::Stripes`].
+    /// The lowest bits of their hash: see [`crate::relay::Stripes`].
     pub bucket: u8,
     /// Whether their L4 checksums are partial.
     pub partial: bool,

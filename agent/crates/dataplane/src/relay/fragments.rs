@@ -16,7 +16,7 @@ use std::{
 
 use wire::context::MOST_DATAGRAM;
 
-use super::{
+use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
 };

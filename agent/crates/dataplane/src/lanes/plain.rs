@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Frame, Payloads, PushError, frame::MOST_PREFIX};
+use crate::lanes::{Frame, Payloads, PushError, frame::MOST_PREFIX};
 
 /// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
