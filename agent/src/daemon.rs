@@ -12,6 +12,17 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
 use config::{Config, defaults};
+use engine::{
+    capture::Captures,
+    health::Health,
+    metrics::Metrics,
+    roster::Roster,
+    tunnel::Tunnel,
+    worker::{
+        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
+        Worker, port_plan, shell, used_knocks,
+    },
+};
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{
     Ready,
@@ -27,22 +38,13 @@ use tokio::{
 use wire::{
     clock::{Clock, SystemClock},
     panics::{self, Part, lock},
+    throttle,
 };
 
 use crate::{
-    admin::{self, Health},
-    capture::Captures,
+    admin,
     control_socket::{ControlSocket, Desk, ListenError},
-    log,
-    metrics::Metrics,
     operator::Running,
-    roster::Roster,
-    service::Summary,
-    tunnel::Tunnel,
-    worker::{
-        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, TunSetup, Worker,
-        port_plan, shell, used_knocks,
-    },
 };
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
@@ -148,9 +150,9 @@ impl Daemon {
             None => (None, None),
         };
         tracing::info!(
-            transport = log::list(&addresses.transport),
-            udp = log::list(&addresses.udp),
-            tcp = log::list(&addresses.tcp),
+            transport = throttle::list(&addresses.transport),
+            udp = throttle::list(&addresses.udp),
+            tcp = throttle::list(&addresses.tcp),
             metrics = admin_address.map(tracing::field::display),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
@@ -398,7 +400,7 @@ type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
 fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
     let failed = || format!("cannot listen on {address} (metrics.listen)");
     let listener = std::net::TcpListener::bind(address)
-        .map_err(|error| anyhow!("{}: {error}{}", failed(), crate::worker::remedy(&error)))?;
+        .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
     listener.set_nonblocking(true).with_context(failed)?;
     let bound = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);

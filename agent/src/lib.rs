@@ -4,26 +4,18 @@
 
 pub mod admin;
 pub mod bench;
-pub mod capture;
 pub mod cli;
-pub mod control;
 pub mod control_socket;
 pub mod daemon;
-pub mod datapath;
 pub mod demo;
 pub mod doctor;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod log;
-pub mod metrics;
 pub mod notify;
 pub mod operator;
-pub mod peer;
 pub mod probe;
 pub mod reload;
-pub mod roster;
 pub mod run;
 pub mod service;
-pub mod tunnel;
-pub mod worker;

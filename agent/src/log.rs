@@ -53,11 +53,6 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
     FILTER.set(filter).map_err(|_| AlreadySet)
 }
 
-/// A list as the value of a field: text that a person reads and a program splits at the commas.
-pub fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
-    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
-}
-
 /// Has the process log at `level` from now on. Without effect before [`init`].
 ///
 /// What is not logged costs as little as before: callsites cache the answer of the filter, and are asked again here.

@@ -15,20 +15,20 @@ use config::{
     Config, LoadError, PeerOrigin,
     reload::{Change, Effect, Kind, Plan, plan},
 };
+use engine::{
+    follow::{follow, revision},
+    metrics,
+    roster::RosterError,
+    tunnel::{self, TunnelError},
+    worker::{more_ports, remedy},
+};
 use net::ports::{self, PortError, Ports};
 use wire::{
     fault::{self, Fault},
     panics::Critical,
 };
 
-use crate::{
-    control_socket::Reloaded,
-    daemon, log, metrics,
-    operator::Running,
-    roster::{Revision, Roster, RosterError},
-    tunnel::{self, TunnelError},
-    worker::{Exchange, more_ports, remedy},
-};
+use crate::{control_socket::Reloaded, daemon, log, operator::Running};
 
 /// Why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -193,36 +193,5 @@ fn say_change(Change { what, kind, effect }: &Change) {
         Kind::Added(new) => tracing::info!(new, effect, "reload: {what} added"),
         Kind::Removed(old) => tracing::info!(old, effect, "reload: {what} removed"),
         Kind::Changed(old, new) => tracing::info!(old, new, effect, "reload: {what} changed"),
-    }
-}
-
-/// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
-/// each worker.
-///
-/// # Errors
-/// A peer that was added while the agent ran is in the way; nothing has changed then.
-pub(crate) fn follow(
-    config: Config,
-    plan: &Plan,
-    (roster, exchange): (&Roster, &Exchange),
-    shares: Vec<Ports>,
-) -> Result<Arc<Config>, RosterError> {
-    roster.revise(revision(&config, plan))?;
-    fault::point(Fault::Follow);
-    let config = Arc::new(config);
-    exchange.configure(&config, shares);
-    Ok(config)
-}
-
-/// What a plan, whose configuration is `config`, makes of the list of peers.
-fn revision(config: &Config, plan: &Plan) -> Revision {
-    Revision {
-        mode: config.access.mode,
-        open_services: config.access.services.clone(),
-        limits: config.limits,
-        removed: plan.removed.clone(),
-        changed: plan.changed.clone(),
-        added: plan.added.clone(),
-        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
     }
 }

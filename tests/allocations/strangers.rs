@@ -3,13 +3,13 @@
 use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 
 use config::Config;
-use culvert::{
-    admin::Health,
+use culvert_tests::random::Random;
+use engine::{
+    health::Health,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Worker},
 };
-use culvert_tests::random::Random;
 use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
 use wire::clock::{Clock, ManualClock};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use culvert::worker::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
 use dataplane::relay::{Account, DropReason};
+use engine::worker::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
 
 use super::{
     model::{Failure, fail},

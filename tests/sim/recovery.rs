@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use culvert::worker::simulation::WorkerBooks;
+use engine::worker::simulation::WorkerBooks;
 
 use super::{
     agents::IDLE_MS,

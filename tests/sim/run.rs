@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use culvert::worker::simulation::{Host, NetworkPath, Udp, World};
+use engine::worker::simulation::{Host, NetworkPath, Udp, World};
 use ip::{packets::TunOffload, vnet::VnetHeader};
 use net::Token;
 use rand::{RngExt, SeedableRng, rngs::StdRng};

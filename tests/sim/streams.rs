@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::ErrorKind, net::SocketAddr};
 
-use culvert::worker::simulation::Host;
+use engine::worker::simulation::Host;
 use net::{TcpListener, TcpStream, Token};
 
 use super::model::{Failure, fail};

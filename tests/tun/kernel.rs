@@ -3,7 +3,7 @@
 use std::{net::UdpSocket, sync::Arc};
 
 use config::Config;
-use culvert::{
+use engine::{
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };

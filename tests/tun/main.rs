@@ -22,17 +22,17 @@ use std::{
 };
 
 use config::{Config, InnerMtu, Tun};
-use culvert::{
-    admin::Health,
-    metrics::Metrics,
-    roster::Roster,
-    tunnel::{Tunnel, TunnelError},
-};
 use culvert_tests::{
     clock,
     needs::{self, Need},
     place::Place,
     process::{run, text},
+};
+use engine::{
+    health::Health,
+    metrics::Metrics,
+    roster::Roster,
+    tunnel::{Tunnel, TunnelError},
 };
 use gate::identity::Identity;
 use net::tun::TunPort;

@@ -6,7 +6,7 @@ use std::os::{
 };
 
 use config::{Config, PeerOrigin, Tun};
-use culvert::tunnel::TunnelError;
+use engine::tunnel::TunnelError;
 use gate::identity::Endpoint;
 
 use crate::{

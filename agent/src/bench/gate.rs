@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{anyhow, ensure};
 use config::Config;
+use engine::roster::Roster;
 use gate::{
     Arrival, Gate, GateSetup, Own, Verdict,
     admission::Room,
@@ -33,7 +34,7 @@ use wire::{
 use zeroize::Zeroizing;
 
 use super::strangers::{BYTES, bogus};
-use crate::{cli::out, roster::Roster};
+use crate::cli::out;
 
 /// Bogus Initials of one pass: so many that neither they nor their tokens stay in the nearest cache.
 const STRANGERS: usize = 1_024;

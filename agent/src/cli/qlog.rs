@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, value_parser};
+use engine::capture::MOST_TIME;
 use wire::messages::MAX_LANES;
 
 use super::{
@@ -18,10 +19,7 @@ use super::{
     out::{self, Reader},
     reach::{Reach, Reached, not_running, unexpected},
 };
-use crate::{
-    capture::MOST_TIME,
-    control_socket::protocol::{Answer, QlogStart, QlogText, Request},
-};
+use crate::control_socket::protocol::{Answer, QlogStart, QlogText, Request};
 
 /// How often the daemon is asked for what it has: a lane of 400,000 packets per second makes as many in that time as may wait.
 const INTERVAL: Duration = Duration::from_millis(50);

@@ -16,11 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
-    capture::{self, Captures},
-    reload::ReloadError,
-    roster::{Listed, Origin},
-};
+use crate::reload::ReloadError;
 
 pub mod client;
 mod listener;
@@ -35,6 +31,10 @@ use config::{
     self, AccessMode, Config, PeerOrigin,
     reload::Change,
     state::{self, Edit},
+};
+use engine::{
+    capture::{self, Captures},
+    roster::{Listed, Origin},
 };
 use gate::identity::PublicKey;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};

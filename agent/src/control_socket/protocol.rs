@@ -10,14 +10,14 @@ use config::{
     reload::{Change, Kind},
     state::NewPeer,
 };
+use engine::{
+    capture::{self, Subject, Taken},
+    roster::Origin,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::status::{Scope, Status};
-use crate::{
-    capture::{self, Subject, Taken},
-    roster::Origin,
-};
 
 /// The version of this format; it changes when a reader of the old one would be misled.
 pub const VERSION: u64 = 1;

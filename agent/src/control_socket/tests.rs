@@ -9,6 +9,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use engine::{roster::Roster, worker::Exchange};
 use tempfile::TempDir;
 use wire::{
     clock::{Clock, ManualClock},
@@ -20,7 +21,6 @@ use super::{
     protocol::{AddPeer, MAX_REQUEST_BYTES, RequestError},
     *,
 };
-use crate::{roster::Roster, worker::Exchange};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";

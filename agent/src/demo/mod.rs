@@ -23,15 +23,12 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use config::Config;
 use dataplane::relay::DropReason;
+use engine::worker::{DirectionSnapshot, PeerSnapshot, Snapshot};
 use gate::identity::Identity;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
-use crate::{
-    cli::out,
-    daemon::Daemon,
-    worker::{DirectionSnapshot, PeerSnapshot, Snapshot},
-};
+use crate::{cli::out, daemon::Daemon};
 
 mod load;
 

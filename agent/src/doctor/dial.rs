@@ -11,6 +11,11 @@ use std::{
 };
 
 use config::{Config, Transport, defaults};
+use engine::{
+    metrics::PeerMetrics,
+    peer::SETTLE_TIME,
+    worker::{self, PeerSnapshot},
+};
 use gate::identity::{self, Identity};
 use wire::{
     clock::{Clock, SystemClock},
@@ -18,12 +23,7 @@ use wire::{
 };
 
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
-use crate::{
-    daemon::Daemon,
-    metrics::PeerMetrics,
-    peer::SETTLE_TIME,
-    worker::{self, PeerSnapshot},
-};
+use crate::daemon::Daemon;
 
 /// How often is looked: as often as workers publish.
 const LOOK: Duration = Duration::from_millis(50);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use config::{self, Config, LoadError};
+use engine::tunnel;
 use gate::{identity::Identity, tls::cpu_has_aes};
 use net::{
     folder, host,
@@ -27,12 +28,9 @@ use super::{
     limits::wanted_buffer,
     lookup, unit,
 };
-use crate::{
-    control_socket::{
-        client::{self, AskError},
-        protocol::{Answer, Request},
-    },
-    tunnel,
+use crate::control_socket::{
+    client::{self, AskError},
+    protocol::{Answer, Request},
 };
 
 /// What is to be looked at.

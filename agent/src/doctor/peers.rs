@@ -1,16 +1,14 @@
 //! The peers, and the ways to them (pure).
 
 use config::Config;
+use engine::tunnel::LEAST_MTU;
 use wire::context::INNER_OVERHEAD;
 
 use super::{
     Check, Finding, Severity,
     facts::{Address, Answer, Facts, Lookup, Peer},
 };
-use crate::{
-    control_socket::status::{PeerState, PeerStatus},
-    tunnel::LEAST_MTU,
-};
+use crate::control_socket::status::{PeerState, PeerStatus};
 
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).
 const LEAST_QUIC: u32 = 1_200;

@@ -1,6 +1,7 @@
 //! The TUN device: its driver, its name and addresses, its queue (pure).
 
 use config::{self, Config};
+use engine::tunnel::QUEUE_PACKETS;
 use net::{host::TunFeatures, tun::DRIVER};
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     kernel::numbers,
     unit::NAME,
 };
-use crate::tunnel::QUEUE_PACKETS;
 
 pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<Finding> {
     let mut findings = Vec::new();

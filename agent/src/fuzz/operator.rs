@@ -4,14 +4,12 @@ use config::{
     Config,
     state::{self, NewPeer},
 };
+use engine::capture::Order;
 use gate::{identity::Identity, properties::identity};
 
-use crate::{
-    capture::Order,
-    control_socket::{
-        protocol::{Answer, Request},
-        status::{Show, Status},
-    },
+use crate::control_socket::{
+    protocol::{Answer, Request},
+    status::{Show, Status},
 };
 
 /// Takes `input` as a line that a client writes to the control socket.
@@ -126,6 +124,6 @@ pub fn host_text(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut texts = text.split('\0');
     let files = std::array::from_fn(|_| texts.next().unwrap_or_default());
-    crate::metrics::host_text(files);
+    engine::metrics::host_text(files);
     crate::doctor::host_text(&text);
 }

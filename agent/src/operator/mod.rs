@@ -13,19 +13,19 @@ use std::{
 
 use arc_swap::ArcSwap;
 use config::{self, Config};
-use gate::{identity::PublicKey, refusals::Refusals};
-use wire::clock::Clock;
-
-use crate::{
+use engine::{
     capture::Captures,
-    control_socket::{
-        Peers, Refused, Reloaded,
-        status::{Scope, Status},
-    },
     metrics::Metrics,
     roster::{Listed, Origin, Roster},
     tunnel,
     worker::{Exchange, Snapshots, shell::Inbox},
+};
+use gate::{identity::PublicKey, refusals::Refusals};
+use wire::clock::Clock;
+
+use crate::control_socket::{
+    Peers, Refused, Reloaded,
+    status::{Scope, Status},
 };
 
 mod status;

@@ -11,6 +11,13 @@ use dataplane::{
     lanes::LaneState,
     relay::{DropReason, flow::Standing},
 };
+use engine::{
+    roster::{Listed, Origin},
+    worker::{
+        Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,
+        SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
+    },
+};
 use gate::{refusals, table::MOST_ENTRIES};
 use net::{
     Gso,
@@ -21,19 +28,12 @@ use prometheus::{IntCounterVec, core::Collector as _};
 use wire::ids::PeerId;
 
 use super::Running;
-use crate::{
-    control_socket::{
-        protocol::label,
-        status::{
-            Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LimitsStatus,
-            PeerRates, PeerState, PeerStatus, QueueStatus, Refusal, Scope, SocketStatus, Status,
-            StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
-        },
-    },
-    roster::{Listed, Origin},
-    worker::{
-        Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,
-        SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
+use crate::control_socket::{
+    protocol::label,
+    status::{
+        Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LimitsStatus,
+        PeerRates, PeerState, PeerStatus, QueueStatus, Refusal, Scope, SocketStatus, Status,
+        StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
     },
 };
 
@@ -321,7 +321,7 @@ fn lane_details(row: &LaneRow) -> Option<LaneDetails> {
 fn recent_flows(views: &mut [WorkerView]) -> Vec<FlowStatus> {
     let mut flows: Vec<FlowRow> = views.iter_mut().flat_map(|view| view.flows.drain(..)).collect();
     flows.sort_by_key(|flow| (flow.silent.0, flow.number));
-    flows.truncate(crate::worker::MOST_FLOWS);
+    flows.truncate(engine::worker::MOST_FLOWS);
     flows.iter().map(flow_status).collect()
 }
 

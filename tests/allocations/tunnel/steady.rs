@@ -9,8 +9,8 @@ use std::{
 };
 
 use config::Config;
-use culvert::{
-    admin::Health,
+use engine::{
+    health::Health,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},

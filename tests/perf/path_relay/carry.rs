@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use culvert::worker::simulation::bottleneck::{Bottleneck, Packet};
 use culvert_tests::clock;
+use engine::worker::simulation::bottleneck::{Bottleneck, Packet};
 use nix::{
     poll::{PollFd, PollFlags, ppoll},
     sys::{prctl, time::TimeSpec},

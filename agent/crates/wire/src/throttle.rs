@@ -1,6 +1,9 @@
-//! A brake for log lines that repeat.
+//! Log lines: a brake for those that repeat, and how a list is a field.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 /// Lets one message through per interval and counts the others.
 #[derive(Debug)]
@@ -26,6 +29,11 @@ impl Throttle {
         self.last = Some(now);
         Some(std::mem::take(&mut self.suppressed))
     }
+}
+
+/// A list as the value of a field: text that a person reads and a program splits at the commas.
+pub fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
