@@ -31,6 +31,11 @@ use net::{
     process,
     tun::TunPort,
 };
+use ops::{
+    control_socket::{ControlSocket, Desk, ListenError},
+    descriptors::{raise_descriptor_limit, sockets_for_flows},
+    operator::Running,
+};
 use tokio::{
     runtime,
     sync::{oneshot, watch},
@@ -41,11 +46,7 @@ use wire::{
     throttle,
 };
 
-use crate::{
-    admin,
-    control_socket::{ControlSocket, Desk, ListenError},
-    operator::Running,
-};
+use crate::admin;
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
@@ -426,33 +427,4 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
 
 fn clock() -> Instant {
     SystemClock.now()
-}
-
-/// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
-/// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
-pub(crate) fn raise_descriptor_limit(config: &Config) -> Option<u64> {
-    let known = config.descriptors();
-    match process::raise_descriptor_limit(known) {
-        Ok(granted) if granted >= known => Some(granted),
-        Ok(granted) => {
-            tracing::warn!(
-                granted,
-                wanted = known,
-                "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
-            );
-            Some(granted)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot raise the limit on open files");
-            None
-        }
-    }
-}
-
-/// For how many flows to services there are sockets, of `granted` descriptors and of the host's ports: half of the descriptors at the least,
-/// if other things may need more than that.
-pub(crate) fn sockets_for_flows(config: &Config, granted: u64) -> usize {
-    let others = config.descriptors() - config.limits.flows as u64;
-    let descriptors = usize::try_from(granted.saturating_sub(others).max(granted / 2)).unwrap_or(usize::MAX);
-    process::ephemeral_ports().map_or(descriptors, |ports| ports.min(descriptors))
 }

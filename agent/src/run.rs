@@ -11,6 +11,7 @@ use std::{pin::pin, sync::Arc, thread, time::Instant};
 use anyhow::{Context as _, anyhow};
 use config::Config;
 use gate::identity::Identity;
+use ops::control_socket::{Peers, Reloaded};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
@@ -23,7 +24,6 @@ use wire::{
 };
 
 use crate::{
-    control_socket::{Peers, Reloaded},
     daemon::Daemon,
     service::{ReloadEnd, Service},
 };

@@ -2,8 +2,10 @@
 
 use std::{env, error::Error, fs, path::Path};
 
-const SOURCES: [(&str, &str); 2] =
-    [("ready", "../../agent/crates/net/src/ready.rs"), ("mailbox", "../../agent/crates/engine/src/worker/mailbox.rs")];
+const SOURCES: [(&str, &str); 2] = [
+    ("ready", "../../agent/crates/net/src/ready.rs"),
+    ("mailbox", "../../agent/crates/engine/src/worker/mailbox.rs"),
+];
 
 struct Mutant {
     name: &'static str,

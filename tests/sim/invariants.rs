@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane::relay::{Account, DropReason};
-use engine::worker::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
+use testkit::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
 
 use super::{
     model::{Failure, fail},

@@ -45,8 +45,8 @@ use std::{
 };
 
 use config::{Log, LogFormat, LogLevel};
-use culvert::log;
 use model::Failure;
+use ops::log;
 use reduce::reduce;
 use run::{Fault, Outcome};
 use schedule::Schedule;

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, io::ErrorKind, net::SocketAddr};
 
-use engine::worker::simulation::Host;
 use net::{TcpListener, TcpStream, Token};
+use testkit::simulation::Host;
 
 use super::model::{Failure, fail};
 

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use config::Config;
+use lab::out;
 
-use super::{Failure, out};
+use super::Failure;
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]

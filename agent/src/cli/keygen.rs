@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use gate::identity::{Identity, IdentityError};
+use lab::out;
 
-use super::{Failure, out};
+use super::Failure;
 
 /// Write a new private key and print its public key
 #[derive(Debug, Args)]

@@ -9,16 +9,17 @@ use config::{
     state::{self, Edit, NewPeer},
 };
 use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
-use serde_json::json;
-
-use super::{
-    Failure, out,
-    reach::{Offline, Reach, Reached, unexpected},
-};
-use crate::control_socket::{
+use lab::out;
+use ops::control_socket::{
     self, AS_GUEST,
     protocol::{Answer, ListedPeer, Request, VERSION},
     status::table,
+};
+use serde_json::json;
+
+use super::{
+    Failure,
+    reach::{Offline, Reach, Reached, unexpected},
 };
 
 /// List, add and remove peers, effective at once if the daemon runs

@@ -5,12 +5,12 @@ use std::{fmt, path::PathBuf};
 use clap::Args;
 use config::{Config, Knock, defaults};
 use net::folder;
-
-use super::Failure;
-use crate::control_socket::{
+use ops::control_socket::{
     client::{self, AskError},
     protocol::{Answer, Request},
 };
+
+use super::Failure;
 
 /// Where the configuration is when it is not named.
 pub(super) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";

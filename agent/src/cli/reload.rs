@@ -5,14 +5,15 @@ use std::fmt::Display;
 use anyhow::Context as _;
 use clap::Args;
 use config::{Config, reload::Effect};
+use lab::out;
 use net::process;
+use ops::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 use serde_json::json;
 
 use super::{
-    Failure, out,
+    Failure,
     reach::{Reach, Reached, not_running, unexpected},
 };
-use crate::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 
 /// Make the running daemon follow its changed configuration, without losing flows
 ///

@@ -25,10 +25,11 @@ use config::Config;
 use dataplane::relay::DropReason;
 use engine::worker::{DirectionSnapshot, PeerSnapshot, Snapshot};
 use gate::identity::Identity;
+use lab::out;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
-use crate::{cli::out, daemon::Daemon};
+use crate::daemon::Daemon;
 
 mod load;
 

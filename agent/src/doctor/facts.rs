@@ -8,9 +8,9 @@ use std::{
 
 use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
+use ops::control_socket::status::Status;
 
 pub use super::unit::{Account, Service, Unit};
-use crate::control_socket::status::Status;
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
 pub type Tried = Result<bool, String>;

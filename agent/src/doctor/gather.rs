@@ -17,6 +17,10 @@ use net::{
     process,
     tun::DRIVER,
 };
+use ops::control_socket::{
+    client::{self, AskError},
+    protocol::{Answer, Request},
+};
 use wire::clock::{Clock as _, SystemClock};
 
 use super::{
@@ -27,10 +31,6 @@ use super::{
     },
     limits::wanted_buffer,
     lookup, unit,
-};
-use crate::control_socket::{
-    client::{self, AskError},
-    protocol::{Answer, Request},
 };
 
 /// What is to be looked at.
@@ -163,7 +163,7 @@ fn daemon(config: &Config) -> Daemon {
         (false, Ok(false) | Err(_)) => Daemon::Absent,
     };
     let Some(socket) = &config.control else { return trace() };
-    match client::ask(socket, &Request::Status(crate::control_socket::status::Scope::default())) {
+    match client::ask(socket, &Request::Status(ops::control_socket::status::Scope::default())) {
         Ok(Answer::Status { status }) => Daemon::Running(status),
         Ok(_) => Daemon::Mute("its answer is of another kind".to_owned()),
         Err(AskError::NotRunning(_)) => trace(),

@@ -35,7 +35,7 @@ use facts::Facts;
 pub use gather::{Options, gather};
 pub use report::Report;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use unit::host_text;
+pub use unit::host_text;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,13 +2,13 @@
 
 use config::Config;
 use engine::tunnel::LEAST_MTU;
+use ops::control_socket::status::{PeerState, PeerStatus};
 use wire::context::INNER_OVERHEAD;
 
 use super::{
     Check, Finding, Severity,
     facts::{Address, Answer, Facts, Lookup, Peer},
 };
-use crate::control_socket::status::{PeerState, PeerStatus};
 
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).
 const LEAST_QUIC: u32 = 1_200;

@@ -8,12 +8,12 @@ use std::{
 };
 
 use culvert_tests::clock;
-use engine::worker::simulation::bottleneck::{Bottleneck, Packet};
 use nix::{
     poll::{PollFd, PollFlags, ppoll},
     sys::{prctl, time::TimeSpec},
 };
 use serde_json::{Value, json};
+use testkit::simulation::bottleneck::{Bottleneck, Packet};
 use tun_rs::SyncDevice;
 
 use super::options::{Change, Settings};

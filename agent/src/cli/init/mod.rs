@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use config::Config;
 use gate::identity::{Identity, IdentityError};
+use lab::out;
 
-use super::{Failure, keygen::with_remedy, out, reach::DEFAULT_CONFIG};
+use super::{Failure, keygen::with_remedy, reach::DEFAULT_CONFIG};
 
 mod files;
 mod host;

@@ -13,7 +13,6 @@ use super::{
     },
     *,
 };
-use crate::control_socket::status::{LastError, PeerState, PeerStatus, Status};
 
 mod cases;
 mod unit;
@@ -21,6 +20,7 @@ mod unit;
 use cases::{fires, quiet};
 use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
+use ops::control_socket::status::{LastError, PeerState, PeerStatus, Status};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const OTHER_KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
