@@ -426,7 +426,7 @@ pub const DEFAULT_MAX_PACKET: u16 = 1452;
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.
 ///
-/// `connection_ids` makes the generator of our connection IDs, of [`CONNECTION_ID_BYTES`] each; `reset_key` keys the
+/// `connection_ids` makes the generator of our connection IDs, of [`CONNECTION_ID_BYTES`](wire::cid::CONNECTION_ID_BYTES) each; `reset_key` keys the
 /// stateless reset tokens that the connections announce; `rng_seed` makes the endpoint repeatable.
 /// `max_packet` is also the largest datagram that the endpoint accepts.
 pub fn endpoint_config(

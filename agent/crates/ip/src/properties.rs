@@ -250,8 +250,11 @@ impl Stream {
     }
 }
 
+/// A packet's buffer, and where it lies there.
+type Place = (usize, std::ops::Range<usize>);
+
 /// The packets in `slots` buffers, with gaps between them, and where each lies.
-fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<(usize, std::ops::Range<usize>)>) {
+fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Place>) {
     let mut buffers = vec![Vec::new(); slots];
     let per_slot = arrivals.len().div_ceil(slots).max(1);
     let places = arrivals

@@ -14,7 +14,7 @@ pub const MAX_STREAM_CONNECTIONS: u8 = 8;
 pub struct Join {
     /// The dialler's process, as in its hello.
     pub instance: [u8; 16],
-    /// The session: what [`session_name`] gives at both ends of its control connection.
+    /// The session: 16 bytes that TLS exports at both ends of its control connection.
     pub session: [u8; 16],
     /// From 1 to below [`MAX_STREAM_CONNECTIONS`].
     pub number: u8,

@@ -186,7 +186,7 @@ impl Bench {
         Gate::new(GateSetup {
             own: Arc::clone(&self.own),
             ids: self.ids.clone(),
-            allowlist: self.roster.clone(),
+            allowlist: Arc::<Roster>::clone(&self.roster),
             refusals: Arc::default(),
             required: true,
             window: Duration::from_secs(90),
