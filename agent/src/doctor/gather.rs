@@ -1,4 +1,4 @@
-//! Reading the facts: files, `/proc`, the kernel by way of `io/`, the control socket. Changes nothing.
+//! Reading the facts: files, `/proc`, the kernel by way of `net/src/`, the control socket. Changes nothing.
 
 use std::{
     fs, io,

@@ -238,7 +238,7 @@ pub struct Allowances {
 }
 
 impl Allowances {
-    /// Units of control messages a second, and at once (`control/inward.rs`). A peer that has each of its 64 lanes replaced as often as
+    /// Units of control messages a second, and at once (`engine/src/control/inward.rs`). A peer that has each of its 64 lanes replaced as often as
     /// that is allowed, four times a second, opens and closes 512 a second; all lanes, a reload of 256 services and the
     /// signs of a path that comes and goes are some 300 at once.
     const MESSAGES: Pace = Pace { per_second: 1_000, at_once: 2_000 };
@@ -329,7 +329,7 @@ impl Brakes {
 }
 
 /// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of
-/// a lane ends within 2 s at a round trip of 40 ms (worker/tests/mtu.rs).
+/// a lane ends within 2 s at a round trip of 40 ms (engine/src/worker/tests/mtu.rs).
 pub const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// The same after a path has shrunk: the search goes on from the least, which nobody is to be told.

@@ -158,5 +158,5 @@ fn a_panic_is_one_event() {
     });
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.starts_with("<3>ERROR culvert::log: panic: on\\npurpose "), "{text}");
-    assert!(text.contains("location=agent/src/log_tests.rs:"), "{text}");
+    assert!(text.contains("location=agent/crates/ops/src/log_tests.rs:"), "{text}");
 }

@@ -8,7 +8,7 @@
 //! | how the text that quinn-proto writes of a control connection waits | `tap.rs` |
 //! | how records become qlog events | `events.rs` |
 //! | the file: header and framing | `text.rs` |
-//! | where it is armed at a worker | `worker/capture.rs` |
+//! | where it is armed at a worker | `engine/src/worker/capture.rs` |
 //!
 //! ```text
 //!   lane ──► Recorder ── end of each turn ──► Feed ───┐

@@ -17,7 +17,7 @@
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
-//! What the messages lead to, sessions and lanes, is in `worker/session.rs`.
+//! What the messages lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
 
 pub mod accept;
 mod ahead;

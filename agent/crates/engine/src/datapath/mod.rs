@@ -3,15 +3,15 @@
 //! ```text
 //!  UPLINK: local socket → peer                           DOWNLINK: peer → local socket
 //!
-//!  io/udp.rs          recvmmsg, GRO: a batch             io/udp.rs          recvmmsg, GRO: a batch
-//!  datapath/uplink.rs runs of one flow; admit,           datapath/downlink.rs
+//!  net: udp.rs        recvmmsg, GRO: a batch             net: udp.rs        recvmmsg, GRO: a batch
+//!  uplink.rs          runs of one flow; admit,           downlink.rs
 //!      │              queue or send                          │              connection ID → lane, or control
-//!  relay/flow.rs      client → flow → header             quic-core/open.rs  unprotect, check, decrypt in place
+//!  relay/flow.rs      client → flow → header             quic-core: open.rs unprotect, check, decrypt in place
 //!      │                                                     │              → ranges of the receive buffer
-//!  lanes/outbox.rs    frames into the tail of            relay/context.rs   context → flow
+//!  lanes/outbox.rs    frames into the tail of            wire: context.rs   context → flow
 //!      │              the socket's send batch            relay/flow.rs      flow → socket, client address
-//!  quic-core/seal.rs  encrypt in place                   forward/mod.rs     listed by socket, end to end
-//!  io/udp.rs          sendmmsg, GSO                      io/udp.rs          sendmmsg, gather, GSO
+//!  quic-core: seal.rs encrypt in place                   forward/mod.rs     listed by socket, end to end
+//!  net: udp.rs        sendmmsg, GSO                      net: udp.rs        sendmmsg, gather, GSO
 //! ```
 //!
 //! IP packets take the same way between other ends:
@@ -19,14 +19,16 @@
 //! ```text
 //!  UPLINK: TUN device → peer                             DOWNLINK: peer → TUN device
 //!
-//!  io/tun.rs          read: packets, super-packets       datapath/downlink.rs, as above
-//!  datapath/ip_uplink.rs                                 datapath/ip_downlink.rs
+//!  net: tun.rs        read: packets, super-packets       downlink.rs, as above
+//!  ip_uplink.rs                                          ip_downlink.rs
 //!      │              destination → peer, hash → lane        │              source checked, ECN
-//!  l3/{view,cut}.rs   headers; one becomes many          l3/merge.rs        many become one
-//!  lanes/outbox.rs    as above                           io/tun.rs          writev: headers, pieces
+//!  ip: view, cut      headers; one becomes many          ip: merge.rs       many become one
+//!  lanes/outbox.rs    as above                           net: tun.rs        writev: headers, pieces
 //! ```
 //!
-//! What belongs to no lane goes from `downlink.rs` through the gate (`gate/`) to the control connections, and strangers' datagrams
+//! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` in the crate `dataplane`, the rest in the crate that is named.
+//!
+//! What belongs to no lane goes from `downlink.rs` through the gate (the crate `gate`) to the control connections, and strangers' datagrams
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
 //! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole.
 //!

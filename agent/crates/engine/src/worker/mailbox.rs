@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Whoever puts something marks the worker's token afterwards, and the worker takes out everything after it has drained its
-//! tokens, so that nothing waits while the worker sleeps. `tests/model` runs this file and `io/ready.rs` through every
+//! tokens, so that nothing waits while the worker sleeps. `tests/model` runs this file and `net/src/ready.rs` through every
 //! interleaving of small cases.
 
 use std::{

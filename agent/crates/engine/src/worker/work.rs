@@ -78,7 +78,7 @@ impl Rests {
 /// What a turn did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnWork {
-    /// What frames cost, and what they asked for, in frames (`datapath/work.rs`).
+    /// What frames cost, and what they asked for, in frames (`engine/src/datapath/work.rs`).
     pub work: u64,
     /// Frames.
     pub frames: u64,
@@ -86,7 +86,7 @@ pub struct TurnWork {
     pub events: u64,
     /// The most bytes of events that waited at a time.
     pub event_bytes: u64,
-    /// What control messages cost, in the units of `control/inward.rs`.
+    /// What control messages cost, in the units of `engine/src/control/inward.rs`.
     pub message_units: u64,
     /// Flows that were looked at because something may concern all of a peer.
     pub walked: u64,
@@ -160,7 +160,7 @@ impl TurnWork {
     ///
     /// | count | bound | why |
     /// |---|---|---|
-    /// | work, frames | [`MOST_PER_TURN`] | `datapath/work.rs` |
+    /// | work, frames | [`MOST_PER_TURN`] | `engine/src/datapath/work.rs` |
     /// | message units | of each connection [`UNITS_PER_TURN`], and 272 more | a last message of 64 KiB |
     /// | events | as many as message units, and 1,100 more of each connection | its streams, and each kind of event twice |
     /// | walked | sixteen times the flows | a session that is replaced and all of its lanes come up |

@@ -7,8 +7,8 @@
 //! | links, datagrams and Initials before the gate, what strangers send, used knocks | `properties.rs` of `gate` |
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | IP packets | `properties.rs` of `ip` |
-//! | datagrams in pieces | `relay/properties.rs` |
-//! | datagrams of bench | `bench/datagram.rs` |
+//! | datagrams in pieces | `dataplane/src/relay/properties.rs` |
+//! | datagrams of bench | `lab/src/bench/datagram.rs` |
 
 mod operator;
 
@@ -24,7 +24,7 @@ pub use gate::{
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
 pub use wire::properties::{control_messages, payload_context};
 
-/// Takes `input` as a datagram of a run of bench, see `bench/datagram.rs`.
+/// Takes `input` as a datagram of a run of bench, see `lab/src/bench/datagram.rs`.
 pub fn bench_datagram(input: &[u8]) {
     lab::bench::bench_datagram(input);
 }
