@@ -157,6 +157,6 @@ fn a_panic_is_one_event() {
         assert!(caught.is_err());
     });
     assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.starts_with("<3>ERROR culvert::log: panic: on\\npurpose "), "{text}");
+    assert!(text.starts_with("<3>ERROR culvert_wire::panics: panic: on\\npurpose "), "{text}");
     assert!(text.contains("location=agent/crates/ops/src/log_tests.rs:"), "{text}");
 }

@@ -4,17 +4,14 @@
 use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr},
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{anyhow, ensure};
-use config::Config;
-use engine::roster::Roster;
 use gate::{
     Arrival, Gate, GateSetup, Own, Verdict,
-    admission::Room,
+    admission::{Admits, Allowlist, Room},
     budget::Budget,
     client::{Knock, arm},
     identity::Identity,
@@ -148,12 +145,20 @@ impl fmt::Display for Found {
 struct Bench {
     own: Arc<Own>,
     ids: ConnectionIds,
-    roster: Arc<Roster>,
     crypto: Arc<dyn crypto::ServerConfig>,
     clock: ManualClock,
     bogus: Vec<[u8; BYTES as usize]>,
     /// First flights of clients that know the server's key, and whom they come from.
     knocks: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+/// Open mode without peers.
+struct Open;
+
+impl Allowlist for Open {
+    fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+        Admits::Anyone
+    }
 }
 
 impl Bench {
@@ -162,15 +167,11 @@ impl Bench {
         let clock = ManualClock::new(UNIX_TIME);
         let own = Own::new(&server);
         let ids = ConnectionIds::new(own.issued().clone(), [3; 32], 0, 1);
-        let toml = "identity = { key_file = \"none\" }\ntransport = { listen = [\"127.0.0.1:1\"] }\n\
-                    access = { mode = \"open\" }";
-        let config = Config::parse(toml, Path::new(".")).map_err(|problems| anyhow!("{problems}"))?;
         let mut rng = SmallRng::seed_from_u64(1);
         let mut datagrams = vec![[0; BYTES as usize]; STRANGERS];
         datagrams.iter_mut().for_each(|datagram| bogus(datagram, &mut rng));
         Ok(Self {
             ids,
-            roster: Roster::new(&config, server.public_key()),
             crypto: tls::initial_crypto(&TlsIdentity::from_pkcs8(&server.pkcs8_der())?)?,
             bogus: datagrams,
             knocks: knocks(&server, &clock)?,
@@ -186,7 +187,7 @@ impl Bench {
         Gate::new(GateSetup {
             own: Arc::clone(&self.own),
             ids: self.ids.clone(),
-            allowlist: Arc::<Roster>::clone(&self.roster),
+            allowlist: Arc::new(Open),
             refusals: Arc::default(),
             required: true,
             window: Duration::from_secs(90),
