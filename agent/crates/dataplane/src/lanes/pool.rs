@@ -5,6 +5,7 @@
 //! ```
 
 use quinn_proto::crypto::Session;
+use wire::ids::WorkerId;
 
 use crate::lanes::{LaneId, LaneSlot, Lanes};
 pub use wire::messages::MAX_LANES;
@@ -70,10 +71,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool without lanes at worker `place.0` of `place.1`; the control connection is at worker `owner`.
+    /// A pool without lanes at `worker`; the control connection is at worker `owner`.
     #[must_use]
-    pub fn new(owner: u8, place: (u8, u8), wanted: u8) -> Self {
-        let (own, workers) = (place.0, place.1.max(1));
+    pub fn new(owner: u8, worker: WorkerId, wanted: u8) -> Self {
+        let WorkerId { index: own, count: workers } = WorkerId { count: worker.count.max(1), ..worker };
         let kept = vec![None; usize::from(MAX_LANES)];
         Self { wanted, up: 0, owner, own, workers, kept, former: Vec::new() }
     }
@@ -225,7 +226,7 @@ mod tests {
             for owner in 0..workers {
                 for lanes in 1..=9u8 {
                     for own in 0..workers {
-                        let pool = Pool::new(owner, (own, workers), lanes);
+                        let pool = Pool::new(owner, WorkerId { index: own, count: workers }, lanes);
                         let kept: Vec<u8> =
                             (0..lanes).filter(|index| keeper(owner, *index, workers) == own).collect();
                         assert_eq!(pool.own_lanes(), kept.len() as u64);
@@ -247,7 +248,7 @@ mod tests {
     #[test]
     fn a_lane_that_is_down_is_replaced_by_lane_0_wherever_that_is() {
         let lanes = Lanes::default();
-        let mut pool = Pool::new(1, (0, 2), 3);
+        let mut pool = Pool::new(1, WorkerId { index: 0, count: 2 }, 3);
         assert_eq!(pool.pick(&lanes, 1), None, "none is up");
         pool.up = 0b101;
         assert_eq!(pool.pick(&lanes, 1), Some(Place::There(1, 0)));
