@@ -162,6 +162,12 @@ fn introduce(
         options.bits_per_second as f64 / 1e6,
         options.duration.as_secs()
     ))?;
+    let profile = env!("CULVERT_PROFILE");
+    if profile != "release" {
+        out::say(&format!(
+            "built with the profile {profile}, which is slower than release: for figures, cargo run --release -- demo"
+        ))?;
+    }
     if let Some(address) = entry.admin_address() {
         out::say(&format!("metrics meanwhile: http://{address}/metrics"))?;
     }
