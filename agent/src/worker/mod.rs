@@ -622,6 +622,8 @@ impl Worker {
     }
 
     fn timeout(&mut self, timer: Timer, now: Instant) {
+        // What it leads to, such as a packet that is sent, is counted.
+        self.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => self.lane_timeout(id, now),
@@ -643,7 +645,6 @@ impl Worker {
             Timer::Housekeeping => {
                 self.housekeeping(now);
                 self.rests.tidy();
-                self.unpublished = true;
                 self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
             Timer::Decoys => self.end_silent_strangers(now),
