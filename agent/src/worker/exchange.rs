@@ -23,7 +23,7 @@ use arc_swap::ArcSwap;
 use quic_core::{ConnectionId, OpenError, Suite};
 use zeroize::Zeroizing;
 
-use super::{handover::Parcel, mailbox::Mailbox};
+use super::{backlog::Crowds, handover::Parcel, mailbox::Mailbox};
 use crate::{
     capture::{Capture, Taps},
     config::{self, Config},
@@ -224,6 +224,8 @@ pub struct Exchange {
     flows: Arc<AgentTotals>,
     /// TCP forwards of all peers, and their memory.
     streams: Arc<StreamMemory>,
+    /// The ports at which TCP connections wait.
+    crowds: Crowds,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -269,6 +271,7 @@ impl Exchange {
             peers: ArcSwap::from_pointee(shared),
             flows,
             streams: Arc::default(),
+            crowds: Crowds::default(),
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
@@ -285,6 +288,11 @@ impl Exchange {
     /// TCP forwards of all peers, and their memory.
     pub(super) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams
+    }
+
+    /// The ports at which TCP connections wait.
+    pub(super) fn crowds(&self) -> &Crowds {
+        &self.crowds
     }
 
     /// Says how `worker` is woken.

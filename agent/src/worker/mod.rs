@@ -23,7 +23,7 @@
 //! | the lanes that an operator looks at | `capture.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
-//! | TCP forwards | `streams.rs` |
+//! | TCP forwards | `streams.rs`; what waits to become one | `backlog.rs` |
 //! | the connections that carry TCP forwards beside the control connection | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
 //! | sockets, names, tokens | `doors.rs` |
@@ -43,7 +43,7 @@
 //! ```
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -86,6 +86,7 @@ use crate::{
     tunnel::Board,
 };
 
+mod backlog;
 mod books;
 mod capture;
 mod ceilings;
@@ -297,8 +298,6 @@ pub struct Worker {
     violation_log: RateLimit,
     /// What is said at debug level of single events.
     details_log: Lines,
-    /// The `[[tcp]]` ports from which nothing is accepted for want of room, by place, and since when.
-    crowds: HashMap<usize, Instant>,
     /// Forwards whose streams have something to say, each once.
     stirred: Vec<TcpId>,
     /// How often a forward was served.

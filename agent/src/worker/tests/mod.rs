@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{identity::Identity, worker::PeerSnapshot};
+mod backlog;
 mod bounds;
 mod capture;
 mod ceilings;
