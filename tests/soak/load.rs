@@ -285,31 +285,44 @@ impl Load {
             let length = 1 + (random.bits() % 400_000) as usize;
             let bytes = random.bytes(length);
             let cut = random.bits().is_multiple_of(4);
+            let begun = clock::now();
             let done = self.transfer(&bytes, cut);
             let counter = match done {
                 Ok(()) if cut => &self.counts.cut,
                 Ok(()) => &self.counts.forwards,
                 Err(_) => &self.counts.failed,
             };
-            if done.is_ok() || !self.restarting.load(Relaxed) {
+            let restarting = self.restarting.load(Relaxed);
+            if done.is_ok() || !restarting {
                 counter.fetch_add(1, Relaxed);
+            }
+            if let Err((step, error)) = done
+                && !restarting
+            {
+                let after = begun.elapsed();
+                crate::say(&format!(
+                    "a forward of {length} bytes failed to {step} after {after:.1?}: {error}"
+                ));
             }
             self.pause(Duration::from_millis(100));
         }
     }
 
-    fn transfer(&self, bytes: &[u8], cut: bool) -> std::io::Result<()> {
-        let mut stream = self.place.enter(|| TcpStream::connect_timeout(&self.echo_port, PATIENCE))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    /// Sends `bytes` and compares what comes back, or ends in the midst of sending; the step that failed, and why.
+    fn transfer(&self, bytes: &[u8], cut: bool) -> Result<(), (&'static str, std::io::Error)> {
+        let at = |step| move |error| (step, error);
+        let connected = self.place.enter(|| TcpStream::connect_timeout(&self.echo_port, PATIENCE));
+        let mut stream = connected.map_err(at("connect"))?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(at("set up"))?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(at("set up"))?;
         if cut {
-            return stream.write_all(&bytes[..bytes.len() / 2]);
+            return stream.write_all(&bytes[..bytes.len() / 2]).map_err(at("send"));
         }
-        stream.write_all(bytes)?;
-        stream.shutdown(Shutdown::Write)?;
+        stream.write_all(bytes).map_err(at("send"))?;
+        stream.shutdown(Shutdown::Write).map_err(at("end"))?;
         let mut back = Vec::new();
-        stream.read_to_end(&mut back)?;
-        if back == bytes { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
+        stream.read_to_end(&mut back).map_err(at("receive"))?;
+        if back == bytes { Ok(()) } else { Err(("receive the same", ErrorKind::InvalidData.into())) }
     }
 
     /// Datagrams that prove nothing, to the exit's port: no byte may come back.

@@ -92,6 +92,9 @@ fn main() -> ExitCode {
         round += 1;
         let restart = Restart::of(round).filter(|_| clock::now() < restarts_end);
         let tally = busy(&mut scene, &mut watch, round, restart, &random);
+        if tally.failed > 0 {
+            say_why(&scene);
+        }
         watch.judge(round, &tally);
         total.add(&tally);
         quiet(&mut scene, &mut watch, round);
@@ -131,6 +134,21 @@ fn busy(
         scene.branch.terminate();
     }
     load.tally()
+}
+
+/// Says what the agents have counted since they were started that may have cost TCP forwards.
+fn say_why(scene: &Scene) {
+    for (name, agent) in [("entry", &scene.pair.entry), ("exit", &scene.pair.exit)] {
+        let samples = agent.samples();
+        for (series, label) in [
+            ("culvert_tcp_refused_total", "reason"),
+            ("culvert_sessions_doubted_total", "reason"),
+            ("culvert_stream_connections_failed_total", "reason"),
+            ("culvert_handshakes_total", "outcome"),
+        ] {
+            say(&format!("{name}: {series} {:?}", samples.by_label(series, label)));
+        }
+    }
 }
 
 /// The quiet part of a round.

@@ -139,7 +139,11 @@ impl Ledger {
     pub fn open(stage: &Stage) -> Self {
         stage.streams().pause();
         let mut last = Self::default();
-        let quiet = clock::until("nothing is on its way", PATIENCE, || last.quiet(stage));
+        // Twice: on a busy machine one worker may publish later than another, and what it lacks now would be too much for ever.
+        let quiet = clock::until("nothing is on its way", PATIENCE, || {
+            last.quiet(stage)?;
+            last.quiet(stage)
+        });
         stage.streams().resume();
         quiet
     }
@@ -280,7 +284,8 @@ fn refused(samples: &Samples) -> u64 {
     let reasons = samples.by_label("culvert_lane_refused_packets_total", "reason");
     let refused: f64 =
         reasons.iter().filter(|(reason, _)| *reason != "duplicate").map(|(_, count)| count).sum();
-    refused as u64 + samples.count("culvert_refused_datagrams_total", &[])
+    let unopened = samples.count("culvert_lane_packets_unopened_total", &[]);
+    refused as u64 + unopened + samples.count("culvert_refused_datagrams_total", &[])
 }
 
 /// What an agent knows of the kernel's drops at its TUN device.

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf};
 use wire::{
@@ -243,6 +244,12 @@ impl TcpListener for KernelListener {
             waker.wake_by_ref();
         }
         Ok((Box::new(KernelStream { stream: Some(stream), waker }), remote))
+    }
+
+    fn has_waiting(&self) -> bool {
+        let mut listener = [PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+        // What cannot be asked is tried.
+        nix::poll::poll(&mut listener, PollTimeout::ZERO).map_or(true, |ready| ready > 0)
     }
 }
 

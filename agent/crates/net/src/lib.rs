@@ -317,6 +317,8 @@ pub trait TcpListener {
     /// `WouldBlock` when none waits. `EMFILE` and the like are returned as they are; the token is not reported for
     /// what still waits then, so try again after a while.
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)>;
+    /// Whether a connection waits to be taken; the next one is reported only after an [`accept`](Self::accept) that found none.
+    fn has_waiting(&self) -> bool;
 }
 
 /// A non-blocking TCP connection.

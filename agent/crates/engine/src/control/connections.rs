@@ -279,9 +279,20 @@ impl PeerForwards {
         if own == 0 {
             return None;
         }
-        let others = (0..).zip(self.at.iter()).filter(|(_, at)| at.takes.load(Ordering::Relaxed));
-        let fewest = others.map(|(other, at)| (at.forwards.load(Ordering::Relaxed), other)).min()?;
-        (fewest.0 < own).then_some(fewest.1)
+        let (fewest, other) = self.takers().min()?;
+        (fewest < own).then_some(other)
+    }
+
+    /// The worker other than `worker` that takes more and has the fewest forwards of those that do.
+    #[must_use]
+    pub fn least_busy_beside(&self, worker: u8) -> Option<u8> {
+        self.takers().filter(|(_, other)| *other != worker).min().map(|(_, other)| other)
+    }
+
+    /// The workers that take more, each after how many forwards it has.
+    fn takers(&self) -> impl Iterator<Item = (u32, u8)> {
+        let takers = (0..).zip(self.at.iter()).filter(|(_, at)| at.takes.load(Ordering::Relaxed));
+        takers.map(|(worker, at)| (at.forwards.load(Ordering::Relaxed), worker))
     }
 
     /// Stream connections that carry forwards, at all workers.
@@ -349,5 +360,6 @@ mod tests {
         forwards.close(0);
         forwards.set_takes(2, false);
         assert_eq!((forwards.less_busy_than(0), forwards.total()), (None, 2), "as many as worker 1");
+        assert_eq!((forwards.least_busy_beside(0), forwards.least_busy_beside(1)), (Some(1), None));
     }
 }

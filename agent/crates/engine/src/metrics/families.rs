@@ -241,7 +241,7 @@ metrics! {
         turns_full: counter "culvert_turns_full_total", "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.";
         tcp_streams: level "culvert_tcp_streams", "TCP forwards now open.";
         stream_bytes: level "culvert_stream_bytes", "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.";
-        tcp_accept_pauses: counter "culvert_tcp_accept_pauses_total", "Times that connections were left in the listen backlog because there was no room for another TCP forward.";
+        tcp_accept_pauses: counter "culvert_tcp_accept_pauses_total", "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.";
         stream_connections: level "culvert_stream_connections", "Connections that carry TCP forwards beside the control connections.";
         stream_connections_opened: counter "culvert_stream_connections_opened_total", "Stream connections that came up.";
         decoy_flows: level "culvert_decoy_flows", "Strangers whose datagrams go to the decoy.";

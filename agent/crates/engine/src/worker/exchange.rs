@@ -43,7 +43,7 @@ use crate::{
     },
     peer::Doubt,
     roster::Origin,
-    worker::{handover::Parcel, mailbox::Mailbox},
+    worker::{backlog::Crowds, handover::Parcel, mailbox::Mailbox},
 };
 
 /// What one worker tells another, or itself.
@@ -229,6 +229,8 @@ pub struct Exchange {
     flows: Arc<AgentTotals>,
     /// TCP forwards of all peers, and their memory.
     streams: Arc<StreamMemory>,
+    /// The ports at which TCP connections wait.
+    crowds: Crowds,
     next_session: AtomicU64,
     /// Workers that have shut down and hand nothing over any more.
     stopped: AtomicU8,
@@ -274,6 +276,7 @@ impl Exchange {
             peers: ArcSwap::from_pointee(shared),
             flows,
             streams: Arc::default(),
+            crowds: Crowds::default(),
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
@@ -290,6 +293,11 @@ impl Exchange {
     /// TCP forwards of all peers, and their memory.
     pub(super) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams
+    }
+
+    /// The ports at which TCP connections wait.
+    pub(super) fn crowds(&self) -> &Crowds {
+        &self.crowds
     }
 
     /// Says how `worker` is woken.

@@ -23,7 +23,7 @@
 //! | the lanes that an operator looks at | `capture.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
-//! | TCP forwards | `streams.rs` |
+//! | TCP forwards | `streams.rs`; what waits to become one | `backlog.rs` |
 //! | the connections that carry TCP forwards beside the control connection | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
 //! | sockets, names, tokens | `doors.rs` |
@@ -43,7 +43,7 @@
 //! ```
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -91,6 +91,7 @@ use crate::{
     tunnel::Board,
 };
 
+mod backlog;
 mod books;
 mod capture;
 mod ceilings;
@@ -303,8 +304,6 @@ pub struct Worker {
     violation_log: Throttle,
     /// What is said at debug level of single events.
     details_log: Lines,
-    /// The `[[tcp]]` ports from which nothing is accepted for want of room, by place, and since when.
-    crowds: HashMap<usize, Instant>,
     /// Forwards whose streams have something to say, each once.
     stirred: Vec<TcpId>,
     /// How often a forward was served.
@@ -628,6 +627,8 @@ impl Worker {
     }
 
     fn timeout(&mut self, timer: Timer, now: Instant) {
+        // What it leads to, such as a packet that is sent, is counted.
+        self.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => self.lane_timeout(id, now),
@@ -649,7 +650,6 @@ impl Worker {
             Timer::Housekeeping => {
                 self.housekeeping(now);
                 self.rests.tidy();
-                self.unpublished = true;
                 self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
             Timer::Decoys => self.end_silent_strangers(now),

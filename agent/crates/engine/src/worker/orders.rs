@@ -333,6 +333,8 @@ impl Worker {
                 if is_well {
                     self.stop_dialling(id, now);
                 }
+                // What came meanwhile waits.
+                self.wake_listeners(id);
                 if doubt == Doubt::Silent {
                     self.settle_flows(id);
                     self.drain_queue(id, now);

@@ -255,6 +255,7 @@ impl Worker {
                     if let Some((listener, token)) = self.listeners[place].take() {
                         drop(listener);
                         self.doors.release(token);
+                        self.exchange.crowds().end(place);
                     }
                 }
                 // Whose turn it is to accept may have changed.

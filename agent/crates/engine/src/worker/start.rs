@@ -1,12 +1,6 @@
 //! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::{self, Config};
 use dataplane::{
@@ -266,7 +260,6 @@ impl Worker {
             first_to_drain: 0,
             violation_log: Throttle::new(LOG_INTERVAL),
             details_log: Lines::new(now),
-            crowds: HashMap::new(),
             stirred: Vec::new(),
             passes: 0,
             tcp_scratch: tcp::Scratch::default(),

@@ -13,9 +13,7 @@ use wire::{
     messages::{StreamAnswer, StreamOpen},
 };
 
-use crate::worker::{
-    Source, StreamKey, Timer, Worker, ceilings::socket_remedy, exchange::Order, orders::HURRY_LASTS,
-};
+use crate::worker::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy};
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -25,9 +23,6 @@ const ACCEPTS_PER_TURN: usize = 16;
 
 /// Streams of the peer taken from one connection in one turn: each may be a connection to a service, which takes 20 to 40 µs to open.
 const OPENED_PER_TURN: usize = 64;
-/// How long connections wait in the listen backlog while there is no room for another forward; then they are reset, so that
-/// clients learn it.
-const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Worker {
     /// Clients connect to a local TCP port; true if more may be waiting.
@@ -36,12 +31,11 @@ impl Worker {
             if !self.may_accept(place) {
                 return false;
             }
-            if self.is_crowded(place) {
-                if !self.turns_away(place, now) {
-                    return false;
-                }
-            } else {
-                self.crowds.remove(&place);
+            match self.obstacle(place) {
+                Some(obstacle) if self.lets_wait(place, obstacle, now) => return false,
+                // Who has waited for long enough is refused below.
+                Some(_) => {}
+                None => self.exchange.crowds().end(place),
             }
             let id = self.vacant_tcp();
             let token = self.doors.token(Source::Tcp(id));
@@ -75,7 +69,10 @@ impl Worker {
                 },
                 Err(error) => {
                     self.doors.release(token);
-                    if error.kind() != ErrorKind::WouldBlock {
+                    if error.kind() == ErrorKind::WouldBlock {
+                        // Who comes next has all of its time.
+                        self.exchange.crowds().end(place);
+                    } else {
                         self.totals.tcp.refuse(TcpRefusal::Accept);
                         if let Some(suppressed) = self.accept_log.allow(now) {
                             let remedy = socket_remedy(&error);
@@ -93,83 +90,6 @@ impl Worker {
             }
         }
         true
-    }
-
-    /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
-    /// peer the one with the fewest forwards accepts. The owner of the session refuses what none can carry, and without a session
-    /// the worker that dials the peer does.
-    fn may_accept(&self, place: usize) -> bool {
-        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
-            return true;
-        };
-        let Some(peer) = self.peers.get(id.0 as usize) else { return true };
-        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.id.index };
-        let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
-        if self.carrier(id).is_none() {
-            if owner != self.id.index && has_streams {
-                // It may have left them to this worker, which had a connection a moment ago.
-                self.note_carrier(id);
-                self.exchange.post(owner, Order::AcceptTcp { place });
-            }
-            return owner == self.id.index;
-        }
-        let less_busy =
-            self.peers.get(id.0 as usize).and_then(|peer| peer.forwards.less_busy_than(self.id.index));
-        if let Some(other) = less_busy {
-            // It may have looked when it was not the one.
-            self.exchange.post(other, Order::AcceptTcp { place });
-        }
-        less_busy.is_none()
-    }
-
-    /// Whether a connection to this port would be refused for want of room that may come: others may end, or the far end lets us
-    /// open more streams.
-    fn is_crowded(&mut self, place: usize) -> bool {
-        let forward = self.config.tcp.get(place).map(|forward| self.forward_peer(forward));
-        let Some(peer) = forward.and_then(|id| self.peers.get(id.0 as usize)) else { return false };
-        let (forwards, most) = (Arc::clone(&peer.forwards), self.config.limits.tcp_streams_per_peer);
-        let Some(handle) = forward.and_then(|id| self.carrier(id)) else { return false };
-        self.is_full() || forwards.total() >= most || !self.control.has_stream(handle)
-    }
-
-    /// Whether all peers together may have no more forwards.
-    fn is_full(&self) -> bool {
-        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
-    }
-
-    /// Whether connections to a crowded port have waited for long enough; if not, they go on waiting.
-    fn turns_away(&mut self, place: usize, now: Instant) -> bool {
-        let accept_pauses = &mut self.totals.tcp.accept_pauses;
-        let since = *self.crowds.entry(place).or_insert_with(|| {
-            *accept_pauses += 1;
-            now
-        });
-        let until = since + BACKLOG_PATIENCE;
-        if until > now {
-            self.timers.arm(Timer::Listener(place), until);
-        }
-        until <= now
-    }
-
-    /// There may be room for what waits in the listen backlogs.
-    pub(super) fn retry_listeners(&mut self) {
-        let mut places: Vec<usize> = self.crowds.keys().copied().collect();
-        places.sort_unstable();
-        for place in places {
-            if let Some(Some((_, token))) = self.listeners.get(place) {
-                let token = *token;
-                self.add_source(token);
-            }
-        }
-    }
-
-    /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
-    fn await_peer(&mut self, place: usize, now: Instant) {
-        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else { return };
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
-            peer.awaited_until = Some(now + HURRY_LASTS);
-        }
-        self.hurry(id, now);
     }
 
     /// A stream to the service of a `[[tcp]]` forward.

@@ -119,6 +119,10 @@ impl TcpListener for Listener {
         stream.own(&self.ready, token);
         Ok((Box::new(stream), remote))
     }
+
+    fn has_waiting(&self) -> bool {
+        !self.backlog.borrow().waiting.is_empty()
+    }
 }
 
 impl Drop for Listener {

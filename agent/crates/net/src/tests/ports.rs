@@ -147,11 +147,14 @@ async fn workers_share_a_tcp_listener() {
         assert!(listener.accept(B).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
     }
     let (mut dialler, ..) = kernel();
+    assert!(!listeners[0].0.has_waiting());
     let _stream = dialler.tcp_connect(local, B).unwrap();
-    for (_, ready, _) in &listeners {
+    for (listener, ready, _) in &listeners {
         wait(ready, A).await;
+        assert!(listener.has_waiting());
     }
     assert!(listeners[1].0.accept(B).is_ok());
+    assert!(!listeners[0].0.has_waiting());
     assert!(listeners[2].0.accept(B).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
 
     let taken = PortPlan { udp: Vec::new(), tcp: vec![address, local] };

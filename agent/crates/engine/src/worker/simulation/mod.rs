@@ -407,7 +407,12 @@ impl World {
         for worker in &mut agent.workers {
             worker.publish_last(now);
         }
-        let text = agent.metrics.render().unwrap();
+        self.published(place, series)
+    }
+
+    /// The same, as the agent has last published it.
+    pub fn published(&mut self, place: usize, series: &str) -> u64 {
+        let text = self.agent(place).metrics.render().unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(series));
         line.unwrap_or_else(|| panic!("no series {series}")).trim().parse().unwrap()
     }

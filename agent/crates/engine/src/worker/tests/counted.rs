@@ -12,7 +12,11 @@ use wire::clock::{Clock, SystemClock};
 use crate::{
     health::Health,
     metrics::Metrics,
-    worker::{Publisher, Snapshots, books::SocketBooks, tests::Pair},
+    worker::{
+        Publisher, Snapshots,
+        books::SocketBooks,
+        tests::{INGRESS, Pair},
+    },
 };
 
 const DOC: &str = include_str!("../../../../../../docs/metrics.md");
@@ -174,4 +178,33 @@ fn the_document_explains_every_value_of_a_label() {
         }
     }
     assert!(explained > 150, "{explained} were found");
+}
+
+#[test]
+fn what_a_timer_had_sent_is_published_as_soon_as_what_came() {
+    const PUBLISHED_WITHIN: Duration = Duration::from_millis(60);
+    let mut pair = Pair::connected(9660, "keepalive = \"3s\"", "");
+    let mut client = pair.client(3000);
+    let count = |pair: &mut Pair, agent: usize, what: &str, socket: &str| {
+        let series = format!("culvert_socket_{what}_datagrams_total{{socket=\"{socket}\"}}");
+        pair.world.published(agent, &series)
+    };
+    pair.run_served(Duration::from_secs(5));
+    for apart in (0..60).step_by(3) {
+        client.send(INGRESS, b"one");
+        pair.run_served(Duration::from_millis(apart));
+        // The acknowledgement of its answer leaves by itself, after what came before has been published.
+        client.send(INGRESS, b"two");
+        pair.run_served(Duration::from_millis(100));
+        let (entry, exit) = (pair.entry, pair.exit);
+        let came = [
+            count(&mut pair, exit, "received", "quic_listen"),
+            count(&mut pair, entry, "received", "quic_dial"),
+        ];
+        pair.run_served(PUBLISHED_WITHIN);
+        let sent =
+            [count(&mut pair, entry, "sent", "quic_dial"), count(&mut pair, exit, "sent", "quic_listen")];
+        assert!(came[0] <= sent[0] && came[1] <= sent[1], "{apart} ms apart: {came:?} came of {sent:?}");
+        pair.run_served(Duration::from_millis(1_077));
+    }
 }

@@ -11,6 +11,7 @@ use crate::worker::{
     PeerSnapshot, simulation as harness,
     simulation::{Host, Udp, World},
 };
+mod backlog;
 mod bounds;
 mod capture;
 mod ceilings;

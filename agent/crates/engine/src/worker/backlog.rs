@@ -1,0 +1,178 @@
+//! What waits in the listen backlogs of `[[tcp]]` ports: which worker takes it, and how long it waits for what is missing.
+//!
+//! All workers listen at a port, and share one backlog. What is missing may come: room for another forward, or an answer of a peer
+//! whose session is in doubt. Until then connections stay in the backlog, whose wait is counted for the port ([`Crowds`]), not for each.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{Timer, Worker, exchange::Order, orders::HURRY_LASTS};
+use wire::panics::lock;
+
+/// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
+const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a connection to a `[[tcp]]` port would be refused for, and may get if it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// No room: other forwards may end, or the far end lets us open more streams.
+    Room,
+    /// The session with the peer is in doubt: it may be heard again, or another one replaces it.
+    Doubt,
+}
+
+/// The `[[tcp]]` ports at which connections wait, at all workers, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Crowds {
+    /// Whether there is any, so that who finds none takes no lock.
+    any: AtomicBool,
+    /// By place in [`Config::tcp`](config::Config::tcp).
+    since: Mutex<BTreeMap<usize, Instant>>,
+}
+
+impl Crowds {
+    /// Connections wait at a port; returns since when, and whether that is since now.
+    fn wait(&self, place: usize, now: Instant) -> (Instant, bool) {
+        let mut crowds = lock(&self.since);
+        let before = crowds.len();
+        let since = *crowds.entry(place).or_insert(now);
+        self.any.store(true, Ordering::Relaxed);
+        (since, crowds.len() > before)
+    }
+
+    /// None waits at a port any more, or what was missing is there.
+    pub(super) fn end(&self, place: usize) {
+        if self.any.load(Ordering::Relaxed) {
+            let mut crowds = lock(&self.since);
+            crowds.remove(&place);
+            self.any.store(!crowds.is_empty(), Ordering::Relaxed);
+        }
+    }
+
+    /// Where connections wait.
+    fn places(&self) -> Vec<usize> {
+        if !self.any.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        lock(&self.since).keys().copied().collect()
+    }
+}
+
+impl Worker {
+    /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
+    /// peer the one with the fewest forwards accepts. The owner of the session lets wait, and refuses, what none can carry, and
+    /// without a session the worker that dials the peer refuses.
+    pub(super) fn may_accept(&self, place: usize) -> bool {
+        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+            return true;
+        };
+        let Some(peer) = self.peers.get(id.0 as usize) else { return true };
+        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.id.index };
+        let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
+        // Others may go by what was so a moment ago.
+        self.note_carrier(id);
+        let carries = self.carrier(id).is_some();
+        let other = match (carries, has_streams) {
+            (true, _) => peer.forwards.less_busy_than(self.id.index),
+            (false, true) => {
+                let beside = peer.forwards.least_busy_beside(self.id.index);
+                beside.or_else(|| (owner != self.id.index).then_some(owner))
+            }
+            (false, false) => None,
+        };
+        if let Some(other) = other {
+            // It may have looked when it was not the one.
+            self.exchange.post(other, Order::AcceptTcp { place });
+            return false;
+        }
+        carries || owner == self.id.index
+    }
+
+    /// What the next connection to this port would be refused for, if that may change.
+    pub(super) fn obstacle(&mut self, place: usize) -> Option<Obstacle> {
+        let forward = self.config.tcp.get(place)?;
+        let id = self.forward_peer(forward);
+        let peer = self.peers.get(id.0 as usize)?;
+        let link = peer.link.as_ref()?;
+        if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
+            return None;
+        }
+        let is_full = self.is_full() || peer.forwards.total() >= self.config.limits.tcp_streams_per_peer;
+        let Some(handle) = self.carrier(id) else { return Some(Obstacle::Doubt) };
+        (is_full || !self.control.has_stream(handle)).then_some(Obstacle::Room)
+    }
+
+    /// Whether all peers together may have no more forwards.
+    pub(super) fn is_full(&self) -> bool {
+        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
+    }
+
+    /// Whether connections wait at this port, before an obstacle, and have time left.
+    pub(super) fn lets_wait(&mut self, place: usize, obstacle: Obstacle, now: Instant) -> bool {
+        let listener = self.listeners.get(place).and_then(Option::as_ref);
+        if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
+            return false;
+        }
+        let (since, begins) = self.exchange.crowds().wait(place, now);
+        self.totals.tcp.accept_pauses += u64::from(begins);
+        let until = since + BACKLOG_PATIENCE;
+        if until <= now {
+            return false;
+        }
+        let next_look = match obstacle {
+            Obstacle::Room => until,
+            Obstacle::Doubt => {
+                self.await_peer(place, now);
+                until.min(now + HURRY_LASTS)
+            }
+        };
+        self.timers.arm(Timer::Listener(place), next_look);
+        true
+    }
+
+    /// There may be room for what waits in the listen backlogs.
+    pub(super) fn retry_listeners(&mut self) {
+        for place in self.exchange.crowds().places() {
+            self.wake_listener(place);
+        }
+    }
+
+    /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
+    pub(super) fn await_peer(&mut self, place: usize, now: Instant) {
+        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else { return };
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.awaited_until = Some(now + HURRY_LASTS);
+        }
+        self.hurry(id, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    #[test]
+    fn a_crowd_has_the_age_of_who_has_waited_longest_until_nobody_does() {
+        let (crowds, now) = (Crowds::default(), ManualClock::default().now());
+        let later = now + Duration::from_secs(3);
+        crowds.end(4);
+        assert!(crowds.places().is_empty());
+        assert_eq!(crowds.wait(4, now), (now, true));
+        assert_eq!(crowds.wait(4, later), (now, false));
+        assert_eq!(crowds.wait(2, later), (later, true));
+        assert_eq!(crowds.places(), [2, 4]);
+        crowds.end(4);
+        assert_eq!(crowds.places(), [2]);
+        assert_eq!(crowds.wait(4, later), (later, true));
+        crowds.end(2);
+        crowds.end(4);
+        assert!(crowds.places().is_empty());
+    }
+}
