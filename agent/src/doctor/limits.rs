@@ -85,7 +85,10 @@ fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding 
     let configured = configured_buffer(config);
     let mut remedies = Vec::new();
     if wanted > configured {
-        remedies.push(format!("limits.receive_buffer = \"{}\"", size(wanted)));
+        remedies.push(format!(
+            "limits.receive_buffer = \"{}\"",
+            config::size_text(wanted.next_multiple_of(1 << 10))
+        ));
     }
     if granted < wanted {
         remedies.push(format!(
@@ -98,12 +101,6 @@ fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding 
     }
     let of_rate = if limits.rate.is_some() { " at this rate" } else { "" };
     found.but(Severity::Warning, format!("{}{of_rate}", buffer.problem), remedies.join("; and "))
-}
-
-/// Bytes as the configuration takes them, rounded up to a KiB.
-fn size(bytes: u64) -> String {
-    let kib = bytes.div_ceil(1 << 10);
-    if kib.is_multiple_of(1 << 10) { format!("{}MiB", kib >> 10) } else { format!("{kib}KiB") }
 }
 
 fn backlog(limits: &Limits) -> Finding {

@@ -64,6 +64,7 @@ mod value;
 pub use problem::{ConfigProblem, ConfigProblems, LoadError};
 use resolve::Draft;
 pub use tun::{INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;

@@ -13,6 +13,7 @@ use crate::{
     Access, AccessMode, Config, DropPolicy, Dscp, InnerMtu, Knock, Limits, Log, LogFormat, LogLevel,
     MaxPacket, Oversize, Peer, Profile, Queue, Service, Transport, Tun,
     reload::{Change, Effect, Kind, Places, Waits},
+    value::size_text,
 };
 
 /// The lines of the difference, as they are found.
@@ -258,7 +259,7 @@ impl Differences {
         let at = |key: &str| format!("{what}.{key}");
         Queue {
             packets: self.plain(&at("packets"), Effect::Now, &old.packets, packets),
-            bytes: self.take(&at("bytes"), Effect::Now, &old.bytes, bytes, size),
+            bytes: self.take(&at("bytes"), Effect::Now, &old.bytes, bytes, |size| size_text(*size as u64)),
             time: self.take(&at("time"), Effect::Now, &old.time, time, duration),
         }
     }
@@ -361,7 +362,9 @@ impl Differences {
                 tcp_streams_per_peer,
             ),
             tcp_streams: self.plain("limits.tcp_streams", now, &old.tcp_streams, tcp_streams),
-            stream_bytes: self.take("limits.stream_bytes", now, &old.stream_bytes, stream_bytes, size),
+            stream_bytes: self.take("limits.stream_bytes", now, &old.stream_bytes, stream_bytes, |size| {
+                size_text(*size as u64)
+            }),
             pending_open_packets: self.plain(
                 "limits.pending_open_packets",
                 now,
@@ -373,23 +376,25 @@ impl Differences {
                 Effect::Restart,
                 &old.receive_buffer,
                 receive_buffer,
-                |buffer| buffer.as_ref().map_or_else(|| "auto".to_owned(), size),
+                |buffer| buffer.as_ref().map_or_else(|| "auto".to_owned(), |size| size_text(*size as u64)),
             ),
             receive_rate: self.take(
                 "limits.receive_rate",
                 Effect::Restart,
                 &old.receive_rate,
                 receive_rate,
-                size,
+                |size| size_text(*size as u64),
             ),
             reassembly_bytes: self.take(
                 "limits.reassembly_bytes",
                 now,
                 &old.reassembly_bytes,
                 reassembly_bytes,
-                size,
+                |size| size_text(*size as u64),
             ),
-            queue_bytes: self.take("limits.queue_bytes", now, &old.queue_bytes, queue_bytes, size),
+            queue_bytes: self.take("limits.queue_bytes", now, &old.queue_bytes, queue_bytes, |size| {
+                size_text(*size as u64)
+            }),
             peers: self.plain("limits.peers", now, &old.peers, peers),
             open_peers: self.plain("limits.open_peers", now, &old.open_peers, open_peers),
             decoy_flows: self.plain("limits.decoy_flows", now, &old.decoy_flows, decoy_flows),
@@ -421,13 +426,6 @@ fn auto_or_off(on: &bool) -> String {
 /// "20s", "1m 30s"
 fn duration(duration: &Duration) -> String {
     humantime::format_duration(*duration).to_string()
-}
-
-/// "4MiB", or bytes where no unit fits.
-fn size(bytes: &usize) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let fits = units.into_iter().find(|(bits, _)| *bytes > 0 && bytes.trailing_zeros() >= *bits);
-    fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
 /// "48Mbit", or the smallest unit that shows it whole.

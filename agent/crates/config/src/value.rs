@@ -24,6 +24,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, Bad> {
     })
 }
 
+/// A size as the file writes it: "4MiB", or bytes where no unit fits.
+#[must_use]
+pub fn size_text(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let fits = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.trailing_zeros() >= *bits);
+    fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
+}
+
 /// "4MiB", "64KiB", "1500B", "1500".
 pub(super) fn size(text: &str) -> Result<u64, Bad> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -23,6 +23,7 @@ use std::{
 };
 
 use slab::Slab;
+use wire::rate::{Allowance, Pace};
 
 pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
@@ -33,10 +34,10 @@ pub const IDLE: Duration = Duration::from_secs(60);
 const AMPLIFICATION: u64 = 3;
 
 /// New flows of one source prefix: each costs a socket, about 20 µs of system calls.
-const SOURCE_RATE: Rate = Rate { per_second: 20, burst: 50 };
+const SOURCE_RATE: Pace = Pace { per_second: 20, at_once: 50 };
 
 /// New flows of all strangers together: under a flood of forged sources an unanswered one lives for 10 s in a table of 4,096.
-const TOTAL_RATE: Rate = Rate { per_second: 400, burst: 1_000 };
+const TOTAL_RATE: Pace = Pace { per_second: 400, at_once: 1_000 };
 
 /// Prefixes are counted in this many places, by a hash that an outsider cannot foresee; some share one.
 const PLACES: usize = 4_096;
@@ -96,8 +97,8 @@ pub struct DecoyFlows {
     limit: usize,
     /// And of one prefix.
     prefix_limit: usize,
-    sources: Box<[Bucket]>,
-    total: Bucket,
+    sources: Box<[Allowance]>,
+    total: Allowance,
     hasher: RandomState,
 }
 
@@ -130,8 +131,8 @@ impl DecoyFlows {
             lists: [List::default(); 2],
             limit: limit.max(1),
             prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
-            sources: vec![Bucket::full(SOURCE_RATE, now); PLACES].into_boxed_slice(),
-            total: Bucket::full(TOTAL_RATE, now),
+            sources: vec![Allowance::new(SOURCE_RATE, now); PLACES].into_boxed_slice(),
+            total: Allowance::new(TOTAL_RATE, now),
             hasher: RandomState::new(),
         }
     }
@@ -245,15 +246,14 @@ impl DecoyFlows {
         }
         // The remainder is below the number of places.
         let place = self.hasher.hash_one(prefix) as usize % PLACES;
-        let bucket = &mut self.sources[place];
-        if bucket.level(SOURCE_RATE, now) < 1.0 {
+        let of_source = &mut self.sources[place];
+        if of_source.is_spent(now) {
             return Err(DecoyDrop::SourceRate);
         }
-        if self.total.level(TOTAL_RATE, now) < 1.0 {
+        if !self.total.take(1, now) {
             return Err(DecoyDrop::TotalRate);
         }
-        bucket.tokens -= 1.0;
-        self.total.tokens -= 1.0;
+        of_source.take(1, now);
         Ok(())
     }
 
@@ -383,33 +383,6 @@ fn prefix(address: IpAddr) -> [u8; 8] {
             let [a, b, c, d, e, f, g, ..] = v6.octets();
             [a, b, c, d, e, f, g, 0]
         }
-    }
-}
-
-/// How often something may happen.
-#[derive(Clone, Copy)]
-struct Rate {
-    per_second: u32,
-    burst: u32,
-}
-
-/// How often it may happen now.
-#[derive(Clone, Copy)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
-}
-
-impl Bucket {
-    fn full(rate: Rate, now: Instant) -> Self {
-        Self { tokens: f64::from(rate.burst), at: now }
-    }
-
-    fn level(&mut self, rate: Rate, now: Instant) -> f64 {
-        let since = now.saturating_duration_since(self.at).as_secs_f64();
-        self.tokens = (self.tokens + since * f64::from(rate.per_second)).min(f64::from(rate.burst));
-        self.at = now;
-        self.tokens
     }
 }
 

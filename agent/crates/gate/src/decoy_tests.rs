@@ -226,7 +226,8 @@ fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
 
 #[test]
 fn new_flows_of_all_strangers_together_are_limited() {
-    let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
+    let now = start();
+    let mut flows = DecoyFlows::new(PLENTY, now);
     let mut refused = [0; DecoyDrop::COUNT];
     for network in 0..3000 {
         if let Err(reason) = flows.admit(stranger(network, 1, 1), b"x", now) {

@@ -1,10 +1,6 @@
 //! The TUN device as a worker sees it: its queue, who has which inner address, what is about to be written.
 
-use std::{
-    net::IpAddr,
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, ops::Range, time::Instant};
 
 use ip::{
     icmp::{self, MOST_ANSWER},
@@ -16,7 +12,11 @@ use ip::{
 };
 use ipnet::IpNet;
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
-use wire::{ids::PeerId, meter::Meter};
+use wire::{
+    ids::PeerId,
+    meter::Meter,
+    rate::{Allowance, Pace},
+};
 
 use crate::{
     lanes::pool::MAX_LANES,
@@ -26,8 +26,7 @@ use crate::{
 /// Answers of each kind per second that a worker gives to packets that it cannot carry, and how many it may give at once: path
 /// MTU discovery needs one for each flow, however many packets have no way, and a flood must not be answered by a flood
 /// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
-const ANSWERS_PER_SECOND: u32 = 200;
-const MOST_ANSWERS: u32 = 100;
+const ANSWERS: Pace = Pace { per_second: 200, at_once: 100 };
 
 /// Why an IP packet of the device went to no peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +128,7 @@ impl TunSide {
             merger: Merger::default(),
             list: PacketDelivery::default(),
             settlements: Settlements::default(),
-            allowances: [Allowance::new(now), Allowance::new(now)],
+            allowances: [Allowance::new(ANSWERS, now); Answer::LABELS.len()],
             answer: Box::new([0; MOST_ANSWER]),
         }
     }
@@ -205,7 +204,7 @@ impl TunSide {
         };
         let Some(message) = written.and_then(|len| self.answer.get(..len)) else { return };
         let kind = answer.label_index();
-        if self.allowances[kind].take(now) && self.queue.send(message) == SendOutcome::Sent {
+        if self.allowances[kind].take(1, now) && self.queue.send(message) == SendOutcome::Sent {
             self.totals.answers[kind] += 1;
         } else {
             self.totals.answers_withheld += 1;
@@ -213,32 +212,10 @@ impl TunSide {
     }
 }
 
-/// How many answers of one kind may be given now.
-struct Allowance {
-    left: u32,
-    since: Instant,
-}
-
-impl Allowance {
-    fn new(now: Instant) -> Self {
-        Self { left: MOST_ANSWERS, since: now }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        let elapsed = now.saturating_duration_since(self.since).min(Duration::from_secs(60));
-        let earned = u32::try_from(elapsed.as_millis()).unwrap_or(0) * ANSWERS_PER_SECOND / 1_000;
-        if earned > 0 {
-            self.left = self.left.saturating_add(earned).min(MOST_ANSWERS);
-            self.since = now;
-        }
-        let granted = self.left > 0;
-        self.left -= u32::from(granted);
-        granted
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use ip::packets::TunOffload;
     use net::{
@@ -250,13 +227,13 @@ mod tests {
     #[test]
     fn answers_are_limited_and_come_back() {
         let clock = ManualClock::default();
-        let mut allowance = Allowance::new(clock.now());
-        let mut granted = |count: u32| (0..count).filter(|_| allowance.take(clock.now())).count();
-        assert_eq!(granted(1_000), MOST_ANSWERS as usize);
+        let mut allowance = Allowance::new(ANSWERS, clock.now());
+        let mut granted = |count: u32| (0..count).filter(|_| allowance.take(1, clock.now())).count();
+        assert_eq!(granted(1_000), ANSWERS.at_once as usize);
         clock.advance(Duration::from_millis(50));
         assert_eq!(granted(1_000), 10);
         clock.advance(Duration::from_secs(3600));
-        assert_eq!(granted(1_000), MOST_ANSWERS as usize);
+        assert_eq!(granted(1_000), ANSWERS.at_once as usize);
     }
 
     #[test]
@@ -273,7 +250,7 @@ mod tests {
             tun.answer(&packet, &view, Answer::Unreachable, clock.now());
         }
         tun.answer(&packet, &view, Answer::TooBig(1280), clock.now());
-        assert_eq!(tun.totals.answers, [1, u64::from(MOST_ANSWERS)]);
-        assert_eq!(tun.totals.answers_withheld, 1_000 - u64::from(MOST_ANSWERS));
+        assert_eq!(tun.totals.answers, [1, u64::from(ANSWERS.at_once)]);
+        assert_eq!(tun.totals.answers_withheld, 1_000 - u64::from(ANSWERS.at_once));
     }
 }
