@@ -19,3 +19,30 @@ pub struct IngressId(pub u32);
 /// A local socket's place among the worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalId(pub u32);
+
+/// One lane of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneRef {
+    /// The peer.
+    pub peer: PeerId,
+    /// The lane's index in the session.
+    pub lane: u8,
+}
+
+/// One session of a peer. A message that names it is void once the peer has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRef {
+    /// The peer.
+    pub peer: PeerId,
+    /// The session.
+    pub session: SessionId,
+}
+
+/// A worker, and how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerId {
+    /// Its index, below `count`.
+    pub index: u8,
+    /// The number of workers of this agent, at least 1.
+    pub count: u8,
+}

@@ -5,6 +5,7 @@
 //! ```
 
 use quinn_proto::crypto::Session;
+use wire::ids::WorkerId;
 
 use crate::lanes::{LaneId, LaneSlot, Lanes};
 pub use wire::messages::MAX_LANES;
@@ -70,10 +71,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool without lanes at worker `place.0` of `place.1`; the control connection is at worker `owner`.
+    /// A pool without lanes at `worker`; the control connection is at worker `owner`.
     #[must_use]
-    pub fn new(owner: u8, place: (u8, u8), wanted: u8) -> Self {
-        let (own, workers) = (place.0, place.1.max(1));
+    pub fn new(owner: u8, worker: WorkerId, wanted: u8) -> Self {
+        let WorkerId { index: own, count: workers } = WorkerId { count: worker.count.max(1), ..worker };
         let kept = vec![None; usize::from(MAX_LANES)];
         Self { wanted, up: 0, owner, own, workers, kept, former: Vec::new() }
     }

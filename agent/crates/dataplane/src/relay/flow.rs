@@ -16,7 +16,7 @@ use slab::Slab;
 use wire::{
     context::{Context, FlowNumber, Header, ServiceNumber},
     hash::PeerMap,
-    ids::{IngressId, LocalId},
+    ids::{IngressId, LocalId, WorkerId},
 };
 
 use crate::relay::registry::FlowRegistry;
@@ -134,23 +134,33 @@ pub struct Flows {
     /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
     next: u64,
     /// Which worker this is, and of how many.
-    place: (u8, u8),
+    worker: WorkerId,
     /// What the workers share.
     registry: Arc<FlowRegistry>,
 }
 
+/// How a worker numbers the flows that it opens, so that no other worker and neither end gives a number twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbering {
+    /// The low bit of the numbers: 0 or 1, another one at the far end.
+    pub parity: u64,
+    /// The worker.
+    pub worker: WorkerId,
+}
+
 impl Flows {
-    /// An empty table of worker `place.0` of `place.1`; `parity` is the low bit of the numbers of flows opened here.
+    /// An empty table, whose new flows are numbered as `numbering` says.
     #[must_use]
-    pub fn new(parity: u64, place: (u8, u8), registry: Arc<FlowRegistry>) -> Self {
-        let place = (place.0, place.1.max(1));
+    pub fn new(numbering: Numbering, registry: Arc<FlowRegistry>) -> Self {
+        let Numbering { parity, worker } = numbering;
+        let worker = WorkerId { count: worker.count.max(1), ..worker };
         Self {
             flows: Slab::new(),
             by_number: PeerMap::default(),
             by_client: HashMap::new(),
             refused: BTreeSet::new(),
-            next: u64::from(place.0) << 1 | parity & 1,
-            place,
+            next: u64::from(worker.index) << 1 | parity & 1,
+            worker,
             registry,
         }
     }
@@ -164,7 +174,7 @@ impl Flows {
     /// The other worker that keeps the flow with this number, if one does.
     #[must_use]
     pub fn elsewhere(&self, number: FlowNumber) -> Option<u8> {
-        let (own, workers) = self.place;
+        let WorkerId { index: own, count: workers } = self.worker;
         if workers == 1 {
             return None;
         }
@@ -179,7 +189,7 @@ impl Flows {
     /// The next number of a flow opened here.
     fn take_number(&mut self) -> FlowNumber {
         let number = FlowNumber(self.next);
-        self.next += 2 * u64::from(self.place.1);
+        self.next += 2 * u64::from(self.worker.count);
         number
     }
 
@@ -252,7 +262,7 @@ impl Flows {
     /// How many flows were opened here before the one with this number: lanes are given out by it, in turn.
     #[must_use]
     pub fn turn_of(&self, number: FlowNumber) -> u64 {
-        (number.0 >> 1) / u64::from(self.place.1)
+        (number.0 >> 1) / u64::from(self.worker.count)
     }
 
     /// Opens a flow for a client; `lane` chooses its lane by how many were opened before.
@@ -335,7 +345,7 @@ impl Flows {
                     if renumber && let Some(place) = self.by_number.remove(&flow.number) {
                         debug_assert_eq!(place.0 as usize, id);
                         flow.number = FlowNumber(self.next);
-                        self.next += 2 * u64::from(self.place.1);
+                        self.next += 2 * u64::from(self.worker.count);
                         self.by_number.insert(flow.number, place);
                     }
                 }

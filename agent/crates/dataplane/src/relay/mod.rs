@@ -37,7 +37,7 @@ pub mod registry;
 pub mod stripes;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
-pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
+pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
 pub use fragments::{Begun, Piece, Reassembler};
 pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
@@ -167,13 +167,12 @@ pub struct DatagramRelay {
 }
 
 impl DatagramRelay {
-    /// A relay without flows, of worker `place.0` of `place.1`. `parity` is the low bit of the numbers of the flows that
-    /// this end opens; `ingresses` are the services' names of all ingresses of this agent, in their order.
+    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` are the services' names of all ingresses of this agent, in their order.
     #[must_use]
     pub fn new(
         peer: &config::Peer,
         limits: &config::Limits,
-        (parity, place): (u64, (u8, u8)),
+        numbering: Numbering,
         registry: Arc<FlowRegistry>,
         ingresses: &[Arc<str>],
     ) -> Self {
@@ -185,7 +184,7 @@ impl DatagramRelay {
             downlink: Account::default(),
             queue: Queue::new(queue).within(memory),
             awaiting: Queue::new(awaiting).within(memory),
-            flows: Flows::new(parity, place, registry),
+            flows: Flows::new(numbering, registry),
             in_outbox: 0,
             reassembly: Reassembler::default(),
             reassembly_bytes: limits.reassembly_bytes,

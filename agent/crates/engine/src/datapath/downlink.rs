@@ -22,7 +22,7 @@ use net::{
 use quic_core::{ConnectionId, OpenError};
 use wire::{
     context::{Context, FlowNumber, Header},
-    ids::{LocalId, PeerId},
+    ids::{LocalId, PeerId, WorkerId},
 };
 
 use crate::{
@@ -65,7 +65,7 @@ pub struct Downlink<'a> {
     /// What is a stranger's.
     pub strangers: &'a mut Strangers,
     /// Which worker this is, and of how many.
-    pub place: (u8, u8),
+    pub worker: WorkerId,
     /// Time of this turn.
     pub now: Instant,
 }
@@ -250,8 +250,8 @@ impl Downlink<'_> {
     fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
         let Received { underlay, port } = received;
         if let Some(port) = port
-            && let owner = steering::owner(datagram, self.place.1)
-            && owner != self.place.0
+            && let owner = steering::owner(datagram, self.worker.count)
+            && owner != self.worker.index
         {
             // Strangers must not fill the way to another worker, so they are told apart here already.
             match self.gate.screen(datagram, self.now) {
@@ -460,7 +460,7 @@ impl Downlink<'_> {
         }
         if known.is_none()
             && let Some(context) = &context
-            && let Some(worker) = keeper(&state.relay, context, self.place)
+            && let Some(worker) = keeper(&state.relay, context, self.worker)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
             self.outgoing.frame(worker, (peer, lane), payload, *batch.meta(slot), data);

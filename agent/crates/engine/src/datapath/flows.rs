@@ -3,7 +3,7 @@
 use dataplane::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
-    ids::PeerId,
+    ids::{PeerId, WorkerId},
 };
 
 use crate::datapath::{downlink::Downlink, work};
@@ -165,7 +165,8 @@ enum Unopened {
 }
 
 /// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
-pub(super) fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {
+pub(super) fn keeper(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
+    let WorkerId { index: own, count: workers } = worker;
     if workers == 1 {
         return None;
     }

@@ -166,7 +166,7 @@ impl Worker {
     /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
         let refused = self.exchange.streams().refused();
-        if self.place.0 == 0
+        if self.id.index == 0
             && refused > std::mem::replace(&mut self.ceilings.stream_memory, refused)
             && let Some(suppressed) = self.ceilings.allow(Ceiling::StreamBytes, now)
         {

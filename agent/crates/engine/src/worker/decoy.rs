@@ -273,7 +273,7 @@ impl Worker {
         let mut waiting = std::mem::take(&mut self.strangers.waiting);
         if self.stopping {
             self.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
-        } else if self.place.0 != OWNER {
+        } else if self.id.index != OWNER {
             for (port, meta, datagram) in waiting.iter() {
                 self.outgoing.stranger(OWNER, port, meta, datagram);
             }

@@ -55,7 +55,7 @@ impl Worker {
             return;
         };
         self.abort_streams(session.handle);
-        self.exchange.end(id, session.id, self.place.0);
+        self.exchange.end(id, session.id, self.id.index);
         self.link_down(id, session.id, now);
         if let Some(reason) = close {
             self.control.close(session.handle, reason, now);
@@ -84,7 +84,7 @@ impl Worker {
         }
         self.stopping = true;
         self.control.stop_accepting();
-        if self.place.0 == 0 {
+        if self.id.index == 0 {
             tracing::info!("shutting down");
         }
         self.listeners.clear();

@@ -301,7 +301,7 @@ impl Worker {
             stream_bytes: usize::try_from(self.exchange.streams().taken()).unwrap_or(usize::MAX),
             decoy_flows: self.decoys.as_ref().map_or(0, crate::worker::decoy::Decoys::count),
         };
-        inspection.answer(self.place.0, view);
+        inspection.answer(self.id.index, view);
     }
 
     /// The lanes of one peer or of all, and how many of them there was no room for.
@@ -329,7 +329,7 @@ impl Worker {
             peer: slot.peer,
             index: slot.index,
             epoch: slot.epoch,
-            worker: self.place.0,
+            worker: self.id.index,
             state: slot.state,
             local: socket.map(|socket| socket.local_addr()),
             remote,
@@ -368,7 +368,7 @@ impl Worker {
     fn stream_connection_rows(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, StreamConnectionRow)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
         let of_peer = |peer: &Peer| {
-            let (id, worker) = (peer.id, self.place.0);
+            let (id, worker) = (peer.id, self.id.index);
             let row = move |stream: &StreamConnection| StreamConnectionRow {
                 number: stream.number,
                 worker,
@@ -415,7 +415,7 @@ impl Worker {
             side,
             standing: flow.standing,
             lanes: [flow.lane, flow.on].map(|lane| (lane != NO_LANE).then_some(lane)),
-            worker: self.place.0,
+            worker: self.id.index,
             silent: (now.saturating_duration_since(flow.last_active), flow.idle),
         }
     }

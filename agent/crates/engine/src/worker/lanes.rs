@@ -53,7 +53,7 @@ impl LaneLogs {
 impl Worker {
     /// Asks the peer for lane `index`.
     pub(super) fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
-        let keeper = pool::keeper(self.place.0, index, self.place.1);
+        let keeper = pool::keeper(self.id.index, index, self.id.count);
         let cid = self.ids.next_for(keeper);
         let Some(session) = self.session_mut(id) else { return };
         let handle = session.handle;
@@ -92,10 +92,10 @@ impl Worker {
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
         }
-        let keeper = pool::keeper(self.place.0, offer.lane, self.place.1);
+        let keeper = pool::keeper(self.id.index, offer.lane, self.id.count);
         let local = self.ids.next_for(keeper);
         let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
-        let port = if keeper == self.place.0 {
+        let port = if keeper == self.id.index {
             LanePort::Shared(underlay, None)
         } else {
             match self.ports.iter().position(|port| *port == underlay) {
@@ -173,7 +173,7 @@ impl Worker {
             session.openings.placed(index, epoch, now);
         }
         self.tell_lanes(id, now);
-        let keeper = pool::keeper(self.place.0, index, self.place.1);
+        let keeper = pool::keeper(self.id.index, index, self.id.count);
         self.tell(keeper, Order::OpenLane(Box::new(order)), now);
         true
     }
@@ -446,7 +446,7 @@ impl Worker {
     }
 
     fn drain_at_keeper(&mut self, lane: LaneName, now: Instant) {
-        let keeper = pool::keeper(self.place.0, lane.index, self.place.1);
+        let keeper = pool::keeper(self.id.index, lane.index, self.id.count);
         self.tell(keeper, Order::DrainLane { lane }, now);
     }
 

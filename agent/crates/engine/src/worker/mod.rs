@@ -67,7 +67,7 @@ use wire::{
     clock::Clock,
     fault::{self, Fault},
     hash::{Issued, PeerMap},
-    ids::{LocalId, PeerId},
+    ids::{LocalId, PeerId, WorkerId},
     messages::Features,
     rate::Lines,
     throttle::Throttle,
@@ -219,7 +219,7 @@ pub struct Worker {
     identity: Arc<TlsIdentity>,
     instance: [u8; 16],
     /// Which worker this is, and of how many.
-    place: (u8, u8),
+    id: WorkerId,
     exchange: Arc<Exchange>,
     /// Who the peers are.
     roster: Arc<Roster>,
@@ -554,7 +554,7 @@ impl Worker {
             notes: &mut self.notes,
             outgoing: &mut self.outgoing,
             strangers: &mut self.strangers,
-            place: self.place,
+            worker: self.id,
             now,
         };
         pass(&mut downlink, &mut self.batch);

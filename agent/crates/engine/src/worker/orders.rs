@@ -41,7 +41,7 @@ pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
 impl Worker {
     /// Tells one worker; itself at once.
     pub(super) fn tell(&mut self, worker: u8, order: Order, now: Instant) {
-        if worker == self.place.0 {
+        if worker == self.id.index {
             self.obey(order, now);
         } else {
             self.exchange.post(worker, order);
@@ -50,7 +50,7 @@ impl Worker {
 
     /// Tells every worker; itself last, at once.
     pub(super) fn tell_all(&mut self, order: impl Fn() -> Order, now: Instant) {
-        self.exchange.post_others(self.place.0, &order);
+        self.exchange.post_others(self.id.index, &order);
         self.obey(order(), now);
     }
 
@@ -63,7 +63,7 @@ impl Worker {
 
     /// Does what other workers said since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
-        for order in self.exchange.take(self.place.0, &mut self.parcels) {
+        for order in self.exchange.take(self.id.index, &mut self.parcels) {
             self.unpublished = true;
             self.obey(order, now);
         }
@@ -148,14 +148,14 @@ impl Worker {
             self.link_down(id, old, now);
         }
         self.stop_dialling(id, now);
-        let plain = if wanted == 0 && owner == self.place.0 {
+        let plain = if wanted == 0 && owner == self.id.index {
             let handle = self.session_of(id).map(|session| session.handle);
             let most = handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size());
             Some(Plain::new(most))
         } else {
             None
         };
-        let pool = Pool::new(owner, self.place, wanted);
+        let pool = Pool::new(owner, self.id, wanted);
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         self.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
         let same_process = peer.instance == Some(hello.instance);
@@ -163,7 +163,7 @@ impl Worker {
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
-        let connections = if knows_streams { join::connections_for(self.place.1, hello.workers) } else { 1 };
+        let connections = if knows_streams { join::connections_for(self.id.count, hello.workers) } else { 1 };
         let takes_packets = hello.features.contains(Features::PACKETS);
         let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
@@ -234,7 +234,7 @@ impl Worker {
 
     /// The session with a peer has ended somewhere: the worker that dials it does so again.
     fn redial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping || self.dialler_of(id) != self.place.0 || !self.is_live(id) {
+        if self.stopping || self.dialler_of(id) != self.id.index || !self.is_live(id) {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -248,7 +248,7 @@ impl Worker {
 
     /// The worker that dials a peer: always the same, so that its lanes are where they were.
     pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
-        u8::try_from(id.0 % u32::from(self.place.1)).unwrap_or(0)
+        u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
     }
 
     fn set_lanes(&mut self, peer: PeerId, session: SessionId, (up, wanted): (u64, u8), now: Instant) {
@@ -357,7 +357,7 @@ impl Worker {
 
     /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
     fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
-        if self.dialler_of(id) != self.place.0 {
+        if self.dialler_of(id) != self.id.index {
             return;
         }
         let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
@@ -396,7 +396,7 @@ impl Worker {
         if peer.is_well() || self.stopping || !peer.is_live() {
             return;
         }
-        if dialler == self.place.0 {
+        if dialler == self.id.index {
             peer.dialler.hurry(now);
             if let Some(at) = peer.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);

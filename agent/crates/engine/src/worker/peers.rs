@@ -12,9 +12,14 @@ use std::{
 use config::{self, Config};
 use dataplane::{
     forward::Local,
-    relay::{DatagramRelay, Direction, DropReason},
+    relay::{DatagramRelay, Direction, DropReason, Numbering},
 };
-use wire::{ids::PeerId, messages::CloseReason, meter::Meter, throttle::Throttle};
+use wire::{
+    ids::{PeerId, WorkerId},
+    messages::CloseReason,
+    meter::Meter,
+    throttle::Throttle,
+};
 
 use crate::{
     control::dial::Dialler,
@@ -37,7 +42,7 @@ pub(super) struct PeerMaker<'a> {
     pub(super) exchange: &'a Exchange,
     pub(super) own_key: &'a [u8; 32],
     /// Which worker this is, and of how many.
-    pub(super) place: (u8, u8),
+    pub(super) worker: WorkerId,
 }
 
 impl PeerMaker<'_> {
@@ -46,7 +51,7 @@ impl PeerMaker<'_> {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
-        let endpoints = if dials(id, self.place) { peer.endpoints.clone() } else { Vec::new() };
+        let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
         self.exchange.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
         Peer {
             id,
@@ -83,8 +88,9 @@ impl PeerMaker<'_> {
     fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
         let names: Vec<Arc<str>> =
             self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        let place = (parity, self.place);
-        let mut relay = DatagramRelay::new(peer, &self.config.limits, place, self.exchange.flows(id), &names);
+        let numbering = Numbering { parity, worker: self.worker };
+        let mut relay =
+            DatagramRelay::new(peer, &self.config.limits, numbering, self.exchange.flows(id), &names);
         relay.set_oversize(&self.config.services);
         relay
     }
@@ -96,7 +102,7 @@ impl Worker {
         let place = id.0 as usize;
         let own_key = *self.identity.public_key();
         let (config, exchange) = (&*self.config, &*self.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, place: self.place };
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
         let mut made = maker.make(id, (Arc::clone(peer), origin), now);
         let deadline = made.dialler.deadline();
         match self.peers.get_mut(place) {
@@ -113,7 +119,7 @@ impl Worker {
         if let Some(at) = deadline {
             self.timers.arm(Timer::Dial(id), at);
         }
-        if self.dialler_of(id) == self.place.0 {
+        if self.dialler_of(id) == self.id.index {
             match origin {
                 Origin::Config | Origin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
@@ -154,7 +160,7 @@ impl Worker {
 
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
     pub(super) fn peer_removed(&mut self, id: PeerId, now: Instant) {
-        let dials = self.dialler_of(id) == self.place.0;
+        let dials = self.dialler_of(id) == self.id.index;
         let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|peer| peer.is_live()) else { return };
         peer.standing = Standing::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
@@ -254,7 +260,7 @@ impl Worker {
 
     /// One worker watches over each peer of open mode.
     fn expire_if_idle(&mut self, id: PeerId, now: Instant) {
-        if self.dialler_of(id) != self.place.0 {
+        if self.dialler_of(id) != self.id.index {
             return;
         }
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
@@ -288,7 +294,7 @@ impl Worker {
     fn vacate(&mut self, id: PeerId) {
         let own_key = *self.identity.public_key();
         let (config, exchange) = (&*self.config, &*self.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, place: self.place };
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
@@ -296,7 +302,7 @@ impl Worker {
         self.totals.retired.merge(id);
         self.metrics.unbind_peer(id);
         let metrics = self.metrics.registry();
-        self.roster.left(id, self.place.0, |name| {
+        self.roster.left(id, self.id.index, |name| {
             PeerMetrics::forget(&metrics, name);
             for direction in Direction::ALL {
                 PeerDirectionMetrics::forget(&metrics, name, direction.label());

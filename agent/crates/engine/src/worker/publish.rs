@@ -326,7 +326,7 @@ impl Worker {
             // What only one worker knows is published by it.
             let knows = match &peer.link {
                 Some(_) => peer.session.is_some(),
-                None => crate::worker::start::dials(peer.id, self.place),
+                None => crate::worker::start::dials(peer.id, self.id),
             };
             let takes_packets = peer.link.as_ref().is_some_and(|link| link.takes_packets);
             let most = most_mtu.filter(|_| takes_packets);
@@ -362,7 +362,7 @@ impl Worker {
         }
         let limit_reached = self.limit_reached(&sums);
         let kernel_drops = self.doors.books().kernel_drops();
-        let place = usize::from(self.place.0);
+        let place = usize::from(self.id.index);
         // Every worker knows them all.
         let known = if place == 0 { self.by_origin() } else { [0; ORIGINS.len()] };
         let lane_indices = self.lane_indices();
@@ -402,7 +402,7 @@ impl Worker {
     fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
-        let (shared, stream_bytes) = match self.place.0 {
+        let (shared, stream_bytes) = match self.id.index {
             0 => (self.refusals.at_ceilings(), self.exchange.streams().refused()),
             _ => ([0; 3], 0),
         };
@@ -468,7 +468,7 @@ impl Worker {
     }
 
     fn publish_control(&mut self) {
-        let (place, stream_memory) = (self.place.0, self.exchange.streams().taken());
+        let (place, stream_memory) = (self.id.index, self.exchange.streams().taken());
         let (totals, control, metrics) = (&self.totals, &self.control.stats, &mut self.metrics);
         let refused_keys = metrics.refused_keys.load(Ordering::Relaxed);
         let Handshakes { dialled, established, failed } = totals.handshakes;

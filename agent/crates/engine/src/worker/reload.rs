@@ -52,7 +52,7 @@ impl Worker {
         self.follow_tcp(&old, &config, now);
         self.exchange.streams().set_most(config.limits.stream_bytes);
         self.gate.set_window(config.access.clock_window);
-        self.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.place.1)));
+        self.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.id.count)));
         for handle in self.control.handles() {
             self.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
@@ -84,7 +84,7 @@ impl Worker {
             self.end_served(|peer, place| peer == id && revoked(place));
             self.offer_services(id);
         }
-        if self.dialler_of(id) == self.place.0 {
+        if self.dialler_of(id) == self.id.index {
             let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
             self.watch_dialler(id);
@@ -274,7 +274,7 @@ impl Worker {
             if let Some(mut decoys) = self.decoys.take() {
                 decoys.close_all(&mut self.doors, &mut self.strangers.stats);
             }
-            self.decoys = Decoys::of_worker(self.place.0, &self.config, now);
+            self.decoys = Decoys::of_worker(self.id.index, &self.config, now);
         }
     }
 

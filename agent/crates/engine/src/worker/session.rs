@@ -262,7 +262,7 @@ impl Worker {
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
-            workers: u16::from(self.place.1),
+            workers: u16::from(self.id.count),
             max_lanes: pool::MAX_LANES,
             max_datagram_packet: largest_packet(&self.config),
             services,
@@ -405,7 +405,7 @@ impl Worker {
         }
         let dialled = side == Side::Client;
         let wanted = if dialled {
-            let workers = (u32::from(self.place.1), u32::from(hello.workers));
+            let workers = (u32::from(self.id.count), u32::from(hello.workers));
             let configured = self.peers.get(id.0 as usize).map_or(0, |peer| peer.config.lanes);
             pool::wanted(configured, workers, u32::from(hello.max_lanes))
         } else {
@@ -419,7 +419,7 @@ impl Worker {
         let connected = Arc::new(Connected {
             peer: id,
             session,
-            owner: self.place.0,
+            owner: self.id.index,
             dialled,
             key,
             name,
@@ -442,7 +442,7 @@ impl Worker {
             self.close(handle, CloseReason::Replaced, now);
             return;
         };
-        if replaced.is_some_and(|old| old.owner == self.place.0) {
+        if replaced.is_some_and(|old| old.owner == self.id.index) {
             self.end_session(id, Some(CloseReason::Replaced), now);
         }
         self.control.established(handle, now);

@@ -27,7 +27,7 @@ use wire::{
     cid::ConnectionIds,
     clock::Clock,
     hash::PeerMap,
-    ids::{IngressId, PeerId},
+    ids::{IngressId, PeerId, WorkerId},
     messages::Features,
     rate::Lines,
     throttle::Throttle,
@@ -165,10 +165,10 @@ impl Worker {
         let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
         let Setup { seed, worker, exchange, metrics, tun, .. } = setup;
-        let place = (worker, exchange.workers());
+        let id = WorkerId { index: worker, count: exchange.workers() };
         exchange.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(own.issued().clone(), rng.random(), place.0, place.1);
+        let ids = ConnectionIds::new(own.issued().clone(), rng.random(), id.index, id.count);
         let control = endpoint::control(
             &config,
             (&identity, &own),
@@ -184,7 +184,7 @@ impl Worker {
             required: config.access.knock == config::Knock::Required,
             window: config.access.clock_window,
             table: knocks,
-            budget: Budget::new(place.1, now),
+            budget: Budget::new(id.count, now),
             clock: Arc::clone(&clock),
             crypto: tls::initial_crypto(&identity)?,
             rng: StdRng::from_seed(rng.random()),
@@ -195,7 +195,7 @@ impl Worker {
         let inbox = shell::Inbox::new(ready.clone(), inbox_token);
         exchange.join(worker, ready.clone(), inbox_token);
         let own_key = *identity.public_key();
-        let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, place };
+        let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, worker: id };
         let peers = (0..).map(PeerId).zip(&config.peers).map(|(id, peer)| {
             let named = (Arc::new(peer.clone()), peer.origin.into());
             maker.make(id, named, now)
@@ -205,7 +205,7 @@ impl Worker {
         let mut made = Self {
             identity,
             instance,
-            place,
+            id,
             exchange,
             roster,
             outgoing: Outgoing::default(),
@@ -327,7 +327,7 @@ impl Worker {
     }
 }
 
-/// Whether worker `place.0` of `place.1` dials this peer.
-pub(super) fn dials(peer: PeerId, place: (u8, u8)) -> bool {
-    peer.0 % u32::from(place.1) == u32::from(place.0)
+/// Whether `worker` dials this peer.
+pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
+    peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }

@@ -132,7 +132,7 @@ impl Worker {
     pub(super) fn note_carrier(&self, id: PeerId) {
         let takes = !self.stopping && self.carrier(id).is_some();
         if let Some(peer) = self.peers.get(id.0 as usize) {
-            peer.forwards.set_takes(self.place.0, takes);
+            peer.forwards.set_takes(self.id.index, takes);
         }
     }
 
@@ -210,7 +210,7 @@ impl Worker {
         while let Some(number) =
             self.peers.get_mut(id.0 as usize).and_then(|peer| peer.streams.plan.next(count, now))
         {
-            let keeper = pool::keeper(self.place.0, number, self.place.1);
+            let keeper = pool::keeper(self.id.index, number, self.id.count);
             let choice = self.doors.rng().random();
             let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
             let order = StreamOrder { peer: id, session: name, number, remote, key, first };

@@ -103,18 +103,18 @@ impl Worker {
             return true;
         };
         let Some(peer) = self.peers.get(id.0 as usize) else { return true };
-        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.place.0 };
+        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
         if self.carrier(id).is_none() {
-            if owner != self.place.0 && has_streams {
+            if owner != self.id.index && has_streams {
                 // It may have left them to this worker, which had a connection a moment ago.
                 self.note_carrier(id);
                 self.exchange.post(owner, Order::AcceptTcp { place });
             }
-            return owner == self.place.0;
+            return owner == self.id.index;
         }
         let less_busy =
-            self.peers.get(id.0 as usize).and_then(|peer| peer.forwards.less_busy_than(self.place.0));
+            self.peers.get(id.0 as usize).and_then(|peer| peer.forwards.less_busy_than(self.id.index));
         if let Some(other) = less_busy {
             // It may have looked when it was not the one.
             self.exchange.post(other, Order::AcceptTcp { place });
@@ -185,11 +185,11 @@ impl Worker {
             .number;
         let forwards = Arc::clone(&peer.forwards);
         let handle = self.carrier(id).ok_or(TcpRefusal::NotConnected)?;
-        if self.is_full() || !forwards.open(self.place.0, self.config.limits.tcp_streams_per_peer) {
+        if self.is_full() || !forwards.open(self.id.index, self.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
         }
         let stream = self.control.open_stream(handle).ok_or_else(|| {
-            forwards.close(self.place.0);
+            forwards.close(self.id.index);
             TcpRefusal::Limit
         })?;
         Ok((id, handle, stream, service))
@@ -218,7 +218,7 @@ impl Worker {
         let most = self.config.limits.tcp_streams_per_peer;
         let full = self.is_full()
             || !self.takes_streams(peer, handle, now)
-            || self.peers.get(peer.0 as usize).is_none_or(|state| !state.forwards.open(self.place.0, most));
+            || self.peers.get(peer.0 as usize).is_none_or(|state| !state.forwards.open(self.id.index, most));
         let mut forward = TcpForward::accepted(stream, now);
         if full {
             self.totals.tcp.refuse(TcpRefusal::Limit);
@@ -437,7 +437,7 @@ impl Worker {
         }
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
-            state.forwards.close(self.place.0);
+            state.forwards.close(self.id.index);
         }
         if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards = forwards.saturating_sub(1);
