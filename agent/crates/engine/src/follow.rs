@@ -19,7 +19,8 @@ use crate::{
 pub fn follow(
     config: Config,
     plan: &Plan,
-    (roster, exchange): (&Roster, &Exchange),
+    roster: &Roster,
+    exchange: &Exchange,
     shares: Vec<Ports>,
 ) -> Result<Arc<Config>, RosterError> {
     roster.revise(revision(&config, plan))?;

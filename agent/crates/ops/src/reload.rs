@@ -137,7 +137,7 @@ impl Running {
         }
         let changes = std::mem::take(&mut plan.changes);
         let _whole = Critical::begin();
-        let config = follow(config, &plan, (&self.roster, &self.exchange), shares)?;
+        let config = follow(config, &plan, &self.roster, &self.exchange, shares)?;
         if config.descriptors() > running.descriptors() {
             let granted = descriptors::raise_descriptor_limit(&config);
             self.exchange

@@ -108,7 +108,8 @@ impl Control {
     pub(super) fn incoming(
         &mut self,
         incoming: Incoming,
-        (underlay, local): (UnderlayId, Option<IpAddr>),
+        underlay: UnderlayId,
+        local: Option<IpAddr>,
         admission: Option<Admission>,
         now: Instant,
     ) -> bool {
@@ -118,7 +119,7 @@ impl Control {
             && self.pending.must_validate()
             && !incoming.remote_address_validated()
         {
-            self.retry(incoming, (underlay, local));
+            self.retry(incoming, underlay, local);
             return false;
         }
         // The TLS of each client is made last: it costs more than all that is asked before.
@@ -175,7 +176,7 @@ impl Control {
     }
 
     /// Asks a client to prove its address.
-    fn retry(&mut self, incoming: Incoming, (underlay, local): (UnderlayId, Option<IpAddr>)) {
+    fn retry(&mut self, incoming: Incoming, underlay: UnderlayId, local: Option<IpAddr>) {
         self.scratch.clear();
         match self.endpoint.retry(incoming, &mut self.scratch) {
             Ok(transmit) => {

@@ -167,7 +167,8 @@ impl Dialler {
     /// What is to be done now; asked again until there is nothing. Without traffic that waits, intervals grow to `slowest`.
     pub fn step(
         &mut self,
-        (traffic_waits, slowest): (bool, Duration),
+        traffic_waits: bool,
+        slowest: Duration,
         now: Instant,
         rng: &mut impl Rng,
     ) -> Option<Step> {
@@ -185,7 +186,7 @@ impl Dialler {
             }
         }
         while due(self.next) {
-            self.begin_round((traffic_waits, slowest), now, rng);
+            self.begin_round(traffic_waits, slowest, now, rng);
             let place = self.current.0;
             let target = self.targets.get_mut(place)?;
             if target.lookup.is_none() {
@@ -200,7 +201,7 @@ impl Dialler {
         None
     }
 
-    fn begin_round(&mut self, (traffic_waits, slowest): (bool, Duration), now: Instant, rng: &mut impl Rng) {
+    fn begin_round(&mut self, traffic_waits: bool, slowest: Duration, now: Instant, rng: &mut impl Rng) {
         if traffic_waits {
             self.interval = BUSY_INTERVAL;
         }

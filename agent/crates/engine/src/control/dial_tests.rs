@@ -50,7 +50,7 @@ impl Bench {
         let mut dialled = Vec::new();
         loop {
             let now = self.clock.now();
-            while let Some(step) = self.dialler.step((waiting, IDLE_INTERVAL), now, &mut self.rng) {
+            while let Some(step) = self.dialler.step(waiting, IDLE_INTERVAL, now, &mut self.rng) {
                 let address = match step {
                     Step::Dial(address) => Some(address),
                     Step::LookUp(endpoint) => self.look_up(&endpoint.host),
@@ -131,12 +131,12 @@ fn an_address_that_cannot_be_dialled_costs_no_time() {
     let mut bench = Bench::new(&["a"], &[("a", &[v6(1), v4(1)])]);
     let now = bench.clock.now();
     assert_eq!(
-        bench.dialler.step((true, IDLE_INTERVAL), now, &mut bench.rng),
+        bench.dialler.step(true, IDLE_INTERVAL, now, &mut bench.rng),
         Some(Step::LookUp(endpoint("a")))
     );
     assert_eq!(bench.look_up("a"), Some(v6(1)));
     bench.dialler.failed(now);
-    assert_eq!(bench.dialler.step((true, IDLE_INTERVAL), now, &mut bench.rng), Some(Step::Dial(v4(1))));
+    assert_eq!(bench.dialler.step(true, IDLE_INTERVAL, now, &mut bench.rng), Some(Step::Dial(v4(1))));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_keepalive_bounds_the_interval_too() {
     let (mut rounds, begin) = (Vec::new(), bench.clock.now());
     while bench.clock.now() < begin + 60 * SECOND {
         let now = bench.clock.now();
-        match bench.dialler.step((false, 4 * SECOND), now, &mut bench.rng) {
+        match bench.dialler.step(false, 4 * SECOND, now, &mut bench.rng) {
             Some(Step::LookUp(endpoint)) => {
                 bench.look_up(&endpoint.host);
                 rounds.push(now);

@@ -16,13 +16,20 @@ pub enum Finding {
     Deaf,
 }
 
-/// What a look sees.
-#[derive(Clone, Copy, Debug)]
-pub struct Look {
+/// Counts of the frames on a control connection since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameCounts {
     /// ACK frames that have come. Only they show that both directions work, and that it is the far end that speaks.
     pub acks: u64,
     /// Frames that have gone which ask for an ACK.
     pub sent: u64,
+}
+
+/// What a look sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// The frames that have come and gone on the control connection.
+    pub frames: FrameCounts,
     /// For how long nothing was heard on any lane; `None` if nothing ever was.
     pub lanes: Option<Duration>,
     /// The round-trip time.
@@ -32,8 +39,8 @@ pub struct Look {
 /// What is known of a control connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Vigil {
-    acks: u64,
-    sent: u64,
+    /// Its frames when something was last found acknowledged.
+    frames: FrameCounts,
     /// When something was last found acknowledged, and when it was last looked at.
     answered: Instant,
     looked: Instant,
@@ -46,12 +53,11 @@ pub struct Vigil {
 }
 
 impl Vigil {
-    /// A connection on which so many ACK frames have come and frames that ask for one have gone.
+    /// A connection on which these frames have come and gone.
     #[must_use]
-    pub fn new((acks, sent): (u64, u64), now: Instant) -> Self {
+    pub fn new(frames: FrameCounts, now: Instant) -> Self {
         Self {
-            acks,
-            sent,
+            frames,
             answered: now,
             looked: now,
             waits: false,
@@ -67,13 +73,13 @@ impl Vigil {
     /// lanes have to be heard before it is deaf. Both times are known to two looks.
     pub fn look(&mut self, seen: Look, patience: Duration, now: Instant) -> Finding {
         let interval = now.saturating_duration_since(self.looked);
-        if seen.acks != self.acks {
-            *self = Self::new((seen.acks, seen.sent), now);
+        if seen.frames.acks != self.frames.acks {
+            *self = Self::new(seen.frames, now);
             return Finding::Answers;
         }
         self.looked = now;
         if !self.waits {
-            self.waits = seen.sent != self.sent;
+            self.waits = seen.frames.sent != self.frames.sent;
             return if self.waits { Finding::Waits } else { Finding::Answers };
         }
         let heard = seen.lanes.is_some_and(|silence| silence < interval.max(seen.rtt * 2));
@@ -112,10 +118,11 @@ mod tests {
     /// the lanes were not heard.
     fn findings(looks: &[(u32, u64, u64, Option<Duration>)]) -> Vec<Finding> {
         let mut now = ManualClock::new(Duration::ZERO).now();
-        let mut vigil = Vigil::new((10, 10), now);
+        let mut vigil = Vigil::new(FrameCounts { acks: 10, sent: 10 }, now);
         let look = |&(seconds, acks, sent, lanes): &_| {
             now += SECOND * seconds;
-            vigil.look(Look { acks, sent, lanes, rtt: SECOND / 10 }, PATIENCE, now)
+            let frames = FrameCounts { acks, sent };
+            vigil.look(Look { frames, lanes, rtt: SECOND / 10 }, PATIENCE, now)
         };
         looks.iter().map(look).collect()
     }

@@ -22,7 +22,7 @@ use net::{
 use quic_core::{ConnectionId, OpenError};
 use wire::{
     context::{Context, FlowNumber, Header},
-    ids::{LocalId, PeerId, WorkerId},
+    ids::{LaneRef, LocalId, PeerId, WorkerId},
 };
 
 use crate::{
@@ -92,7 +92,7 @@ pub struct Notes {
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
-    pub(super) confirm: Vec<(PeerId, u8, FlowNumber)>,
+    pub(super) confirm: Vec<(LaneRef, FlowNumber)>,
     /// Where the last payload went; forgotten between batches and whenever a flow may have changed.
     recent: Option<Recent>,
 }
@@ -100,8 +100,8 @@ pub struct Notes {
 /// Where the payloads of a flow go. Most of a batch belongs to the flow of the payload before.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
-    peer: PeerId,
-    lane: u8,
+    /// The lane that it came on.
+    lane: LaneRef,
     /// What precedes its payloads.
     header: Header,
     way: Way,
@@ -182,14 +182,15 @@ impl Downlink<'_> {
 
     /// Confirms the openings of a batch.
     fn confirm(&mut self) {
-        while let Some((peer, lane, number)) = self.notes.confirm.pop() {
-            self.say(peer, lane, Context::Confirmed(number));
+        while let Some((lane, number)) = self.notes.confirm.pop() {
+            self.say(lane, Context::Confirmed(number));
         }
     }
 
-    /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection (then `lane` is
-    /// 0), or another worker received them on lane `lane`.
-    pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
+    /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection, which
+    /// counts as lane 0, or another worker received them on `lane`.
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, lane: LaneRef) {
+        let peer = lane.peer;
         self.notes.recent = None;
         self.notes.work.frames(batch.len());
         let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
@@ -199,7 +200,7 @@ impl Downlink<'_> {
             if late && self.expired(batch.buffer(slot), peer) {
                 continue;
             }
-            self.frame(batch, slot, range, (peer, lane));
+            self.frame(batch, slot, range, lane);
         }
         self.confirm();
     }
@@ -282,8 +283,7 @@ impl Downlink<'_> {
                 return;
             }
         };
-        let addresses = (meta.source, meta.local);
-        let begun = self.control.datagram(underlay, addresses, meta.ecn, (datagram, admission), self.now);
+        let begun = self.control.datagram(underlay, &meta, datagram, admission, self.now);
         if let Some(admission) = admission.filter(|_| !begun) {
             self.gate.handshake_ended(&admission);
         }
@@ -322,7 +322,8 @@ impl Downlink<'_> {
         self.notes.work.frames(ranges.len());
         let (challenge, response, number) =
             (opened.path_challenge, opened.path_response, opened.packet_number);
-        let (peer, index) = (slot.peer, slot.index);
+        let peer = slot.peer;
+        let lane = LaneRef { peer, lane: slot.index };
         slot.came_by(&origins.path, (number, place.len()), || self.doors.random_bytes(), self.now);
         if let Some(data) = response
             && slot.on_path_response(data, self.now)
@@ -347,9 +348,9 @@ impl Downlink<'_> {
                 rest = after;
                 continue;
             }
-            match self.run(batch, origins.slot, rest, (peer, index)) {
+            match self.run(batch, origins.slot, rest, lane) {
                 0 => {
-                    self.frame(batch, origins.slot, first.clone(), (peer, index));
+                    self.frame(batch, origins.slot, first.clone(), lane);
                     rest = after;
                 }
                 taken => rest = &rest[taken..],
@@ -387,17 +388,17 @@ impl Downlink<'_> {
         true
     }
 
-    /// Takes as many of the frames at `ranges` as are datagrams of the flow of the payload before and of one length; returns
-    /// how many. They end up end to end: one piece for the kernel.
+    /// Takes as many of the frames at `ranges`, which came on `lane`, as are datagrams of the flow of the payload before and of
+    /// one length; returns how many. They end up end to end: one piece for the kernel.
     #[inline]
     fn run(
         &mut self,
         batch: &mut ReceiveBatch,
         slot: usize,
         ranges: &[Range<usize>],
-        (peer, lane): (PeerId, u8),
+        lane: LaneRef,
     ) -> usize {
-        let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is_of(peer, lane)) else {
+        let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.lane == lane) else {
             return 0;
         };
         let (header, Some(first)) = (recent.header.as_slice(), ranges.first()) else { return 0 };
@@ -418,7 +419,7 @@ impl Downlink<'_> {
             return 0;
         }
         (recent.slot, recent.end) = (slot, end);
-        let way = recent.way;
+        let (way, peer) = (recent.way, lane.peer);
         if let Some(state) = self.peers.get_mut(peer.0 as usize) {
             state.relay.downlink.receive(count as u64, (end - start) as u64);
             state.relay.stats.downlink_bytes += (end - start) as u64;
@@ -437,14 +438,9 @@ impl Downlink<'_> {
         count
     }
 
-    /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
-    fn frame(
-        &mut self,
-        batch: &mut ReceiveBatch,
-        slot: usize,
-        range: Range<usize>,
-        (peer, lane): (PeerId, u8),
-    ) {
+    /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot` and came on `lane`.
+    fn frame(&mut self, batch: &mut ReceiveBatch, slot: usize, range: Range<usize>, lane: LaneRef) {
+        let peer = lane.peer;
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
@@ -463,7 +459,7 @@ impl Downlink<'_> {
             && let Some(worker) = keeper(&state.relay, context, self.worker)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
-            self.outgoing.frame(worker, (peer, lane), payload, *batch.meta(slot), data);
+            self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);
             return;
         }
         let account = &mut state.relay.downlink;
@@ -477,27 +473,27 @@ impl Downlink<'_> {
                 match known {
                     Some(flow) => {
                         let end = payload.end;
-                        let way = self.deliver((peer, lane), flow, slot, payload);
+                        let way = self.deliver(lane, flow, slot, payload);
                         let header = Context::Flow { number, payload_at: 0 }.encode();
-                        self.notes.recent = way.map(|way| Recent { peer, lane, header, way, slot, end });
+                        self.notes.recent = way.map(|way| Recent { lane, header, way, slot, end });
                     }
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
-                        self.say_unknown(peer, lane, number);
+                        self.say_unknown(lane, number);
                     }
                 }
             }
             Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
                 let bytes = range.start + payload_at..range.end;
                 let cutting = Cutting { number, datagram, total, offset };
-                self.piece(batch, (slot, bytes), (peer, lane), cutting, known);
+                self.piece(batch, slot, bytes, lane, cutting, known);
             }
             Some(Context::Open { number, service, payload_at }) => {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
-                match self.opened(peer, lane, number, service) {
+                match self.opened(lane, number, service) {
                     Ok(flow) => {
-                        self.deliver((peer, lane), flow, slot, payload);
+                        self.deliver(lane, flow, slot, payload);
                     }
                     Err(reason) => self.drop(peer, reason),
                 }
@@ -505,7 +501,7 @@ impl Downlink<'_> {
             Some(Context::OpenEmpty { number, service }) => {
                 state.relay.stats.count_received(&Context::OpenEmpty { number, service });
                 // A refusal has been sent; there is no datagram to count.
-                let _refused = self.opened(peer, lane, number, service).is_err();
+                let _refused = self.opened(lane, number, service).is_err();
             }
             Some(
                 message @ (Context::Confirmed(_)
@@ -528,29 +524,24 @@ impl Downlink<'_> {
     }
 
     /// Lists a payload for delivery to its flow's socket, and says where that is.
-    fn deliver(
-        &mut self,
-        (peer, lane): (PeerId, u8),
-        id: FlowId,
-        slot: usize,
-        payload: Range<usize>,
-    ) -> Option<Way> {
-        let way = self.way_to((peer, lane), id)?;
-        self.peers.get_mut(peer.0 as usize)?.relay.stats.downlink_bytes += payload.len() as u64;
-        self.list(peer, &way, slot, payload);
+    fn deliver(&mut self, lane: LaneRef, id: FlowId, slot: usize, payload: Range<usize>) -> Option<Way> {
+        let way = self.way_to(lane, id)?;
+        self.peers.get_mut(lane.peer.0 as usize)?.relay.stats.downlink_bytes += payload.len() as u64;
+        self.list(lane.peer, &way, slot, payload);
         Some(way)
     }
 
     /// Where the payloads of a flow go, one of which has come on `lane`: it is confirmed, if it was not yet.
     #[inline]
-    pub(super) fn way_to(&mut self, (peer, lane): (PeerId, u8), id: FlowId) -> Option<Way> {
+    pub(super) fn way_to(&mut self, lane: LaneRef, id: FlowId) -> Option<Way> {
+        let peer = lane.peer;
         let state = self.peers.get_mut(peer.0 as usize)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
         let way = match flow.origin {
             Origin::Upstream { socket, service } => {
                 // Answers take the lane that the flow came by.
-                flow.lane = lane;
+                flow.lane = lane.lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
                 Way { socket, destination: None, source: None, burst }
             }
@@ -576,7 +567,7 @@ impl Downlink<'_> {
         }
     }
 
-    pub(super) fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
+    pub(super) fn say(&mut self, LaneRef { peer, lane }: LaneRef, message: Context) {
         if let Some(mut uplink) = self.uplink(peer) {
             // What finds no room is said again when the peer repeats its opening or its datagram.
             uplink.say(lane, message);
@@ -584,11 +575,11 @@ impl Downlink<'_> {
     }
 
     /// Says that a flow is not known, unless the peer has heard that too often of late.
-    pub(super) fn say_unknown(&mut self, peer: PeerId, lane: u8, number: FlowNumber) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+    pub(super) fn say_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
+        let Some(state) = self.peers.get_mut(lane.peer.0 as usize) else { return };
         if state.allowances.answers.take(1, self.now) {
             self.notes.work.charge(work::ANSWER);
-            self.say(peer, lane, Context::Unknown(number));
+            self.say(lane, Context::Unknown(number));
         }
     }
 
@@ -612,13 +603,6 @@ impl Downlink<'_> {
         self.underlays.packet(self.lanes, origins.underlay, &origins.path, most, now, |lanes, tail| {
             lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
         });
-    }
-}
-
-impl Recent {
-    #[inline]
-    fn is_of(&self, peer: PeerId, lane: u8) -> bool {
-        self.peer == peer && self.lane == lane
     }
 }
 

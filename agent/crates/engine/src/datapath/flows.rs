@@ -3,7 +3,7 @@
 use dataplane::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
-    ids::{PeerId, WorkerId},
+    ids::{LaneRef, PeerId, WorkerId},
 };
 
 use crate::datapath::{downlink::Downlink, work};
@@ -12,11 +12,11 @@ impl Downlink<'_> {
     /// The flow of an opening, which comes to be if this is its first.
     pub(super) fn opened(
         &mut self,
-        peer: PeerId,
-        lane: u8,
+        lane: LaneRef,
         number: FlowNumber,
         service: ServiceNumber,
     ) -> Result<FlowId, DropReason> {
+        let peer = lane.peer;
         let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
         if state.relay.flows.is_ours(number) {
             // The peer opens flows in the other half of the numbers only.
@@ -25,7 +25,7 @@ impl Downlink<'_> {
         let result = match state.relay.flows.of_number(number) {
             Some(flow) => Ok(flow),
             None => {
-                let accepted = self.accept(peer, lane, number, service);
+                let accepted = self.accept(lane, number, service);
                 if accepted.is_err()
                     && let Some(state) = self.peers.get(peer.0 as usize)
                 {
@@ -36,14 +36,14 @@ impl Downlink<'_> {
         };
         match result {
             Ok(flow) => {
-                let confirmation = (peer, lane, number);
+                let confirmation = (lane, number);
                 if self.notes.confirm.last() != Some(&confirmation) {
                     self.notes.confirm.push(confirmation);
                 }
                 Ok(flow)
             }
             Err(Unopened::Refused(refusal, reason)) => {
-                self.say(peer, lane, Context::Refused(number, refusal));
+                self.say(lane, Context::Refused(number, refusal));
                 Err(reason)
             }
             Err(Unopened::TooFast) => Err(DropReason::FlowRate),
@@ -53,8 +53,7 @@ impl Downlink<'_> {
     /// Accepts a flow: a socket of its own to the service.
     fn accept(
         &mut self,
-        peer: PeerId,
-        lane: u8,
+        LaneRef { peer, lane }: LaneRef,
         number: FlowNumber,
         service: ServiceNumber,
     ) -> Result<FlowId, Unopened> {

@@ -19,11 +19,14 @@ use ip::{
 use net::ReceiveBatch;
 use wire::{
     context::{Context, Header},
-    ids::PeerId,
+    ids::{LaneRef, PeerId},
 };
 
 use crate::{
-    datapath::uplink::{Uplink, Way},
+    datapath::{
+        segments::{CountedHeader, Marks, Segments},
+        uplink::{Uplink, Way},
+    },
     peer::Peer,
     worker::Outgoing,
 };
@@ -76,51 +79,53 @@ impl IpUplink<'_> {
             if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
             }
-            if self.fragments((packet, &view), vnet, (peer, mtu)) {
+            if self.fragments(packet, &view, vnet, peer, mtu) {
                 return Some(peer);
             }
         }
-        self.carry((packet, &view), vnet, (peer, most))
+        self.carry(packet, &view, vnet, peer, most)
     }
 
     /// Cuts IPv4 packets that are too large, if their sender allows that, and takes the fragments; false if nothing was done.
     #[inline]
     fn fragments(
         &mut self,
-        (packet, view): (&mut [u8], &IpView),
+        packet: &mut [u8],
+        view: &IpView,
         vnet: &VnetHeader,
-        to: (PeerId, u16),
+        peer: PeerId,
+        mtu: u16,
     ) -> bool {
-        if view.dont_fragment || view.len <= usize::from(to.1) {
+        if view.dont_fragment || view.len <= usize::from(mtu) {
             return false;
         }
         // A fragment cannot be completed: its checksum is in another one.
         let Ok(cut) = Cut::new(vnet, packet, view, false) else { return false };
-        if cut.largest() <= usize::from(to.1) {
+        if cut.largest() <= usize::from(mtu) {
             return false;
         }
         let mut whole = std::mem::take(&mut self.tun.whole);
         for index in 0..cut.count() {
             whole.clear();
             cut.append(index, &mut whole);
-            self.fragment(&mut whole, to);
+            self.fragment(&mut whole, peer, mtu);
         }
         self.tun.whole = whole;
         true
     }
 
     /// Takes one packet, in fragments if it is too large.
-    fn fragment(&mut self, packet: &mut [u8], (peer, mtu): (PeerId, u16)) {
+    fn fragment(&mut self, packet: &mut [u8], peer: PeerId, mtu: u16) {
         let Ok(view) = IpView::parse(packet) else { return self.drop(TunDrop::Malformed) };
         let Some(fragments) = Fragments::new(packet, &view, mtu) else {
-            self.carry((packet, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            self.carry(packet, &view, &VnetHeader::default(), peer, Some(mtu));
             return;
         };
         let mut fragment = std::mem::take(&mut self.tun.fragment);
         for index in 0..fragments.count() {
             fragments.write(index, &mut fragment);
             if let Ok(view) = IpView::parse(&fragment) {
-                self.carry((&mut fragment, &view), &VnetHeader::default(), (peer, Some(mtu)));
+                self.carry(&mut fragment, &view, &VnetHeader::default(), peer, Some(mtu));
             }
         }
         self.tun.fragment = fragment;
@@ -129,9 +134,11 @@ impl IpUplink<'_> {
     /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
     fn carry(
         &mut self,
-        (packet, view): (&mut [u8], &IpView),
+        packet: &mut [u8],
+        view: &IpView,
         vnet: &VnetHeader,
-        (peer, most): (PeerId, Option<u16>),
+        peer: PeerId,
+        most: Option<u16>,
     ) -> Option<PeerId> {
         let state = self.peers.get_mut(peer.0 as usize)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
@@ -186,7 +193,7 @@ impl IpUplink<'_> {
 impl Uplink<'_> {
     /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
-        let (header, marks) = (context(class), (class.tos, self.age()));
+        let (header, marks) = (context(class), Marks { tos: class.tos, age: self.age() });
         let lane = self.stripe(class.bucket);
         let sent = if self.relay.queue.is_empty() {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
@@ -214,7 +221,7 @@ impl Uplink<'_> {
         &mut self,
         lane: u8,
         header: Header,
-        (data, segment): (&[u8], usize),
+        Segments { data, segment }: Segments<'_>,
         tos: u8,
     ) {
         let payloads = Payloads::new(header.as_slice(), data, segment, tos);
@@ -236,7 +243,7 @@ impl Uplink<'_> {
 
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
-        let (header, marks) = (context(class), (class.tos, self.age()));
+        let (header, marks) = (context(class), Marks { tos: class.tos, age: self.age() });
         let given = class
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
@@ -244,7 +251,8 @@ impl Uplink<'_> {
         let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
         let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
         self.seal_packets(lane, &payloads, |outgoing, worker, place| {
-            outgoing.payloads(worker, place, (header, counted), (data, segment), marks);
+            let header = CountedHeader { header, counted };
+            outgoing.payloads(worker, place, header, Segments { data, segment }, marks);
         })
     }
 
@@ -254,12 +262,12 @@ impl Uplink<'_> {
         &mut self,
         lane: u8,
         payloads: &Payloads<'_>,
-        hand_over: impl FnOnce(&mut Outgoing, u8, (PeerId, u8)),
+        hand_over: impl FnOnce(&mut Outgoing, u8, LaneRef),
     ) -> usize {
         let Some(way) = self.way(lane) else { return 0 };
         let count = payloads.count();
-        if let Way::Worker(worker, lane) = way {
-            hand_over(self.outgoing, worker, (self.peer, lane));
+        if let Way::Worker { worker, lane } = way {
+            hand_over(self.outgoing, worker, LaneRef { peer: self.peer, lane });
             self.relay.uplink.handed_over += count as u64;
             return count;
         }

@@ -46,6 +46,7 @@ mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
 mod pieces;
+pub mod segments;
 pub mod shares;
 pub mod uplink;
 pub mod work;

@@ -10,11 +10,12 @@ use dataplane::{
 use net::ReceiveBatch;
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM},
-    ids::PeerId,
+    ids::{LaneRef, PeerId},
 };
 
 use crate::datapath::{
     downlink::Downlink,
+    segments::{CountedHeader, Segments},
     uplink::{TooLarge, Uplink, Way},
 };
 
@@ -107,7 +108,8 @@ impl Uplink<'_> {
     /// is to be remembered of it if it has to wait.
     pub(super) fn go_on(
         &mut self,
-        (way, number): (Way, FlowNumber),
+        way: Way,
+        number: FlowNumber,
         data: &[u8],
         begun: Option<Begun>,
         left: usize,
@@ -142,15 +144,17 @@ impl Uplink<'_> {
         *self.too_large = Some(TooLarge { size, most, wanted });
     }
 
-    /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to the worker that keeps lane `lane`: each by
+    /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to `worker`, which keeps the lane: each by
     /// itself, under a number of its own if it has to be cut there.
     pub(super) fn hand_over_large(
         &mut self,
-        (worker, lane): (u8, u8),
+        worker: u8,
+        lane: u8,
         number: FlowNumber,
-        (data, segment): (&[u8], usize),
+        Segments { data, segment }: Segments<'_>,
         mut begun: Option<Begun>,
     ) {
+        let lane = LaneRef { peer: self.peer, lane };
         for datagram in data.chunks(segment.max(1)) {
             let begun = begun.take();
             let Some(new) = self.cutting(number, datagram) else {
@@ -161,9 +165,9 @@ impl Uplink<'_> {
             let cutting =
                 Cutting { datagram: name, offset: u16::try_from(offset).unwrap_or(u16::MAX), ..new };
             let rest = datagram.get(offset..).unwrap_or_default();
-            let header = cutting.header();
-            let marks = (self.tos, self.age());
-            self.outgoing.payloads(worker, (self.peer, lane), (header, 1), (rest, rest.len()), marks);
+            let header = CountedHeader { header: cutting.header(), counted: 1 };
+            let rest = Segments { data: rest, segment: rest.len() };
+            self.outgoing.payloads(worker, lane, header, rest, self.marks());
             self.relay.uplink.handed_over += 1;
         }
     }
@@ -189,15 +193,17 @@ impl Uplink<'_> {
 }
 
 impl Downlink<'_> {
-    /// Takes a piece, whose bytes lie at `bytes` of the buffer in `slot`, of a flow that is `known` here or unknown.
+    /// Takes a piece, whose bytes lie at `bytes` of the buffer in `slot` and came on `lane`, of a flow that is `known` here or unknown.
     pub(super) fn piece(
         &mut self,
         batch: &ReceiveBatch,
-        (slot, bytes): (usize, Range<usize>),
-        (peer, lane): (PeerId, u8),
+        slot: usize,
+        bytes: Range<usize>,
+        lane: LaneRef,
         cutting: Cutting,
         known: Option<FlowId>,
     ) {
+        let peer = lane.peer;
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         state.relay.stats.reassembled.1 += 1;
         let Cutting { number, datagram, total, offset } = cutting;
@@ -206,11 +212,11 @@ impl Downlink<'_> {
             if offset == 0 {
                 state.relay.downlink.receive(1, bytes.len() as u64);
                 state.relay.downlink.drop(DropReason::UnknownFlow, 1);
-                self.say_unknown(peer, lane, number);
+                self.say_unknown(lane, number);
             }
             return;
         };
-        let Some(way) = self.way_to((peer, lane), flow) else { return };
+        let Some(way) = self.way_to(lane, flow) else { return };
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let relay = &mut state.relay;
         let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };

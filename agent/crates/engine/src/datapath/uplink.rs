@@ -14,10 +14,17 @@ use dataplane::{
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
-    ids::{IngressId, LocalId, PeerId},
+    ids::{IngressId, LaneRef, LocalId, PeerId},
 };
 
-use crate::{datapath::pieces::Cutting, peer::Link, worker::Outgoing};
+use crate::{
+    datapath::{
+        pieces::Cutting,
+        segments::{CountedHeader, Marks, Segments},
+    },
+    peer::Link,
+    worker::Outgoing,
+};
 
 /// What the uplink of one peer needs.
 pub struct Uplink<'a> {
@@ -71,8 +78,13 @@ pub(super) enum Way {
     Lane(LaneId),
     /// The control connection: standard mode.
     Plain,
-    /// The worker that keeps a lane, and the lane's index; in standard mode, the owner of the control connection.
-    Worker(u8, u8),
+    /// Another worker, which keeps a lane; in standard mode, the owner of the control connection.
+    Worker {
+        /// The index of the worker.
+        worker: u8,
+        /// The index of the lane, 0 in standard mode.
+        lane: u8,
+    },
 }
 
 /// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
@@ -90,7 +102,8 @@ impl Uplink<'_> {
     pub fn ingress(
         &mut self,
         batch: &ReceiveBatch,
-        (socket, ingress): (LocalId, IngressId),
+        socket: LocalId,
+        ingress: IngressId,
         limits: &Limits,
         new_flows: &mut NewFlows,
     ) {
@@ -209,9 +222,11 @@ impl Uplink<'_> {
         let Some(way) = self.way(index) else { return false };
         let header = message.encode();
         let sent = match way {
-            Way::Worker(worker, lane) => {
-                let marks = (self.tos, Duration::ZERO);
-                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), (&[], 1), marks);
+            Way::Worker { worker, lane } => {
+                let lane = LaneRef { peer: self.peer, lane };
+                let header = CountedHeader { header, counted: 0 };
+                let marks = Marks { tos: self.tos, age: Duration::ZERO };
+                self.outgoing.payloads(worker, lane, header, Segments { data: &[], segment: 1 }, marks);
                 true
             }
             Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
@@ -263,20 +278,22 @@ impl Uplink<'_> {
             // The far end has forgotten the flow, and what came of the datagram with it.
             begun = None;
         }
-        if let Way::Worker(worker, lane) = way {
+        if let Way::Worker { worker, lane } = way {
+            let segments = Segments { data, segment };
             // Smaller ones fit into any packet.
             if segment >= LEAST_PIECE && self.may_fragment(&origin) {
                 match standing {
                     Standing::Opening => self.await_confirmation(id, data, segment),
                     Standing::Confirmed | Standing::Refused => {
-                        self.hand_over_large((worker, lane), number, (data, segment), begun);
+                        self.hand_over_large(worker, lane, number, segments, begun);
                     }
                 }
                 return all;
             }
             let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
-            let marks = (self.tos, self.age());
-            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), marks);
+            let lane = LaneRef { peer: self.peer, lane };
+            let header = CountedHeader { header, counted };
+            self.outgoing.payloads(worker, lane, header, segments, self.marks());
             self.relay.uplink.handed_over += u64::from(counted);
             return all;
         }
@@ -285,7 +302,7 @@ impl Uplink<'_> {
             let rest = data.get(place * segment..).unwrap_or_default();
             if begun.is_some() {
                 let first = &rest[..rest.len().min(segment)];
-                begun = self.go_on((way, number), first, begun, datagrams - place);
+                begun = self.go_on(way, number, first, begun, datagrams - place);
                 if begun.is_some() {
                     return (place, begun);
                 }
@@ -311,7 +328,7 @@ impl Uplink<'_> {
                         return all;
                     }
                     if pieces {
-                        begun = self.go_on((way, number), &rest[..size], None, datagrams - place);
+                        begun = self.go_on(way, number, &rest[..size], None, datagrams - place);
                         if begun.is_some() {
                             return (place, begun);
                         }
@@ -327,25 +344,25 @@ impl Uplink<'_> {
         all
     }
 
-    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` since it came
-    /// to this host. `counted` of the datagrams are in an account.
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps.
     pub fn take_over(
         &mut self,
-        (index, waited): (u8, Duration),
-        (header, counted): (Header, u32),
-        (data, segment): (&[u8], usize),
-        tos: u8,
+        index: u8,
+        CountedHeader { header, counted }: CountedHeader,
+        segments: Segments<'_>,
+        Marks { tos, age }: Marks,
     ) {
+        let Segments { data, segment } = segments;
         self.relay.uplink.taken_over += u64::from(counted);
-        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
-        if counted > 0 && waited > self.relay.queue.time_limit() {
+        self.arrived = self.now.checked_sub(age).unwrap_or(self.now);
+        if counted > 0 && age > self.relay.queue.time_limit() {
             self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
             return;
         }
         let way = self.way(index).filter(|way| match way {
             Way::Lane(_) | Way::Plain => true,
             // It has gone round once: the lane went down meanwhile.
-            Way::Worker(..) => false,
+            Way::Worker { .. } => false,
         });
         let Some(way) = way else {
             self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
@@ -353,7 +370,7 @@ impl Uplink<'_> {
         };
         let context = Context::decode(header.as_slice());
         if let Some(Context::Packet { .. }) = context {
-            return self.take_over_packets(index, header, (data, segment), tos);
+            return self.take_over_packets(index, header, segments, tos);
         }
         if let Some(Context::Piece { number, datagram, total, offset, .. }) = context {
             return self.take_over_large(way, Cutting { number, datagram, total, offset }, data, tos);
@@ -384,7 +401,9 @@ impl Uplink<'_> {
                         let counted = u32::try_from(left).unwrap_or(u32::MAX);
                         self.relay.uplink.handed_over += left;
                         let age = self.age();
-                        self.outgoing.returned(keeper, self.peer, (header, counted), (rest, segment), age);
+                        let header = CountedHeader { header, counted };
+                        let segments = Segments { data: rest, segment };
+                        self.outgoing.returned(keeper, self.peer, header, segments, age);
                         return;
                     }
                     self.drop_too_large(size, most, false);
@@ -401,8 +420,8 @@ impl Uplink<'_> {
     pub fn take_back(
         &mut self,
         waited: Duration,
-        (header, counted): (Header, u32),
-        (data, segment): (&[u8], usize),
+        CountedHeader { header, counted }: CountedHeader,
+        Segments { data, segment }: Segments<'_>,
     ) {
         self.relay.uplink.taken_over += u64::from(counted);
         self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
@@ -419,16 +438,22 @@ impl Uplink<'_> {
         self.now.saturating_duration_since(self.arrived)
     }
 
+    /// What goes along with a run of payloads that have no traffic class of their own.
+    pub(super) fn marks(&self) -> Marks {
+        Marks { tos: self.tos, age: self.age() }
+    }
+
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
     #[inline]
     pub(super) fn way(&self, index: u8) -> Option<Way> {
         let link = self.link.as_deref()?;
         if link.standard {
-            return Some(if link.plain.is_some() { Way::Plain } else { Way::Worker(link.pool.owner(), 0) });
+            let owner = Way::Worker { worker: link.pool.owner(), lane: 0 };
+            return Some(if link.plain.is_some() { Way::Plain } else { owner });
         }
         Some(match link.pool.pick(self.lanes, index)? {
             Place::Here(lane) => Way::Lane(lane),
-            Place::There(worker, lane) => Way::Worker(worker, lane),
+            Place::There(worker, lane) => Way::Worker { worker, lane },
         })
     }
 
@@ -437,7 +462,7 @@ impl Uplink<'_> {
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
             (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived),
-            (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
+            (Way::Plain, None) | (Way::Worker { .. }, _) => (0, Err(PushError::NotUp)),
         }
     }
 
@@ -461,7 +486,7 @@ impl Uplink<'_> {
                 let since = if frame.payload.is_empty() { self.now } else { self.arrived };
                 plain.push(frame, since)
             }
-            (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
+            (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }
     }
 
@@ -480,7 +505,7 @@ impl Uplink<'_> {
                 Some(slot) => slot.index,
                 None => return,
             },
-            Way::Worker(_, index) => index,
+            Way::Worker { lane, .. } => lane,
             Way::Plain => return,
         };
         let Some(flow) = self.relay.flows.get_mut(id) else { return };

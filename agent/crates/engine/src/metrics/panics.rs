@@ -6,12 +6,13 @@ use prometheus::{
 };
 use wire::panics::{self, Part};
 
-use crate::metrics::process::labelled_counters;
+use crate::metrics::process::{LabelledFamily, labelled_counters};
 
-const NAME: &str = "culvert_panics_total";
-const HELP: &str =
-    "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.";
-const LABEL: &str = "part";
+const PANICS: LabelledFamily = LabelledFamily {
+    name: "culvert_panics_total",
+    label: "part",
+    help: "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.",
+};
 
 /// Has a value for each part, also before its first panic.
 pub(super) struct PanicCollector {
@@ -20,8 +21,7 @@ pub(super) struct PanicCollector {
 
 impl PanicCollector {
     pub(super) fn new() -> Result<Self, prometheus::Error> {
-        let desc = Desc::new(NAME.to_owned(), HELP.to_owned(), vec![LABEL.to_owned()], Default::default())?;
-        Ok(Self { desc })
+        Ok(Self { desc: PANICS.desc()? })
     }
 }
 
@@ -34,6 +34,6 @@ impl Collector for PanicCollector {
     fn collect(&self) -> Vec<proto::MetricFamily> {
         let counts = Part::ALL.into_iter().zip(panics::counts());
         let values = counts.map(|(part, count)| (part.label().to_owned(), count as f64));
-        vec![labelled_counters((NAME, LABEL, HELP), values)]
+        vec![labelled_counters(&PANICS, values)]
     }
 }

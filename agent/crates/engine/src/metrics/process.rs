@@ -9,11 +9,28 @@ use prometheus::{
 
 /// CPU time by the names of threads: a worker's is `culvert-` and its number. Those that look up names come and go, and have
 /// other names.
-const THREADS: (&str, &str, &str) = (
-    "culvert_process_thread_cpu_seconds_total",
-    "thread",
-    "User and system CPU time of the agent's own threads; culvert-0 is the first worker.",
-);
+const THREADS: LabelledFamily = LabelledFamily {
+    name: "culvert_process_thread_cpu_seconds_total",
+    label: "thread",
+    help: "User and system CPU time of the agent's own threads; culvert-0 is the first worker.",
+};
+
+/// A family of counters with one label.
+pub(super) struct LabelledFamily {
+    /// The name of the family.
+    pub(super) name: &'static str,
+    /// The name of its label.
+    pub(super) label: &'static str,
+    /// The help text of the family.
+    pub(super) help: &'static str,
+}
+
+impl LabelledFamily {
+    /// What the registry is told of the family.
+    pub(super) fn desc(&self) -> Result<Desc, prometheus::Error> {
+        Desc::new(self.name.to_owned(), self.help.to_owned(), vec![self.label.to_owned()], Default::default())
+    }
+}
 
 /// One family of [`ProcessCollector`].
 pub(super) struct Family {
@@ -91,8 +108,7 @@ impl ProcessCollector {
             Desc::new(family.name.to_owned(), family.help.to_owned(), Vec::new(), Default::default())
         };
         let mut descs = PROCESS_FAMILIES.iter().map(desc).collect::<Result<Vec<_>, _>>()?;
-        let (name, label, help) = THREADS;
-        descs.push(Desc::new(name.to_owned(), help.to_owned(), vec![label.to_owned()], Default::default())?);
+        descs.push(THREADS.desc()?);
         Ok(Self { descs })
     }
 }
@@ -106,19 +122,19 @@ impl Collector for ProcessCollector {
         let Ok(process) = Process::read() else { return Vec::new() };
         let mut families: Vec<_> =
             PROCESS_FAMILIES.iter().map(|family| family_of(family, (family.value)(&process))).collect();
-        families.extend(threads().ok().map(|threads| labelled_counters(THREADS, threads.into_iter())));
+        families.extend(threads().ok().map(|threads| labelled_counters(&THREADS, threads.into_iter())));
         families
     }
 }
 
-/// A family of counters with one label: its name, label and help, and each label value with its count.
+/// The counters of a family: each label value with its count.
 pub(super) fn labelled_counters(
-    (name, label, help): (&str, &str, &str),
+    family: &LabelledFamily,
     values: impl Iterator<Item = (String, f64)>,
 ) -> proto::MetricFamily {
     let metric = |(labelled, value): (String, f64)| {
         let mut pair = proto::LabelPair::default();
-        pair.set_name(label.to_owned());
+        pair.set_name(family.label.to_owned());
         pair.set_value(labelled);
         let mut counter = proto::Counter::default();
         counter.set_value(value);
@@ -128,8 +144,8 @@ pub(super) fn labelled_counters(
         metric
     };
     let mut out = proto::MetricFamily::default();
-    out.set_name(name.to_owned());
-    out.set_help(help.to_owned());
+    out.set_name(family.name.to_owned());
+    out.set_help(family.help.to_owned());
     out.set_field_type(proto::MetricType::COUNTER);
     out.set_metric(values.map(metric).collect());
     out

@@ -14,7 +14,13 @@ use dataplane::{
 };
 use net::{UdpRole, UdpSocket, stats::Booked};
 use quic_core::LaneStats;
-use wire::{context::Context, ids::PeerId, messages::MessageError, meter::Meter, panics::lock};
+use wire::{
+    context::Context,
+    ids::{LaneRef, PeerId},
+    messages::MessageError,
+    meter::Meter,
+    panics::lock,
+};
 
 use crate::{
     control::Traffic,
@@ -79,8 +85,8 @@ pub(super) struct RetiredLanes {
 }
 
 impl RetiredLanes {
-    pub(super) fn add(&mut self, (peer, index): (PeerId, u8), stats: &LaneStats) {
-        let (place, index) = (peer.0 as usize, usize::from(index));
+    pub(super) fn add(&mut self, LaneRef { peer, lane }: LaneRef, stats: &LaneStats) {
+        let (place, index) = (peer.0 as usize, usize::from(lane));
         if self.by_peer.len() <= place {
             self.by_peer.resize_with(place + 1, LaneStats::default);
         }

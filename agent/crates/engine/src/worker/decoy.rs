@@ -118,9 +118,11 @@ impl Decoys {
     /// Adds a stranger's datagram to what its socket is to send.
     fn forward(
         &mut self,
-        (stranger, ecn): (Stranger, u8),
+        stranger: Stranger,
+        ecn: u8,
         datagram: &[u8],
-        (doors, stats): (&mut Doors, &mut DecoyStats),
+        doors: &mut Doors,
+        stats: &mut DecoyStats,
         now: Instant,
     ) {
         let admitted = match self.flows.admit(stranger, datagram, now) {
@@ -281,7 +283,7 @@ impl Worker {
             let stats = &mut self.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Stranger { source: meta.source, port, local: meta.local };
-                decoys.forward((stranger, meta.ecn), datagram, (&mut self.doors, &mut *stats), now);
+                decoys.forward(stranger, meta.ecn, datagram, &mut self.doors, stats, now);
             }
             decoys.flush(stats);
             if let Some(at) = decoys.flows.deadline() {

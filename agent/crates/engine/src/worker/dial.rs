@@ -57,7 +57,7 @@ impl Worker {
         let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
         // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
         let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
-        peer.dialler.step((waiting, slowest), now, self.doors.rng())
+        peer.dialler.step(waiting, slowest, now, self.doors.rng())
     }
 
     fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {

@@ -65,14 +65,31 @@ impl tls::ClientKeys for Guest {
     }
 }
 
+/// What the endpoint of a worker is made from, besides the configuration.
+pub(super) struct EndpointParts<'a> {
+    /// The certificate that this agent presents.
+    pub(super) identity: &'a Arc<tls::TlsIdentity>,
+    /// The keys of this agent besides its certificate, of which the endpoint takes that of Retry tokens.
+    pub(super) own: &'a Arc<Own>,
+    /// The source of the worker's connection IDs.
+    pub(super) ids: &'a ConnectionIds,
+    /// The peers that may connect.
+    pub(super) roster: &'a Arc<Roster>,
+    /// The list that refused clients are added to.
+    pub(super) refusals: &'a Arc<Refusals>,
+    /// What all workers of the agent share.
+    pub(super) exchange: &'a Arc<Exchange>,
+    /// The metrics of the worker.
+    pub(super) metrics: &'a publish::Publisher,
+    /// The clock of the agent.
+    pub(super) clock: &'a Arc<dyn Clock + Send + Sync>,
+    /// The random bytes that the endpoint's own keys are made from.
+    pub(super) seed: [u8; 32],
+}
+
 /// The endpoint of a worker.
-pub(super) fn control(
-    config: &Config,
-    (identity, own): (&Arc<tls::TlsIdentity>, &Arc<Own>),
-    (ids, roster, refusals, exchange): (&ConnectionIds, &Arc<Roster>, &Arc<Refusals>, &Arc<Exchange>),
-    metrics: &publish::Publisher,
-    (clock, seed): (&Arc<dyn Clock + Send + Sync>, [u8; 32]),
-) -> Result<Control, StartError> {
+pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Control, StartError> {
+    let &EndpointParts { identity, own, ids, roster, refusals, exchange, metrics, clock, seed } = parts;
     let generator = ids.clone();
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
     let endpoint =
@@ -93,7 +110,7 @@ pub(super) fn control(
         };
         let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-        let transport = captured(transport, (roster, exchange), clock);
+        let transport = captured(transport, roster, exchange, clock);
         let (identity, roster, refusals, clock) =
             (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
@@ -118,7 +135,8 @@ pub(super) fn control(
 /// Makes the transport of each connection; that of a peer that an operator looks at is recorded.
 fn captured(
     transport: impl Fn() -> TransportConfig + 'static,
-    (roster, exchange): (&Arc<Roster>, &Arc<Exchange>),
+    roster: &Arc<Roster>,
+    exchange: &Arc<Exchange>,
     clock: &Arc<dyn Clock + Send + Sync>,
 ) -> OwnTransport {
     let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));

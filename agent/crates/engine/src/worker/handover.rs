@@ -14,9 +14,15 @@ use std::{
 
 use ip::cut::Cut;
 use net::batch::Meta;
-use wire::{context::Header, ids::PeerId};
+use wire::{
+    context::Header,
+    ids::{LaneRef, PeerId},
+};
 
-use crate::worker::mailbox::Party;
+use crate::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    worker::mailbox::Party,
+};
 
 /// A parcel takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
@@ -73,6 +79,13 @@ pub(super) struct Piece {
     counted_bytes: usize,
     /// The traffic class of the packets that are to carry them.
     pub(super) tos: u8,
+}
+
+impl Piece {
+    /// What precedes its payloads, and how many of them an account counts.
+    pub(super) fn counted_header(&self) -> CountedHeader {
+        CountedHeader { header: self.header.unwrap_or_default(), counted: self.counted }
+    }
 }
 
 /// A batch on its way to another worker.
@@ -170,12 +183,12 @@ impl Outgoing {
         self.add(to, Kind::Strangers { port }, piece, data);
     }
 
-    /// The content of a DATAGRAM frame for the worker `to`, that came on lane `lane`; `payload` is how many of its bytes are a
+    /// The content of a DATAGRAM frame for the worker `to`, that came on this lane; `payload` is how many of its bytes are a
     /// datagram, if it carries one.
     pub(crate) fn frame(
         &mut self,
         to: u8,
-        (peer, lane): (PeerId, u8),
+        LaneRef { peer, lane }: LaneRef,
         payload: Option<usize>,
         meta: Meta,
         data: &[u8],
@@ -186,29 +199,28 @@ impl Outgoing {
         self.add(to, Kind::Frames { peer, lane }, piece, data);
     }
 
-    /// Payloads for lane `lane`, which the worker `to` keeps: `counted` of `segment` bytes, the last at most, that came to this
-    /// host `age` ago.
+    /// Payloads for a lane that the worker `to` keeps.
     pub(crate) fn payloads(
         &mut self,
         to: u8,
-        (peer, lane): (PeerId, u8),
-        (header, counted): (Header, u32),
-        (data, segment): (&[u8], usize),
-        (tos, age): (u8, Duration),
+        LaneRef { peer, lane }: LaneRef,
+        CountedHeader { header, counted }: CountedHeader,
+        Segments { data, segment }: Segments<'_>,
+        Marks { tos, age }: Marks,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
     }
 
-    /// IP packets for lane `lane`, which the worker `to` keeps, that came to this host `age` ago.
+    /// IP packets for a lane that the worker `to` keeps.
     pub(crate) fn packets(
         &mut self,
         to: u8,
-        (peer, lane): (PeerId, u8),
+        LaneRef { peer, lane }: LaneRef,
         header: Header,
         cut: &Cut<'_>,
-        (tos, age): (u8, Duration),
+        Marks { tos, age }: Marks,
     ) {
         let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
         let meta = Meta { len, segment: segment.max(1), age, ..Meta::EMPTY };
@@ -221,14 +233,14 @@ impl Outgoing {
         });
     }
 
-    /// Payloads of a flow that the worker `to` keeps, which did not fit beside `header` and came to
+    /// Payloads of a flow that the worker `to` keeps, which did not fit beside the header and came to
     /// this host `age` ago.
     pub(crate) fn returned(
         &mut self,
         to: u8,
         peer: PeerId,
-        (header, counted): (Header, u32),
-        (data, segment): (&[u8], usize),
+        CountedHeader { header, counted }: CountedHeader,
+        Segments { data, segment }: Segments<'_>,
         age: Duration,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };

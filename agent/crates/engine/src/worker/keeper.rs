@@ -6,7 +6,7 @@ use config::Profile;
 use dataplane::lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId};
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
-use wire::ids::{PeerId, SessionId};
+use wire::ids::{LaneRef, PeerId, SessionRef};
 
 use crate::{
     capture::Phase,
@@ -58,12 +58,13 @@ impl Worker {
         self.lanes.touch(id);
         let old = self.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
-            self.replace_lane((peer, session, index), old, now);
+            self.replace_lane(order.name, old, now);
         }
     }
 
-    /// A lane has been replaced: if it works it carries payloads until the one in its place does.
-    fn replace_lane(&mut self, (peer, session, index): (PeerId, SessionId, u8), old: LaneId, now: Instant) {
+    /// The lane `old` has been replaced: if it works it carries payloads until the one in its place does.
+    fn replace_lane(&mut self, by: LaneName, old: LaneId, now: Instant) {
+        let LaneName { peer, session, index, .. } = by;
         let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
         match self.link_named(peer, session) {
             Some(link) if works => link.pool.keep_former(index, old),
@@ -287,7 +288,7 @@ impl Worker {
             if self.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
                 self.tell_owner(lane, Order::FormerGone { lane }, now);
             }
-            self.totals.retired.add((slot.peer, slot.index), slot.core.stats());
+            self.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             self.release_underlay(slot.underlay);
         }
     }
@@ -303,7 +304,12 @@ impl Worker {
     }
 
     /// The largest packet to a peer has changed.
-    pub(super) fn set_budget(&mut self, (peer, session): (PeerId, SessionId), bytes: usize, now: Instant) {
+    pub(super) fn set_budget(
+        &mut self,
+        SessionRef { peer, session }: SessionRef,
+        bytes: usize,
+        now: Instant,
+    ) {
         let Some(link) = self.link_named(peer, session) else { return };
         let before = std::mem::replace(&mut link.budget, bytes);
         if bytes < before {

@@ -11,7 +11,7 @@ use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
-    ids::{PeerId, SessionId},
+    ids::{PeerId, SessionId, SessionRef},
     messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
     throttle::Throttle,
 };
@@ -48,6 +48,15 @@ impl LaneLogs {
         let [refused, closed, unvalidated, ended, silent, socket] = std::array::from_fn(|_| brake());
         Self { refused, closed, unvalidated, ended, silent, socket }
     }
+}
+
+/// The connection IDs of a lane.
+#[derive(Clone, Copy, Debug)]
+struct LaneCids {
+    /// The connection ID of packets that come to us.
+    local: ConnectionId,
+    /// The connection ID of packets that we send.
+    remote: ConnectionId,
 }
 
 impl Worker {
@@ -103,8 +112,8 @@ impl Worker {
                 None => return,
             }
         };
-        let cids = (local, ConnectionId(offer.connection_id));
-        if self.place_lane(id, (offer.lane, offer.epoch), cids, port, now) {
+        let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
+        if self.place_lane(id, offer.lane, offer.epoch, cids, port, now) {
             // Its keeper has heard of it before its first packet can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
             self.control.send(handle, &Message::LaneAccept(answer));
@@ -131,16 +140,17 @@ impl Worker {
             0 => LanePort::Shared(connection.underlay(), Some(remote)),
             _ => LanePort::Dial(remote),
         };
-        let cids = (opening.local_cid, ConnectionId(offer.connection_id));
-        self.place_lane(id, (opening.index, opening.epoch), cids, port, now);
+        let cids = LaneCids { local: opening.local_cid, remote: ConnectionId(offer.connection_id) };
+        self.place_lane(id, opening.index, opening.epoch, cids, port, now);
     }
 
     /// Tells its keeper to keep a lane, with the keys that both ends derive from the control connection.
     fn place_lane(
         &mut self,
         id: PeerId,
-        (index, epoch): (u8, u64),
-        (local_cid, remote_cid): (ConnectionId, ConnectionId),
+        index: u8,
+        epoch: u64,
+        cids: LaneCids,
         port: LanePort,
         now: Instant,
     ) -> bool {
@@ -160,8 +170,8 @@ impl Worker {
         }
         let order = LaneOrder {
             name: LaneName { peer: id, session, index, epoch },
-            local_cid,
-            remote_cid,
+            local_cid: cids.local,
+            remote_cid: cids.remote,
             suite,
             secrets: LaneSecrets(secrets),
             initial_rtt: quinn.rtt(),
@@ -349,7 +359,8 @@ impl Worker {
     pub(super) fn lane_is_silent(
         &mut self,
         lane: LaneName,
-        (silence, limit): (Duration, Duration),
+        silence: Duration,
+        limit: Duration,
         now: Instant,
     ) {
         let Some(session) = self.session_named(lane.peer, lane.session) else { return };
@@ -378,7 +389,7 @@ impl Worker {
             }
             return;
         }
-        self.doubt((lane.peer, lane.session), Doubt::Silent, true, now);
+        self.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true, now);
     }
 
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
@@ -433,7 +444,7 @@ impl Worker {
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
         if silence >= limit && self.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
-            self.doubt((id, name), Doubt::Silent, true, now);
+            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true, now);
         }
     }
 

@@ -592,7 +592,7 @@ impl Worker {
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
-                uplink.ingress(&self.batch, (id, ingress), &self.config.limits, &mut new_flows);
+                uplink.ingress(&self.batch, id, ingress, &self.config.limits, &mut new_flows);
                 for flow in new_flows {
                     self.watch_flow(peer, flow, now);
                 }

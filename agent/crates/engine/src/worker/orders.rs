@@ -12,13 +12,16 @@ use dataplane::{
 use gate::decoy::DecoyDrop;
 use net::batch::Meta;
 use wire::{
-    ids::{PeerId, SessionId},
+    ids::{LaneRef, PeerId, SessionId, SessionRef},
     join,
     messages::{CloseReason, Features},
 };
 
 use crate::{
-    datapath::downlink::Received,
+    datapath::{
+        downlink::Received,
+        segments::{Marks, Segments},
+    },
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     worker::{
         Timer, Worker,
@@ -84,10 +87,14 @@ impl Worker {
             }
             Order::OpenLane(order) => self.open_lane(&order, now),
             Order::DrainLane { lane } => self.drain_named(lane, now),
-            Order::LanesUp { peer, session, up, wanted } => self.set_lanes(peer, session, (up, wanted), now),
-            Order::Budget { peer, session, bytes } => self.set_budget((peer, session), bytes, now),
+            Order::LanesUp { peer, session, up, wanted } => {
+                self.set_lanes(SessionRef { peer, session }, up, wanted, now)
+            }
+            Order::Budget { peer, session, bytes } => {
+                self.set_budget(SessionRef { peer, session }, bytes, now)
+            }
             Order::Doubt { peer, session, doubt, holds } => {
-                self.set_doubt((peer, session), doubt, holds, now);
+                self.set_doubt(SessionRef { peer, session }, doubt, holds, now);
             }
             Order::Services { peer, session, services } => {
                 if self.link_named(peer, session).is_some()
@@ -104,7 +111,7 @@ impl Worker {
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
             Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
             Order::FormerGone { lane } => self.former_gone(lane, now),
-            Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, (silence, limit), now),
+            Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, silence, limit, now),
             Order::AskForLife { peer, session } => {
                 if self.link_named(peer, session).is_some() {
                     self.ask_for_life(peer);
@@ -251,7 +258,7 @@ impl Worker {
         u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
     }
 
-    fn set_lanes(&mut self, peer: PeerId, session: SessionId, (up, wanted): (u64, u8), now: Instant) {
+    fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8, now: Instant) {
         let Some(link) = self.link_named(peer, session) else { return };
         let more = up & !link.pool.up != 0;
         let wider = wanted != link.pool.wanted;
@@ -291,7 +298,7 @@ impl Worker {
     /// The owner finds that something speaks against a session, or no longer does.
     pub(super) fn doubt(
         &mut self,
-        (peer, session): (PeerId, SessionId),
+        SessionRef { peer, session }: SessionRef,
         doubt: Doubt,
         holds: bool,
         now: Instant,
@@ -308,10 +315,11 @@ impl Worker {
 
     /// The owner learns that a peer is heard: it is silent no more.
     pub(super) fn heard(&mut self, peer: PeerId, session: SessionId, now: Instant) {
-        self.doubt((peer, session), Doubt::Silent, false, now);
+        self.doubt(SessionRef { peer, session }, Doubt::Silent, false, now);
     }
 
-    fn set_doubt(&mut self, (id, session): (PeerId, SessionId), doubt: Doubt, holds: bool, now: Instant) {
+    fn set_doubt(&mut self, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
+        let SessionRef { peer: id, session } = of;
         let Some(link) = self.link_named(id, session) else { return };
         *link.doubts.of(doubt) = holds;
         let is_well = !link.doubts.any();
@@ -451,19 +459,19 @@ impl Worker {
             }
             let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
-                Kind::Packets { port } => self.take_packets((&parcel, waited), port, now),
+                Kind::Packets { port } => self.take_packets(&parcel, waited, port, now),
                 Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches((&parcel, waited), |worker| {
-                        worker.downlink(now, |downlink, batch| downlink.frames(batch, peer, lane));
+                    self.take_batches(&parcel, waited, |worker| {
+                        worker
+                            .downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane }));
                     });
                 }
                 Kind::Returned { peer } => {
                     if let Some(mut uplink) = self.uplink(peer, now) {
                         for (piece, data) in parcel.pieces() {
-                            let header = piece.header.unwrap_or_default();
-                            let run = (data, piece.meta.segment);
-                            uplink.take_back(waited + piece.meta.age, (header, piece.counted), run);
+                            let run = Segments { data, segment: piece.meta.segment };
+                            uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
                         }
                     }
                     self.watch_queue(peer, now);
@@ -471,10 +479,9 @@ impl Worker {
                 Kind::Payloads { peer, lane } => {
                     if let Some(mut uplink) = self.uplink(peer, now) {
                         for (piece, data) in parcel.pieces() {
-                            let header = piece.header.unwrap_or_default();
-                            let run = (data, piece.meta.segment);
-                            let waited = waited + piece.meta.age;
-                            uplink.take_over((lane, waited), (header, piece.counted), run, piece.tos);
+                            let run = Segments { data, segment: piece.meta.segment };
+                            let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };
+                            uplink.take_over(lane, piece.counted_header(), run, marks);
                         }
                     }
                     self.report_too_large(peer, now);
@@ -502,16 +509,16 @@ impl Worker {
         true
     }
 
-    fn take_packets(&mut self, parcel: (&Parcel, Duration), port: usize, now: Instant) {
+    fn take_packets(&mut self, parcel: &Parcel, waited: Duration, port: usize, now: Instant) {
         let Some(underlay) = self.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
-        self.take_batches(parcel, |worker| {
+        self.take_batches(parcel, waited, |worker| {
             worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
         });
     }
 
     /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, (parcel, waited): (&Parcel, Duration), mut pass: impl FnMut(&mut Self)) {
+    fn take_batches(&mut self, parcel: &Parcel, waited: Duration, mut pass: impl FnMut(&mut Self)) {
         self.batch.clear();
         for (piece, data) in parcel.pieces() {
             if self.batch.len() == self.batch.slots() {

@@ -47,7 +47,7 @@ pub(super) struct PeerMaker<'a> {
 
 impl PeerMaker<'_> {
     /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(&self, id: PeerId, (peer, origin): (Arc<config::Peer>, Origin), now: Instant) -> Peer {
+    pub(super) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: Origin, now: Instant) -> Peer {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
@@ -103,7 +103,7 @@ impl Worker {
         let own_key = *self.identity.public_key();
         let (config, exchange) = (&*self.config, &*self.exchange);
         let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
-        let mut made = maker.make(id, (Arc::clone(peer), origin), now);
+        let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
         match self.peers.get_mut(place) {
             Some(old) => {

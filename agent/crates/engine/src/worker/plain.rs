@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dataplane::relay::{DropReason, Settlement};
 use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
-use wire::ids::PeerId;
+use wire::ids::{LaneRef, PeerId};
 
 use crate::{control::transport::DATAGRAM_BUFFER_BYTES, worker::Worker};
 
@@ -129,7 +129,7 @@ impl Worker {
                 break;
             }
             taken += self.batch.len() as u64;
-            self.downlink(now, |downlink, batch| downlink.frames(batch, peer, 0));
+            self.downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane: 0 }));
         }
         // Without any there was nothing that could make others give way.
         let lost = if taken > 0 { self.control.frames_taken(handle, taken) } else { 0 };

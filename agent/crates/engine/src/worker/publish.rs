@@ -349,7 +349,7 @@ impl Worker {
                 handles.totals.queue_limit_age.set(peer.config.queue.time.as_secs_f64());
             }
             let remote = control.map(|connection| connection.path().destination);
-            let rest = snapshot(peer, stats, (*up, rtt, remote), now);
+            let rest = snapshot(peer, stats, *up, rtt, remote, now);
             snapshots.push(PeerSnapshot {
                 streams,
                 inner_mtu: mtu,
@@ -665,7 +665,9 @@ impl PeerHandles {
 fn snapshot(
     peer: &Peer,
     lanes: &LaneStats,
-    (lanes_up, rtt, remote): (usize, Option<Duration>, Option<SocketAddr>),
+    lanes_up: usize,
+    rtt: Option<Duration>,
+    remote: Option<SocketAddr>,
     now: Instant,
 ) -> PeerSnapshot {
     let oldest = peer.relay.oldest();

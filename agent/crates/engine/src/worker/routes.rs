@@ -147,7 +147,8 @@ impl Worker {
     pub(super) fn control_moved(
         &mut self,
         handle: ConnectionHandle,
-        (from, to): (SocketAddr, SocketAddr),
+        from: SocketAddr,
+        to: SocketAddr,
         now: Instant,
     ) {
         self.totals.path_moves[1] += 1;

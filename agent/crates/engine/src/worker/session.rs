@@ -115,7 +115,7 @@ impl Worker {
             Event::Stream(stream) => self.stream_ready(handle, stream),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
             Event::Mtu => self.mtu_changed(handle, now),
-            Event::Moved { from, to } => self.control_moved(handle, (from, to), now),
+            Event::Moved { from, to } => self.control_moved(handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.log_overflow(handle, now);
@@ -294,7 +294,7 @@ impl Worker {
         let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Join(join) if !established && side == Side::Server => {
-                self.join_asked(handle, (peer, key), join, now);
+                self.join_asked(handle, peer, key, join, now);
             }
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
@@ -306,7 +306,7 @@ impl Worker {
                     let answer = self.hello(peer, None);
                     self.control.send(handle, &answer);
                 }
-                self.establish(peer, (handle, side, key), hello, now);
+                self.establish(peer, handle, side, key, hello, now);
             }
             // Before its hello, or of a connection that another one has replaced meanwhile.
             _ if !established => self.out_of_order(handle, now),
@@ -395,7 +395,9 @@ impl Worker {
     fn establish(
         &mut self,
         id: PeerId,
-        (handle, side, key): (ConnectionHandle, Side, [u8; 32]),
+        handle: ConnectionHandle,
+        side: Side,
+        key: [u8; 32],
         hello: Hello,
         now: Instant,
     ) {
@@ -475,7 +477,7 @@ impl Worker {
         }
         let openings = Openings::new(wanted);
         let stats = self.control.quinn(handle).map(|quinn| quinn.stats());
-        let counts = stats.map_or((0, 0), |stats| vigil::counts(&stats));
+        let frames = stats.map(|stats| vigil::counts(&stats)).unwrap_or_default();
         peer.session = Some(Session {
             id: session,
             handle,
@@ -487,7 +489,7 @@ impl Worker {
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
             told: None,
-            vigil: Vigil::new(counts, now),
+            vigil: Vigil::new(frames, now),
             laneless_since: Some(now),
             forwards: 0,
         });

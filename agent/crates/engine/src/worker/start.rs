@@ -35,7 +35,9 @@ use crate::{
     tunnel::Board,
     worker::{
         Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-        Worker, books, decoy, endpoint, number,
+        Worker, books, decoy,
+        endpoint::{self, EndpointParts},
+        number,
         peers::PeerMaker,
         shell,
         sources::Sources,
@@ -165,10 +167,17 @@ impl Worker {
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), id.index, id.count);
         let control = endpoint::control(
             &config,
-            (&identity, &own),
-            (&ids, &roster, &refusals, &exchange),
-            &metrics,
-            (&clock, rng.random()),
+            &EndpointParts {
+                identity: &identity,
+                own: &own,
+                ids: &ids,
+                roster: &roster,
+                refusals: &refusals,
+                exchange: &exchange,
+                metrics: &metrics,
+                clock: &clock,
+                seed: rng.random(),
+            },
         )?;
         let gate = Gate::new(GateSetup {
             own: Arc::clone(&own),
@@ -190,10 +199,10 @@ impl Worker {
         exchange.join(worker, ready.clone(), inbox_token);
         let own_key = *identity.public_key();
         let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, worker: id };
-        let peers = (0..).map(PeerId).zip(&config.peers).map(|(id, peer)| {
-            let named = (Arc::new(peer.clone()), peer.origin.into());
-            maker.make(id, named, now)
-        });
+        let peers = (0..)
+            .map(PeerId)
+            .zip(&config.peers)
+            .map(|(id, peer)| maker.make(id, Arc::new(peer.clone()), peer.origin.into(), now));
         let peers: Vec<Peer> = peers.collect();
         let tun = tun_side(tun, &mut doors, &config, &peers, now)?;
         let mut made = Self {

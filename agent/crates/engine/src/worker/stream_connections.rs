@@ -28,7 +28,7 @@ use wire::{
 use crate::{
     control::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
-        vigil::{Finding, Look, Vigil},
+        vigil::{Finding, FrameCounts, Look, Vigil},
     },
     worker::{
         Timer, Worker,
@@ -112,7 +112,7 @@ impl Worker {
 
     /// Whether a stream connection has answered since the session was replaced.
     fn outlived(&self, stream: &StreamConnection) -> bool {
-        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).0);
+        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).acks);
         stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
     }
 
@@ -122,7 +122,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         for stream in &mut peer.streams.all {
             if let Some(quinn) = self.control.quinn(stream.handle) {
-                stream.asked = Some(counts(&quinn.stats()).0);
+                stream.asked = Some(counts(&quinn.stats()).acks);
                 quinn.ping();
             }
         }
@@ -307,7 +307,8 @@ impl Worker {
     pub(super) fn join_asked(
         &mut self,
         handle: ConnectionHandle,
-        (id, key): (PeerId, [u8; 32]),
+        id: PeerId,
+        key: [u8; 32],
         join: Join,
         now: Instant,
     ) {
@@ -559,8 +560,7 @@ impl Worker {
     fn care_for(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
         let quinn = self.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let (acks, sent) = counts(&stats);
-        let seen = Look { acks, sent, lanes: self.exchange.silence(id, now), rtt };
+        let seen = Look { frames: counts(&stats), lanes: self.exchange.silence(id, now), rtt };
         let stream = self.peers.get_mut(id.0 as usize)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
@@ -622,7 +622,7 @@ fn stream_connection(
         since: now,
         forwards: 0,
         idle_since: None,
-        vigil: Vigil::new((0, 0), now),
+        vigil: Vigil::new(FrameCounts::default(), now),
         told: None,
         asked: None,
     }

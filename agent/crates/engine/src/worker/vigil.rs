@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use dataplane::lanes::LaneId;
 use quinn_proto::ConnectionStats;
 use wire::{
-    ids::{PeerId, SessionId},
+    ids::{PeerId, SessionId, SessionRef},
     messages::Message,
 };
 
 use crate::{
-    control::vigil::{Finding, Look},
+    control::vigil::{Finding, FrameCounts, Look},
     peer::Doubt,
     worker::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE},
 };
@@ -35,8 +35,7 @@ impl Worker {
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
         let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else { return };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let (acks, sent) = counts(&stats);
-        let seen = Look { acks, sent, lanes: self.exchange.silence(id, now), rtt };
+        let seen = Look { frames: counts(&stats), lanes: self.exchange.silence(id, now), rtt };
         let Some(session) = self.session_mut(id) else { return };
         let waited = session.vigil.waits();
         let finding = session.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now);
@@ -56,7 +55,7 @@ impl Worker {
         // As long as for an opening that is not answered: it may have gone just when the handshake was complete.
         let limit = LEAST_SILENCE.max(rtt * 6);
         if since.is_some_and(|since| answered.min(now.saturating_duration_since(since)) >= limit) {
-            self.doubt((id, name), Doubt::Silent, true, now);
+            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true, now);
             return;
         }
         let is_silent = self.link_named(id, name).is_some_and(|link| link.doubts.silent);
@@ -65,9 +64,9 @@ impl Worker {
             self.tell_all(|| Order::AskForLife { peer: id, session: name }, now);
         }
         match finding {
-            Finding::Answers => self.doubt((id, name), Doubt::Deaf, false, now),
+            Finding::Answers => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false, now),
             Finding::Waits => {}
-            Finding::Deaf => self.doubt((id, name), Doubt::Deaf, true, now),
+            Finding::Deaf => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true, now),
         }
     }
 
@@ -105,7 +104,7 @@ impl Worker {
         if let Some(quinn) = self.control.quinn(handle) {
             quinn.ping();
         }
-        self.doubt((peer, name), Doubt::Deaf, true, now);
+        self.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true, now);
     }
 
     /// Asks a peer for a sign of life on all that its session has.
@@ -145,9 +144,10 @@ impl Worker {
     }
 }
 
-/// ACK frames that have come, and frames that have gone which ask for one: a packet with an ACK alone is never acknowledged.
-pub(super) fn counts(stats: &ConnectionStats) -> (u64, u64) {
+/// The frames that have come and gone on a connection. A packet with an ACK alone is never acknowledged.
+pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     let sent = &stats.frame_tx;
     let asking = sent.ping + sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
-    (stats.frame_rx.acks, asking + sent.max_data + sent.max_stream_data + sent.path_challenge)
+    let sent = asking + sent.max_data + sent.max_stream_data + sent.path_challenge;
+    FrameCounts { acks: stats.frame_rx.acks, sent }
 }

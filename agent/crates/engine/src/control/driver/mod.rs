@@ -16,12 +16,7 @@
 //! The endpoint never answers a stranger by itself: whatever quinn-proto would send without a connection (version
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
 
-use std::{
-    collections::HashSet,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 use config::CongestionControl;
@@ -30,7 +25,7 @@ use dataplane::{
     relay::{Settlement, Settlements},
 };
 use gate::admission::Admission;
-use net::Path;
+use net::{Path, batch::Meta};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
@@ -389,18 +384,18 @@ impl Control {
         Some(handle)
     }
 
-    /// Takes a datagram that the gate let through and that is no lane's. If it is the first of a handshake, `admission`
-    /// says whose; false then if none began.
+    /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. If it is the first of a
+    /// handshake, `admission` says whose; false then if none began.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
-        (remote, local): (SocketAddr, Option<IpAddr>),
-        ecn: u8,
-        (data, admission): (&[u8], Option<Admission>),
+        meta: &Meta,
+        data: &[u8],
+        admission: Option<Admission>,
         now: Instant,
     ) -> bool {
         self.scratch.clear();
-        let ecn = EcnCodepoint::from_bits(ecn);
+        let (remote, local, ecn) = (meta.source, meta.local, EcnCodepoint::from_bits(meta.ecn));
         match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
@@ -414,7 +409,7 @@ impl Control {
                 }
             }
             Some(DatagramEvent::NewConnection(incoming)) => {
-                return self.incoming(incoming, (underlay, local), admission, now);
+                return self.incoming(incoming, underlay, local, admission, now);
             }
             Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
             None => self.stats.unroutable += 1,

@@ -344,7 +344,7 @@ impl World {
         let mut plan = plan(&agent.config, config);
         let changes = std::mem::take(&mut plan.changes);
         if let Some(config) = plan.config.take() {
-            let config = follow(config, &plan, (&agent.roster, &agent.exchange), Vec::new())?;
+            let config = follow(config, &plan, &agent.roster, &agent.exchange, Vec::new())?;
             agent.config = config;
         }
         Ok(changes)

@@ -268,13 +268,13 @@ impl Network {
             tapped.push(Tapped { from, to, tos: datagram.tos, payload: datagram.payload.to_vec() });
         }
         match self.paths.get(&(datagram.from.ip(), to.ip())).copied() {
-            Some(path) => self.pass(path, (from, to), datagram),
-            None => self.pass_weather((from, to), datagram),
+            Some(path) => self.pass(path, from, to, datagram),
+            None => self.pass_weather(from, to, datagram),
         }
         Verdict::Drop
     }
 
-    fn pass_weather(&mut self, (from, to): (SocketAddr, SocketAddr), datagram: &Datagram<'_>) {
+    fn pass_weather(&mut self, from: SocketAddr, to: SocketAddr, datagram: &Datagram<'_>) {
         let weather = Rc::clone(&self.weather);
         let rules = weather.borrow();
         let between_agents = [from, to].iter().all(|end| self.agents.contains(&end.ip()));
@@ -284,10 +284,10 @@ impl Network {
         }
         let mark = rules.mark.filter(|_| between_agents);
         let tos = mark.map_or(datagram.tos, |ecn| datagram.tos & !0b11 | ecn);
-        self.send(rules.delay, (from, to), tos, datagram.payload.to_vec());
+        self.send(rules.delay, from, to, tos, datagram.payload.to_vec());
     }
 
-    fn pass(&mut self, path: NetworkPath, (from, to): (SocketAddr, SocketAddr), datagram: &Datagram<'_>) {
+    fn pass(&mut self, path: NetworkPath, from: SocketAddr, to: SocketAddr, datagram: &Datagram<'_>) {
         if path.is_cut || datagram.payload.len() > path.most_bytes || self.happens(path.loss) {
             return;
         }
@@ -306,7 +306,7 @@ impl Network {
             };
             let delay = path.delay + late;
             match path.bottleneck {
-                None => self.send(delay, (from, to), datagram.tos, payload),
+                None => self.send(delay, from, to, datagram.tos, payload),
                 Some(BottleneckId(id)) => {
                     let bytes = payload.len() + header_bytes(to);
                     let content = Carried { from, to, payload, delay };
@@ -321,7 +321,7 @@ impl Network {
         of_thousand > 0 && self.rng.random_range(0..1000) < of_thousand
     }
 
-    fn send(&mut self, delay: Duration, (from, to): (SocketAddr, SocketAddr), tos: u8, payload: Vec<u8>) {
+    fn send(&mut self, delay: Duration, from: SocketAddr, to: SocketAddr, tos: u8, payload: Vec<u8>) {
         let arrives = self.clock.now() + delay;
         self.transfer(InTransit { arrives, order: 0, from, to, tos, payload, passed: None });
     }

@@ -5,11 +5,18 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use dataplane::relay::DropReason;
 use gate::identity::Identity;
 use net::batch::Meta;
-use wire::{clock::Clock, context::Context, ids::PeerId};
+use wire::{
+    clock::Clock,
+    context::Context,
+    ids::{LaneRef, PeerId},
+};
 
-use crate::worker::{
-    Outgoing,
-    tests::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered},
+use crate::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    worker::{
+        Outgoing,
+        tests::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered},
+    },
 };
 
 /// Workers of the entry and of the exit, and `lanes` of the dialler.
@@ -342,7 +349,7 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
     let peer = &pair.world.agent(entry).workers[0].peers[0];
     let (process, number) = (peer.process(), peer.relay.flows.iter().next().unwrap().2.number);
     let header = Context::Flow { number, payload_at: 0 }.encode();
-    let place = (PeerId(0), 0);
+    let lane = LaneRef { peer: PeerId(0), lane: 0 };
     let mut hand = |fill: &dyn Fn(&mut Outgoing), process: u64| {
         let mut outgoing = Outgoing::default();
         fill(&mut outgoing);
@@ -360,12 +367,14 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
         (came, dropped(DropReason::Expired), dropped(DropReason::UnknownFlow))
     };
     let frame = [header.as_slice(), b"answer"].concat();
-    let frames = |out: &mut Outgoing| out.frame(0, place, Some(6), Meta::EMPTY, &frame);
+    let frames = |out: &mut Outgoing| out.frame(0, lane, Some(6), Meta::EMPTY, &frame);
     assert_eq!(hand(&frames, process), (vec![b"answer".to_vec()], 0, 0));
     assert_eq!(hand(&frames, process + 1), (vec![], 0, 1), "its flow has had the same number");
     for (age, expected) in [(90, (vec![b"ping".to_vec()], 0, 1)), (101, (vec![], 1, 1))] {
-        let marks = (0, Duration::from_millis(age));
-        let payloads = |out: &mut Outgoing| out.payloads(0, place, (header, 1), (b"ping", 4), marks);
+        let marks = Marks { tos: 0, age: Duration::from_millis(age) };
+        let header = CountedHeader { header, counted: 1 };
+        let ping = Segments { data: b"ping", segment: 4 };
+        let payloads = |out: &mut Outgoing| out.payloads(0, lane, header, ping, marks);
         assert_eq!(hand(&payloads, process), expected, "{age} ms before it was handed over");
     }
 }
@@ -442,7 +451,8 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     let frame = [header.as_slice(), b"answer"].concat();
     let hand = |pair: &mut Pair, age, ring| {
         let meta = Meta { age, ..Meta::EMPTY };
-        pair.hand_over(entry, ring, |outgoing| outgoing.frame(0, (PeerId(0), 0), Some(6), meta, &frame));
+        let lane = LaneRef { peer: PeerId(0), lane: 0 };
+        pair.hand_over(entry, ring, |outgoing| outgoing.frame(0, lane, Some(6), meta, &frame));
     };
     assert_age_counts("frames", &mut pair, hand, |pair| {
         pair.world.run(Duration::from_millis(100));
@@ -455,7 +465,8 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
         account.receive(1, 4);
         account.handed_over += 1;
         pair.hand_over(entry, ring, |outgoing| {
-            outgoing.returned(0, PeerId(0), (header, 1), (b"ping", 4), age);
+            let header = CountedHeader { header, counted: 1 };
+            outgoing.returned(0, PeerId(0), header, Segments { data: b"ping", segment: 4 }, age);
         });
     };
     assert_age_counts("returned", &mut pair, hand, |pair| {

@@ -3,14 +3,21 @@
 use std::{net::SocketAddr, time::Duration};
 
 use dataplane::relay::DropReason;
-use wire::{clock::Clock, context::Context, ids::PeerId};
+use wire::{
+    clock::Clock,
+    context::Context,
+    ids::{LaneRef, PeerId},
+};
 
-use crate::worker::{
-    PeerSnapshot,
-    tests::{
-        number_of, numbered,
-        rogue::Rogue,
-        siege::{ECHO, ROGUE, Siege},
+use crate::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    worker::{
+        PeerSnapshot,
+        tests::{
+            number_of, numbered,
+            rogue::Rogue,
+            siege::{ECHO, ROGUE, Siege},
+        },
     },
 };
 
@@ -148,8 +155,10 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     account.receive(1, 3000);
     account.handed_over += 1;
     stalled.siege.pair.hand_over(exit, 30 * MS, |outgoing| {
-        let marks = (0, 60 * MS);
-        outgoing.payloads(0, (PeerId(1), 0), (cutting.encode(), 1), (&[1; 3000], 3000), marks);
+        let lane = LaneRef { peer: PeerId(1), lane: 0 };
+        let header = CountedHeader { header: cutting.encode(), counted: 1 };
+        let datagram = Segments { data: &[1; 3000], segment: 3000 };
+        outgoing.payloads(0, lane, header, datagram, Marks { tos: 0, age: 60 * MS });
     });
     stalled.run(5);
     let (peer, still) = stalled.peer();

@@ -1,0 +1,32 @@
+//! What a run of payloads is made of, where it passes from worker to worker or to a lane.
+
+use std::time::Duration;
+
+use wire::context::Header;
+
+/// Datagrams that lie end to end, all of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Segments<'a> {
+    /// The bytes of all the datagrams.
+    pub data: &'a [u8],
+    /// The size of each datagram in bytes; the last one may be shorter.
+    pub segment: usize,
+}
+
+/// The header of the frames that are to carry a run of datagrams.
+#[derive(Clone, Copy, Debug)]
+pub struct CountedHeader {
+    /// The header that precedes each datagram in its frame.
+    pub header: Header,
+    /// The number of datagrams of the run that an account counts; 0 for a message about a flow.
+    pub counted: u32,
+}
+
+/// What goes along with a run of datagrams besides its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Marks {
+    /// The traffic class of the packets that are to carry the datagrams.
+    pub tos: u8,
+    /// The time for which the datagrams have been at this host.
+    pub age: Duration,
+}
