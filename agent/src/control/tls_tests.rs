@@ -5,7 +5,10 @@ use std::sync::{Mutex, atomic::Ordering};
 use quinn_proto::ConnectionError;
 
 use super::{
-    super::testing::{End, Guests, Pair, friends, identity},
+    super::{
+        join,
+        testing::{End, Guests, Pair, friends, identity},
+    },
     *,
 };
 
@@ -45,6 +48,15 @@ fn exporters_agree_per_context() {
     let pair = friends(FirstSuite::Aes128);
     assert_eq!(pair.client.export(b"lane 0"), pair.server.export(b"lane 0"));
     assert_ne!(pair.client.export(b"lane 0"), pair.client.export(b"lane 1"));
+}
+
+#[test]
+fn the_protocol_and_the_name_of_a_session_are_as_documented() {
+    assert_eq!(ALPN, b"culvert/1");
+    let pair = friends(FirstSuite::Aes128);
+    let mut name = [0; 16];
+    pair.client.session().export_keying_material(&mut name, b"EXPORTER culvert session", b"").unwrap();
+    assert_eq!([&pair.client, &pair.server].map(|end| join::name_of(end.session())), [Some(name); 2]);
 }
 
 #[test]
@@ -172,6 +184,15 @@ fn a_zero_keepalive_is_none_and_streams_are_not_all_allowed_at_once() {
     let shown = format!("{:?}", transport_config(Some(Duration::ZERO), None, u32::MAX, 256 << 20));
     assert!(shown.contains("keep_alive_interval: None"));
     assert!(shown.contains("max_concurrent_bidi_streams: 129"));
+}
+
+#[test]
+fn the_transport_parameters_are_those_of_the_document() {
+    let shown = format!("{:?}", transport_config(None, None, 4, 256 << 20));
+    for parameter in ["max_idle_timeout: Some(30000)", "bidi_streams: 5", "uni_streams: 0"] {
+        assert!(shown.contains(parameter), "{parameter}: {shown}");
+    }
+    assert_eq!(CONNECTION_ID_BYTES, 8);
 }
 
 #[test]
