@@ -1,4 +1,4 @@
-// What the tests of both crates do with a committed corpus; `quic-core/src/fuzz.rs` and `agent/src/fuzz/tests.rs` include it.
+// What the tests of both crates do with a committed corpus; `quic-core/src/fuzz.rs` and `agent/crates/testkit/src/fuzz/tests.rs` include it.
 
 use std::{env, fs, path::Path};
 
@@ -11,7 +11,8 @@ const EDGES: [u8; 12] = [0, 1, 2, 0x1f, 0x3f, 0x40, 0x7f, 0x80, 0xbf, 0xc0, 0xfe
 /// Runs `target` on each file of its corpus, then on `mutants` mutated copies of each. What fails says which file, which mutant of it and
 /// with which seed; `CULVERT_TEST_SEED` sets another one.
 fn replay(name: &str, mutants: u32, target: fn(&[u8])) {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("fuzz/corpus"));
+    let corpus = folders.find(|folder| folder.is_dir()).unwrap().join(name);
     let mut files: Vec<_> = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= 10, "a corpus of {} files", files.len());

@@ -3,16 +3,15 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use culvert::{
-    io::{PacketDelivery, ReceiveBatch, TunOffload, batch::Meta},
-    l3::{
-        checksum,
-        cut::Cut,
-        merge::Merger,
-        view::IpView,
-        vnet::{Gso, VnetHeader},
-    },
+use ip::{
+    checksum,
+    cut::Cut,
+    merge::Merger,
+    packets::{PacketDelivery, TunOffload},
+    view::IpView,
+    vnet::{Gso, VnetHeader},
 };
+use net::{ReceiveBatch, batch::Meta};
 
 const PAYLOAD: usize = 1388;
 const PACKETS: usize = 46;

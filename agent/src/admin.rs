@@ -7,14 +7,15 @@ use std::{
     convert::Infallible,
     fmt::Write as _,
     io,
-    sync::{
-        Arc, Once,
-        atomic::{AtomicU8, AtomicU64, Ordering},
-    },
+    sync::{Arc, Once},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use engine::{
+    health::{Health, Stuck},
+    metrics::Metrics,
+};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -24,18 +25,16 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use net::task;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
 };
-
-use crate::{
+use wire::{
     fault::{self, Fault},
-    log::RateLimit,
-    metrics::Metrics,
     panics::Part,
-    task,
+    throttle::Throttle,
 };
 
 /// How many connections may be open at once; more are closed unanswered.
@@ -63,7 +62,7 @@ async fn accept(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Recei
     const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
-    let mut failed_log = RateLimit::new(LOG_INTERVAL);
+    let mut failed_log = Throttle::new(LOG_INTERVAL);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -216,99 +215,6 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
-}
-
-/// Whether the daemon is alive and whether it should be given traffic, told by its parts and asked by the server.
-#[derive(Debug)]
-pub struct Health {
-    state: AtomicU8,
-    origin: Instant,
-    /// Per worker, milliseconds after `origin`.
-    beats: Vec<AtomicU64>,
-}
-
-/// Why the daemon is not ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotReady {
-    /// Nobody has said yet that it is, or somebody has said that it is not.
-    NotYet,
-    /// It is going away; this is final.
-    Draining,
-}
-
-impl NotReady {
-    /// The body of `/readyz`.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::NotYet => "not ready",
-            Self::Draining => "draining",
-        }
-    }
-}
-
-/// A worker without a recent heartbeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stuck {
-    /// Its index.
-    pub worker: usize,
-    /// Time since its last heartbeat.
-    pub silent: Duration,
-}
-
-impl Health {
-    /// A worker that is silent for longer is stuck. Workers beat at least once a second, also when idle.
-    pub const STUCK_AFTER: Duration = Duration::from_secs(5);
-
-    const NOT_YET: u8 = 0;
-    const READY: u8 = 1;
-    const DRAINING: u8 = 2;
-
-    /// Not ready yet; every worker has until [`STUCK_AFTER`](Self::STUCK_AFTER) for its first heartbeat.
-    pub fn new(workers: usize, now: Instant) -> Self {
-        let beats = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Self { state: AtomicU8::new(Self::NOT_YET), origin: now, beats }
-    }
-
-    /// Worker `worker` is alive at `now`.
-    pub fn beat(&self, worker: usize, now: Instant) {
-        self.beats[worker].fetch_max(self.millis(now), Ordering::Relaxed);
-    }
-
-    /// Whether to give the daemon traffic; without effect once it drains.
-    pub fn set_ready(&self, ready: bool) {
-        let wanted = if ready { Self::READY } else { Self::NOT_YET };
-        let keep_draining = |state| (state != Self::DRAINING).then_some(wanted);
-        // Refused means draining, which is what it stays.
-        self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep_draining).ok();
-    }
-
-    /// From now on the daemon is going away.
-    pub fn drain(&self) {
-        self.state.store(Self::DRAINING, Ordering::Relaxed);
-    }
-
-    /// Whether the daemon is ready.
-    pub fn readiness(&self) -> Result<(), NotReady> {
-        match self.state.load(Ordering::Relaxed) {
-            Self::READY => Ok(()),
-            Self::DRAINING => Err(NotReady::Draining),
-            _ => Err(NotReady::NotYet),
-        }
-    }
-
-    /// The workers that are stuck at `now`.
-    pub fn stuck(&self, now: Instant) -> Vec<Stuck> {
-        let now = self.millis(now);
-        let silence = |(worker, beat): (usize, &AtomicU64)| {
-            let silent = Duration::from_millis(now.saturating_sub(beat.load(Ordering::Relaxed)));
-            (silent > Self::STUCK_AFTER).then_some(Stuck { worker, silent })
-        };
-        self.beats.iter().enumerate().filter_map(silence).collect()
-    }
-
-    fn millis(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
-    }
 }
 
 #[cfg(test)]

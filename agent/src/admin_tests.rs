@@ -1,5 +1,6 @@
 //! Requests over loopback with a raw socket, and the rules of readiness and health.
 
+use engine::health::NotReady;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::JoinHandle,

@@ -11,39 +11,42 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
+use config::{Config, defaults};
+use engine::{
+    capture::Captures,
+    health::Health,
+    metrics::Metrics,
+    roster::Roster,
+    tunnel::Tunnel,
+    worker::{
+        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
+        Worker, port_plan, shell, used_knocks,
+    },
+};
+use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
+use net::{
+    Ready,
+    kernel::KernelNet,
+    ports::{self, PortKind, Ports},
+    process,
+    tun::TunPort,
+};
+use ops::{
+    control_socket::{ControlSocket, Desk, ListenError},
+    descriptors::{raise_descriptor_limit, sockets_for_flows},
+    operator::Running,
+};
 use tokio::{
     runtime,
     sync::{oneshot, watch},
 };
-
-use crate::{
-    admin::{self, Health},
-    capture::Captures,
+use wire::{
     clock::{Clock, SystemClock},
-    config::{Config, defaults},
-    control::tls::TlsIdentity,
-    control_socket::{ControlSocket, Desk, ListenError},
-    gate::{Own, refusals::Refusals, table::SingleUse},
-    identity::Identity,
-    io::{
-        Ready,
-        kernel::KernelNet,
-        ports::{self, PortKind, Ports},
-        process,
-        tun::TunPort,
-    },
-    log,
-    metrics::Metrics,
-    operator::Running,
     panics::{self, Part, lock},
-    roster::Roster,
-    service::Summary,
-    tunnel::Tunnel,
-    worker::{
-        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, TunSetup, Worker,
-        port_plan, shell, used_knocks,
-    },
+    throttle,
 };
+
+use crate::admin;
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
@@ -148,9 +151,9 @@ impl Daemon {
             None => (None, None),
         };
         tracing::info!(
-            transport = log::list(&addresses.transport),
-            udp = log::list(&addresses.udp),
-            tcp = log::list(&addresses.tcp),
+            transport = throttle::list(&addresses.transport),
+            udp = throttle::list(&addresses.udp),
+            tcp = throttle::list(&addresses.tcp),
             metrics = admin_address.map(tracing::field::display),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
@@ -398,7 +401,7 @@ type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
 fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
     let failed = || format!("cannot listen on {address} (metrics.listen)");
     let listener = std::net::TcpListener::bind(address)
-        .map_err(|error| anyhow!("{}: {error}{}", failed(), crate::worker::remedy(&error)))?;
+        .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
     listener.set_nonblocking(true).with_context(failed)?;
     let bound = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);
@@ -424,33 +427,4 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
 
 fn clock() -> Instant {
     SystemClock.now()
-}
-
-/// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
-/// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
-pub(crate) fn raise_descriptor_limit(config: &Config) -> Option<u64> {
-    let known = config.descriptors();
-    match process::raise_descriptor_limit(known) {
-        Ok(granted) if granted >= known => Some(granted),
-        Ok(granted) => {
-            tracing::warn!(
-                granted,
-                wanted = known,
-                "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
-            );
-            Some(granted)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot raise the limit on open files");
-            None
-        }
-    }
-}
-
-/// For how many flows to services there are sockets, of `granted` descriptors and of the host's ports: half of the descriptors at the least,
-/// if other things may need more than that.
-pub(crate) fn sockets_for_flows(config: &Config, granted: u64) -> usize {
-    let others = config.descriptors() - config.limits.flows as u64;
-    let descriptors = usize::try_from(granted.saturating_sub(others).max(granted / 2)).unwrap_or(usize::MAX);
-    process::ephemeral_ports().map_or(descriptors, |ports| ports.min(descriptors))
 }

@@ -1,44 +1,12 @@
 //! Culvert: a gateway that carries UDP flows, IP packets and TCP forwards between sites over QUIC.
 //!
-//! `docs/architecture.md` is the map; the way of a datagram starts in [`datapath`].
+//! `docs/architecture.md` is the map; the way of a datagram starts in [`engine::datapath`].
 
 pub mod admin;
-pub mod bench;
-pub mod capture;
 pub mod cli;
-pub mod clock;
-pub mod config;
-pub mod control;
-pub mod control_socket;
 pub mod daemon;
-pub mod datapath;
 pub mod demo;
 pub mod doctor;
-mod fault;
-pub mod forward;
-#[cfg(any(test, feature = "fuzzing"))]
-#[doc(hidden)]
-pub mod fuzz;
-pub mod gate;
-pub mod hash;
-pub mod identity;
-pub mod io;
-pub mod l3;
-pub mod lanes;
-pub mod log;
-pub mod meter;
-pub mod metrics;
-pub mod operator;
-pub mod panics;
-pub mod peer;
-pub mod probe;
-pub mod rate;
-pub mod relay;
-pub mod reload;
-pub mod roster;
+pub mod notify;
 pub mod run;
 pub mod service;
-pub mod task;
-pub mod timers;
-pub mod tunnel;
-pub mod worker;

@@ -9,20 +9,22 @@
 use std::{pin::pin, sync::Arc, thread, time::Instant};
 
 use anyhow::{Context as _, anyhow};
+use config::Config;
+use gate::identity::Identity;
+use ops::control_socket::{Peers, Reloaded};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
     time::{MissedTickBehavior, interval},
 };
+use wire::{
+    clock::{Clock, SystemClock},
+    panics::{self, Panicked, Part},
+};
 
 use crate::{
-    clock::{Clock, SystemClock},
-    config::Config,
-    control_socket::{Peers, Reloaded},
     daemon::Daemon,
-    identity::Identity,
-    panics::{self, Panicked, Part},
     service::{ReloadEnd, Service},
 };
 

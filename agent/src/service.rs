@@ -21,13 +21,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sd_notify::NotifyState;
-
-use crate::{
-    admin::{Health, Stuck},
-    io::notify::{self, NotifySocket},
-    log::RateLimit,
+use engine::{
+    health::{Health, Stuck},
+    worker::Summary,
 };
+use sd_notify::NotifyState;
+use wire::throttle::Throttle;
+
+use crate::notify::{self, NotifySocket};
 
 /// How often the line of status is looked at; systemd is told when it is another one.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
@@ -40,23 +41,6 @@ const SHORTEST_TICK: Duration = Duration::from_millis(10);
 
 /// The interval between log lines about a manager that does not listen.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-
-/// What `systemctl status` shows of the peers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Peers that are known.
-    pub peers: usize,
-    /// Those with a connection.
-    pub connected: usize,
-    /// Flows of all of them.
-    pub flows: usize,
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} peers connected, {} flows", self.connected, self.peers, self.flows)
-    }
-}
 
 /// How a reload ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +76,7 @@ pub struct Service {
     status_due: Option<Instant>,
     /// READY=1 with its status, as long as the manager has not taken it: without it the manager ends us.
     owed: Option<String>,
-    failures: RateLimit,
+    failures: Throttle,
 }
 
 impl Service {
@@ -120,7 +104,7 @@ impl Service {
             told: String::new(),
             status_due: None,
             owed: None,
-            failures: RateLimit::new(LOG_INTERVAL),
+            failures: Throttle::new(LOG_INTERVAL),
         }
     }
 

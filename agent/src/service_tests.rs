@@ -3,9 +3,9 @@
 use std::{io, os::unix::net::UnixDatagram, sync::Arc};
 
 use tempfile::TempDir;
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::clock::{Clock, ManualClock};
 
 const SUMMARY: Summary = Summary { peers: 3, connected: 2, flows: 7 };
 

@@ -1,4 +1,4 @@
 //! A datagram of `culvert bench`.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::bench_datagram);
+culvert_fuzz::target!(testkit::fuzz::bench_datagram);

@@ -1,4 +1,4 @@
 //! The certificate of whoever connects.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::certificate);
+culvert_fuzz::target!(testkit::fuzz::certificate);

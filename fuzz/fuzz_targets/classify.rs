@@ -1,4 +1,4 @@
 //! A datagram before the gate.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::classify);
+culvert_fuzz::target!(testkit::fuzz::classify);

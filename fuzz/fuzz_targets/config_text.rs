@@ -1,4 +1,4 @@
 //! A configuration file.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::config_text);
+culvert_fuzz::target!(testkit::fuzz::config_text);

@@ -1,4 +1,4 @@
 //! What a peer writes on the control stream, in any chunks.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::control_messages);
+culvert_fuzz::target!(testkit::fuzz::control_messages);

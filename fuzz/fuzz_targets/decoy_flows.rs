@@ -1,4 +1,4 @@
 //! Datagrams of strangers and of the decoy, in any order.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::decoy_flows);
+culvert_fuzz::target!(testkit::fuzz::decoy_flows);

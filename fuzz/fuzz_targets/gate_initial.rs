@@ -1,4 +1,4 @@
 //! A datagram, or the frames of an Initial packet.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::gate_initial);
+culvert_fuzz::target!(testkit::fuzz::gate_initial);

@@ -1,4 +1,4 @@
 //! Files of the kernel and of systemd.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::host_text);
+culvert_fuzz::target!(testkit::fuzz::host_text);

@@ -1,4 +1,4 @@
 //! What is read from a TUN device.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::ip_cut);
+culvert_fuzz::target!(testkit::fuzz::ip_cut);

@@ -1,4 +1,4 @@
 //! An IP packet that is larger than its way.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::ip_fragments);
+culvert_fuzz::target!(testkit::fuzz::ip_fragments);

@@ -1,4 +1,4 @@
 //! Packets from peers, to be written to a TUN device.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::ip_merge);
+culvert_fuzz::target!(testkit::fuzz::ip_merge);

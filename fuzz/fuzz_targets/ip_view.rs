@@ -1,4 +1,4 @@
 //! An IP packet.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::ip_view);
+culvert_fuzz::target!(testkit::fuzz::ip_view);

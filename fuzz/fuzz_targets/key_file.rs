@@ -1,4 +1,4 @@
 //! The file of a private key.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::key_file);
+culvert_fuzz::target!(testkit::fuzz::key_file);

@@ -1,4 +1,4 @@
 //! A file of used knocks.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::knock_journal);
+culvert_fuzz::target!(testkit::fuzz::knock_journal);

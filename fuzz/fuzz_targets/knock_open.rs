@@ -1,4 +1,4 @@
 //! The token of an Initial packet.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::knock_open);
+culvert_fuzz::target!(testkit::fuzz::knock_open);

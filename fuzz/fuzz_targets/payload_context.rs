@@ -1,4 +1,4 @@
 //! The data of a DATAGRAM frame.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::payload_context);
+culvert_fuzz::target!(testkit::fuzz::payload_context);

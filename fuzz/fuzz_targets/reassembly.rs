@@ -1,4 +1,4 @@
 //! Pieces of datagrams, in any order.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::reassembly);
+culvert_fuzz::target!(testkit::fuzz::reassembly);

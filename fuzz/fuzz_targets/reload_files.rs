@@ -1,4 +1,4 @@
 //! Two configuration files, of which the second is reloaded.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::reload_files);
+culvert_fuzz::target!(testkit::fuzz::reload_files);

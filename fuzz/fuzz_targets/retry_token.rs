@@ -1,4 +1,4 @@
 //! The token with which a client answers a Retry.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::retry_token);
+culvert_fuzz::target!(testkit::fuzz::retry_token);

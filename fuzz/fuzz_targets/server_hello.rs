@@ -1,4 +1,4 @@
 //! What a listener writes before it is known, in any pieces.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::server_hello);
+culvert_fuzz::target!(testkit::fuzz::server_hello);

@@ -1,4 +1,4 @@
 //! A share link, an endpoint, a public key.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::share_link);
+culvert_fuzz::target!(testkit::fuzz::share_link);

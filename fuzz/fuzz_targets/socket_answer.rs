@@ -1,4 +1,4 @@
 //! A line that a daemon answers, and what is shown of it.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::socket_answer);
+culvert_fuzz::target!(testkit::fuzz::socket_answer);

@@ -1,4 +1,4 @@
 //! A line that a client writes to the control socket.
 #![no_main]
 
-culvert_fuzz::target!(culvert::fuzz::socket_request);
+culvert_fuzz::target!(testkit::fuzz::socket_request);

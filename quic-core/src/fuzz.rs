@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::ack::{Asks, Evicted, ReceivedPackets, Rtt, SentWindow};
-use crate::crypto::SendKeys;
-use crate::frame::{Contents, Frame, Frames, ack};
-use crate::packet::{ConnectionId, HEADER_LEN, TAG_LEN};
-use crate::seal::Sealer;
-use crate::{AckProfile, Lane, LaneConfig, Suite, TRANSMIT_CAPACITY};
+use crate::{
+    AckProfile, Lane, LaneConfig, Suite, TRANSMIT_CAPACITY,
+    ack::{Asks, Evicted, ReceivedPackets, Rtt, SentWindow},
+    crypto::SendKeys,
+    frame::{Contents, Frame, Frames, ack},
+    packet::{ConnectionId, HEADER_LEN, TAG_LEN},
+    seal::Sealer,
+};
 
 const CIDS: [ConnectionId; 2] = [ConnectionId([0x11; 8]), ConnectionId([0x22; 8])];
 const SECRETS: [[u8; 32]; 2] = [[0xaa; 32], [0xbb; 32]];

@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{
-    AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay,
+use crate::{
+    LaneError, LaneStats, LaneView, OpenError, SealError, Suite,
+    ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
+    congestion::{Congestion, PathState, Unlimited},
+    crypto::{ReceiveKeys, SendKeys},
+    frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING},
+    mtu::{Fate, MtuSearch},
+    open::{Opened, Opener},
+    packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN},
+    record::{Event, Purpose, Recorder},
+    seal::{MAX_PACKET_LEN, Sealer},
 };
-use crate::congestion::{Congestion, PathState, Unlimited};
-use crate::crypto::{ReceiveKeys, SendKeys};
-use crate::frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING};
-use crate::mtu::{Fate, MtuSearch};
-use crate::open::{Opened, Opener};
-use crate::packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN};
-use crate::record::{Event, Purpose, Recorder};
-use crate::seal::{MAX_PACKET_LEN, Sealer};
-use crate::{LaneError, LaneStats, LaneView, OpenError, SealError, Suite};
 
 /// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]

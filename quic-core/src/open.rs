@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::ack::Rtt;
-use crate::crypto::{AuthenticationFailed, KeyChoice, KeyUpdateError, ReceiveKeys};
-use crate::frame::{Contents, Frame, Frames};
-use crate::packet::{ConnectionId, PacketNumber, Protected};
-use crate::replay::{ReplayWindow, Replayed};
-use crate::{OpenError, Violation};
+use crate::{
+    OpenError, Violation,
+    ack::Rtt,
+    crypto::{AuthenticationFailed, KeyChoice, KeyUpdateError, ReceiveKeys},
+    frame::{Contents, Frame, Frames},
+    packet::{ConnectionId, PacketNumber, Protected},
+    replay::{ReplayWindow, Replayed},
+};
 
 /// A packet that was opened: its frames, decrypted in place.
 #[derive(Debug)]

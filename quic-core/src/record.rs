@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ack::{Rtt, Volume};
-use crate::frame::{Frame, Frames};
-use crate::packet::{HEADER_LEN, TAG_LEN};
+use crate::{
+    ack::{Rtt, Volume},
+    frame::{Frame, Frames},
+    packet::{HEADER_LEN, TAG_LEN},
+};
 
 /// One thing that happened on a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! The transmit chain: from frames in the caller's slice to a packet for the wire.
 
-use crate::SealError;
-use crate::crypto::{KeyUpdateError, SendKeys};
-use crate::packet::{ConnectionId, PacketNumber, Plain};
+use crate::{
+    SealError,
+    crypto::{KeyUpdateError, SendKeys},
+    packet::{ConnectionId, PacketNumber, Plain},
+};
 
 /// The longest packet: a UDP datagram in IPv6 without extension headers, which fits the sent window's 16-bit length.
 pub(crate) const MAX_PACKET_LEN: usize = 65_527;

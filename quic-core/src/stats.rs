@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::OpenError;
-use crate::ack::{AckOutcome, Volume};
+use crate::{
+    OpenError,
+    ack::{AckOutcome, Volume},
+};
 
 /// Monotonic counters of one lane, from its construction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

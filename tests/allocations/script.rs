@@ -8,7 +8,7 @@ use std::{
     rc::{Rc, Weak},
 };
 
-use culvert::io::{
+use net::{
     Delivery, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener, TcpStream, Token, UdpOptions,
     UdpRole, UdpSocket, UdpStats,
     batch::{DeliveryMessage, Message, Meta},

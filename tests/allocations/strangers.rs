@@ -2,19 +2,17 @@
 
 use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 
-use culvert::{
-    admin::Health,
-    clock::{Clock, ManualClock},
-    config::Config,
-    control::tls::TlsIdentity,
-    gate::{Own, table::SingleUse},
-    identity::Identity,
-    io::{Ready, UdpRole, batch::Meta, journal::MemoryJournal, steering},
+use config::Config;
+use culvert_tests::random::Random;
+use engine::{
+    health::Health,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Worker},
 };
-use culvert_tests::random::Random;
+use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use net::{Ready, UdpRole, batch::Meta, steering};
+use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
 use super::script::{Buffers, Script, ScriptNet};

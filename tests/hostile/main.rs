@@ -18,7 +18,6 @@ use std::{
 };
 
 use clap::ValueEnum;
-use culvert::identity::{Identity, PublicKey};
 use culvert_tests::{
     client::Client,
     needs,
@@ -26,6 +25,7 @@ use culvert_tests::{
     ports,
     upstream::Echo,
 };
+use gate::identity::{Identity, PublicKey};
 
 use peer::{Attack, Mode, Options, Pace};
 

@@ -17,7 +17,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::Parser;
-use culvert::identity::{Identity, PublicKey};
+use gate::identity::{Identity, PublicKey};
 
 use peer::{Attack, Mode, Options, Pace};
 

@@ -2,8 +2,10 @@
 
 use std::{env, error::Error, fs, path::Path};
 
-const SOURCES: [(&str, &str); 2] =
-    [("ready", "../../agent/src/io/ready.rs"), ("mailbox", "../../agent/src/worker/mailbox.rs")];
+const SOURCES: [(&str, &str); 2] = [
+    ("ready", "../../agent/crates/net/src/ready.rs"),
+    ("mailbox", "../../agent/crates/engine/src/worker/mailbox.rs"),
+];
 
 struct Mutant {
     name: &'static str,
@@ -141,7 +143,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn write(out: &str, variant: &str, file: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let folder = Path::new(out).join(variant);
     fs::create_dir_all(&folder)?;
-    let text =
-        text.replace("crate::", &format!("crate::{variant}::")).replace("use std::", "use crate::std::");
+    let text = text
+        .replace("crate::", &format!("crate::{variant}::"))
+        .replace("use std::", "use crate::std::")
+        .replace("use wire::", "use crate::agent::")
+        .replace("use net::", &format!("use crate::{variant}::net::"));
     Ok(fs::write(folder.join(file).with_extension("rs"), text)?)
 }

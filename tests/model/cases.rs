@@ -2,9 +2,9 @@
 
 use ::std::collections::VecDeque;
 
-use crate::{Case, agent::peer::PeerId, sleep_until, std::sync::Arc};
+use crate::{Case, agent::ids::PeerId, sleep_until, std::sync::Arc};
 
-use super::io::{Ready, Token};
+use super::net::{Ready, Token};
 use mailbox::{Mailbox, Party, RING_BYTES};
 
 pub(crate) const CASES: &[Case] = &[

@@ -1,6 +1,6 @@
 //! Mailbox, ring and wake-up of workers in every interleaving of small cases, under the memory model of Rust's atomics.
 //!
-//! What runs is the agent's own `worker/mailbox.rs` and `io/ready.rs`, compiled against loom's locks and atomics. A lost wake-up
+//! What runs is the agent's own `engine/src/worker/mailbox.rs` and `net`'s `ready.rs`, compiled against loom's locks and atomics. A lost wake-up
 //! is a deadlock here, whatever is overtaken or lost fails an assertion. Each mutant of `build.rs`, one changed step of these files,
 //! must fail.
 
@@ -69,7 +69,7 @@ mod agent {
         pub(crate) type IssuedSet<K> = HashSet<K>;
     }
 
-    pub(crate) mod peer {
+    pub(crate) mod ids {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(crate) struct PeerId(pub(crate) u32);
     }
@@ -79,9 +79,7 @@ mod agent {
 macro_rules! variant {
     ($name:ident) => {
         mod $name {
-            use crate::agent::{hash, panics, peer};
-
-            pub(crate) mod io {
+            pub(crate) mod net {
                 include!(concat!(env!("OUT_DIR"), "/", stringify!($name), "/ready.rs"));
             }
             mod worker {

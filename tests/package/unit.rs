@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use culvert::config::defaults;
+use config::defaults;
 use culvert_tests::{
     needs::{self, Need},
     place::Place,

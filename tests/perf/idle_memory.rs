@@ -18,11 +18,6 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    identity::Identity,
-    lanes::{LaneSlot, Lanes, UnderlayId},
-    peer::{PeerId, SessionId},
-};
 use culvert_tests::{
     agent::{Agent, binary, keygen},
     clock,
@@ -31,7 +26,10 @@ use culvert_tests::{
     ports,
     process::Running,
 };
+use dataplane::lanes::{LaneSlot, Lanes, UnderlayId};
+use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
+use wire::ids::{PeerId, SessionId};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

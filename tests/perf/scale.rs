@@ -23,7 +23,8 @@ use std::{
 };
 
 use clap::Parser;
-use culvert::{config::Config, daemon::Daemon, identity::Identity, io::process::raise_descriptor_limit};
+use config::Config;
+use culvert::daemon::Daemon;
 use culvert_tests::{
     agent::{Agent, binary},
     clock,
@@ -31,6 +32,8 @@ use culvert_tests::{
     ports,
     process::{Running, run, text},
 };
+use gate::identity::Identity;
+use net::process::raise_descriptor_limit;
 use serde_json::Value;
 
 #[derive(Parser)]

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
 };
 
-use culvert::probe::{Class, packets};
 use culvert_tests::{
     agent::Agent,
     clock::{self, PATIENCE},
@@ -15,6 +14,7 @@ use culvert_tests::{
     ports,
     tap::{Tap, What},
 };
+use lab::probe::{Class, packets};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
 use super::SEED;

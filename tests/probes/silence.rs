@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use culvert::probe::packets;
 use culvert_tests::{
     agent::Agent,
     client::Client,
@@ -18,6 +17,7 @@ use culvert_tests::{
     tap::Tap,
     upstream::Echo,
 };
+use lab::probe::packets;
 
 use super::{SEED, noise, probe, sum};
 

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use culvert::metrics::Metrics;
 use culvert_tests::{
     needs::{self, Need},
     process::{run, text},
 };
+use engine::metrics::Metrics;
 use serde_json::Value;
 
 use super::expressions::named;

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
 };
 
-use culvert::identity::{Identity, PublicKey};
+use gate::identity::{Identity, PublicKey};
 use zeroize::Zeroizing;
 
 use super::schedule::{EXIT, Service, Setup};

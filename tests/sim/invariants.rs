@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use culvert::{
-    relay::{Account, DropReason},
-    worker::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World},
-};
+use dataplane::relay::{Account, DropReason};
+use testkit::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
 
 use super::{
     model::{Failure, fail},

@@ -44,11 +44,9 @@ use std::{
     thread,
 };
 
-use culvert::{
-    config::{Log, LogFormat, LogLevel},
-    log,
-};
+use config::{Log, LogFormat, LogLevel};
 use model::Failure;
+use ops::log;
 use reduce::reduce;
 use run::{Fault, Outcome};
 use schedule::Schedule;

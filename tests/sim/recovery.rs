@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use culvert::worker::simulation::WorkerBooks;
+use testkit::simulation::WorkerBooks;
 
 use super::{
     agents::IDLE_MS,

@@ -2,12 +2,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use culvert::{
-    io::{Token, TunOffload},
-    l3::vnet::VnetHeader,
-    worker::simulation::{Host, NetworkPath, Udp, World},
-};
+use ip::{packets::TunOffload, vnet::VnetHeader};
+use net::Token;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use testkit::simulation::{Host, NetworkPath, Udp, World};
 
 use super::{
     agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},

@@ -2,10 +2,8 @@
 
 use std::{collections::BTreeMap, io::ErrorKind, net::SocketAddr};
 
-use culvert::{
-    io::{TcpListener, TcpStream, Token},
-    worker::simulation::Host,
-};
+use net::{TcpListener, TcpStream, Token};
+use testkit::simulation::Host;
 
 use super::model::{Failure, fail};
 

@@ -8,15 +8,16 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    clock::SystemClock,
-    io::{
-        Net, PacketDelivery, Ready, ReceiveBatch, SendOutcome, Token, TunOffload, TunQueue, batch::Meta,
-        kernel::KernelNet, ports::Ports, tun::TunPort,
-    },
-    l3::vnet::{Gso, VnetHeader},
-};
 use culvert_tests::random::Random;
+use ip::{
+    packets::{PacketDelivery, TunOffload},
+    vnet::{Gso, VnetHeader},
+};
+use net::{
+    Net, Ready, ReceiveBatch, SendOutcome, Token, TunQueue, batch::Meta, kernel::KernelNet, ports::Ports,
+    tun::TunPort,
+};
+use wire::clock::SystemClock;
 
 use crate::{
     Space, config, gone, open,
@@ -279,7 +280,7 @@ fn each_worker_has_a_queue_and_a_device_that_is_down_refuses() {
             }
             space.ip("link set culvert7 down");
             let outcome = queues[0].queue.send(&[0x45; 40]);
-            assert_eq!(outcome, SendOutcome::Failed(culvert::io::SendFailure::Unreachable));
+            assert_eq!(outcome, SendOutcome::Failed(net::SendFailure::Unreachable));
             others.push(tunnel);
         });
     });

@@ -2,14 +2,14 @@
 
 use std::{net::UdpSocket, sync::Arc};
 
-use culvert::{
-    config::Config,
-    identity::Endpoint,
-    io::tun::TunPort,
-    peer::PeerId,
+use config::Config;
+use engine::{
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
+use gate::identity::Endpoint;
+use net::tun::TunPort;
+use wire::ids::PeerId;
 
 use crate::{Space, config, gone, health, metrics, open, roster, tun, until};
 

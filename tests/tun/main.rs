@@ -21,21 +21,21 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    admin::Health,
-    config::{Config, InnerMtu, Tun},
-    identity::Identity,
-    io::tun::TunPort,
-    metrics::Metrics,
-    roster::Roster,
-    tunnel::{Tunnel, TunnelError},
-};
+use config::{Config, InnerMtu, Tun};
 use culvert_tests::{
     clock,
     needs::{self, Need},
     place::Place,
     process::{run, text},
 };
+use engine::{
+    health::Health,
+    metrics::Metrics,
+    roster::Roster,
+    tunnel::{Tunnel, TunnelError},
+};
+use gate::identity::Identity;
+use net::tun::TunPort;
 
 /// What these tests need.
 const NEEDS: &[Need] = &[Need::Root, Need::Tool("setpriv", "util-linux"), Need::Tool("ip", "iproute2")];

@@ -5,11 +5,9 @@ use std::os::{
     unix::net::{SocketAddr, UnixDatagram},
 };
 
-use culvert::{
-    config::{Config, PeerOrigin, Tun},
-    identity::Endpoint,
-    tunnel::TunnelError,
-};
+use config::{Config, PeerOrigin, Tun};
+use engine::tunnel::TunnelError;
+use gate::identity::Endpoint;
 
 use crate::{
     Space, config, gone,

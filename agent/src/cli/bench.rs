@@ -4,11 +4,11 @@ use std::{io::IsTerminal, net::SocketAddr, time::Duration};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
-
-use super::{Failure, demo::bits_per_second};
-use crate::bench::{
+use lab::bench::{
     self, Direction, GateOptions, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions, StrangersOptions,
 };
+
+use super::{Failure, demo::bits_per_second};
 
 /// Measure rate, loss, order and latency of UDP through agents, directly, or in memory
 #[derive(Debug, Args)]

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use config::Config;
+use lab::out;
 
-use super::{Failure, out};
-use crate::config::Config;
+use super::Failure;
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]

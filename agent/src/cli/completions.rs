@@ -2,8 +2,9 @@
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::aot::{Shell, generate};
+use lab::out;
 
-use super::{Cli, Failure, out};
+use super::{Cli, Failure};
 
 /// Print the completions of a shell
 #[derive(Debug, Args)]

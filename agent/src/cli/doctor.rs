@@ -8,12 +8,13 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
-
-use super::{Failure, demo::bits_per_second, out, reach::DEFAULT_CONFIG};
-use crate::{
-    doctor::{self, Report, Severity},
+use lab::{
+    out,
     probe::{self, Verdict},
 };
+
+use super::{Failure, demo::bits_per_second, reach::DEFAULT_CONFIG};
+use crate::doctor::{self, Report, Severity};
 
 /// Look for what keeps an agent from working well on this host, with a remedy for each finding
 ///

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use gate::identity::{Identity, IdentityError};
+use lab::out;
 
-use super::{Failure, out};
-use crate::identity::{Identity, IdentityError};
+use super::Failure;
 
 /// Write a new private key and print its public key
 #[derive(Debug, Args)]

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use config::{Config, Transport};
+use gate::identity::{Endpoint, ShareLink};
+use lab::out;
 
-use super::{Failure, out};
-use crate::{
-    config::{Config, Transport},
-    identity::{Endpoint, ShareLink},
-};
+use super::Failure;
 
 /// Print the link by which others dial this agent
 #[derive(Debug, Args)]
@@ -65,7 +64,7 @@ fn endpoint(transport: &Transport) -> Result<Endpoint, LinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::defaults;
+    use config::defaults;
 
     fn of(listen: &[&str], advertise: Option<&str>) -> Result<String, LinkError> {
         let transport = Transport {

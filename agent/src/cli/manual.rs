@@ -13,11 +13,12 @@ use clap_mangen::{
     Man,
     roff::{Roff, bold, italic, roman},
 };
+use lab::out;
 
 use super::{
     Cli, Failure,
     examples::{self, Example},
-    out, reference,
+    reference,
 };
 
 /// Write the manual pages, for packages

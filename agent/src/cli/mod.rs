@@ -6,8 +6,8 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use crate::config::{LoadError, state::StateError};
+use config::{LoadError, state::StateError};
+use lab::out;
 
 mod bench;
 mod check;
@@ -19,7 +19,6 @@ mod init;
 mod keygen;
 mod link;
 mod manual;
-pub(crate) mod out;
 mod peer;
 mod pubkey;
 mod qlog;

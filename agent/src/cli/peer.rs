@@ -4,23 +4,22 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use config::{
+    self, AccessMode, Config, PeerOrigin,
+    state::{self, Edit, NewPeer},
+};
+use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
+use lab::out;
+use ops::control_socket::{
+    self, AS_GUEST,
+    protocol::{Answer, ListedPeer, Request, VERSION},
+    status::table,
+};
 use serde_json::json;
 
 use super::{
-    Failure, out,
+    Failure,
     reach::{Offline, Reach, Reached, unexpected},
-};
-use crate::{
-    config::{
-        self, AccessMode, Config, PeerOrigin,
-        state::{self, Edit, NewPeer},
-    },
-    control_socket::{
-        self, AS_GUEST,
-        status::table,
-        wire::{Answer, ListedPeer, Request, VERSION},
-    },
-    identity::{Endpoint, Identity, PublicKey, ShareLink},
 };
 
 /// List, add and remove peers, effective at once if the daemon runs

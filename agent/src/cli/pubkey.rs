@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use gate::identity::Identity;
+use lab::out;
 
-use super::{Failure, keygen::with_remedy, out};
-use crate::identity::Identity;
+use super::{Failure, keygen::with_remedy};
 
 /// Print the public key of a private key file
 #[derive(Debug, Args)]

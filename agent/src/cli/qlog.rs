@@ -11,16 +11,14 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, value_parser};
+use engine::capture::MOST_TIME;
+use lab::out::{self, Reader};
+use ops::control_socket::protocol::{Answer, QlogStart, QlogText, Request};
+use wire::messages::MAX_LANES;
 
 use super::{
     Failure,
-    out::{self, Reader},
     reach::{Reach, Reached, not_running, unexpected},
-};
-use crate::{
-    capture::MOST_TIME,
-    control::messages::MAX_LANES,
-    control_socket::wire::{Answer, QlogStart, QlogText, Request},
 };
 
 /// How often the daemon is asked for what it has: a lane of 400,000 packets per second makes as many in that time as may wait.

@@ -3,16 +3,14 @@
 use std::{fmt, path::PathBuf};
 
 use clap::Args;
+use config::{Config, Knock, defaults};
+use net::folder;
+use ops::control_socket::{
+    client::{self, AskError},
+    protocol::{Answer, Request},
+};
 
 use super::Failure;
-use crate::{
-    config::{Config, Knock, defaults},
-    control_socket::{
-        client::{self, AskError},
-        wire::{Answer, Request},
-    },
-    io::folder,
-};
 
 /// Where the configuration is when it is not named.
 pub(super) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";

@@ -4,16 +4,15 @@ use std::fmt::Display;
 
 use anyhow::Context as _;
 use clap::Args;
+use config::{Config, reload::Effect};
+use lab::out;
+use net::process;
+use ops::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 use serde_json::json;
 
 use super::{
-    Failure, out,
+    Failure,
     reach::{Reach, Reached, not_running, unexpected},
-};
-use crate::{
-    config::{Config, reload::Effect},
-    control_socket::wire::{Answer, Request, ShownChange, VERSION},
-    io::process,
 };
 
 /// Make the running daemon follow its changed configuration, without losing flows
@@ -132,7 +131,7 @@ fn line(change: &ShownChange) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::reload::{Change, Kind};
+    use config::reload::{Change, Kind};
 
     #[test]
     fn the_difference_is_shown_by_when_it_is_in_effect() {

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use config::Config;
+use net::process;
+use ops::log;
+use wire::panics;
 
 use super::Failure;
-use crate::{
-    config::Config,
-    io::process,
-    log, panics,
-    run::{self, Signals},
-};
+use crate::run::{self, Signals};
 
 /// Run the daemon until SIGTERM or SIGINT; SIGHUP reloads its configuration
 #[derive(Debug, Args)]

@@ -7,17 +7,17 @@ use std::{
 };
 
 use clap::{Args, value_parser};
+use lab::out::{self, Reader};
+use ops::control_socket::{
+    protocol::{Answer, Request, VERSION},
+    status::{Page, Scope, Show},
+};
 use serde_json::json;
 
 use super::{
     Failure,
-    out::{self, Reader},
     reach::{Reach, Reached, not_running, unexpected},
     watch,
-};
-use crate::control_socket::{
-    status::{Page, Scope, Show},
-    wire::{Answer, Request, VERSION},
 };
 
 /// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why
@@ -81,7 +81,7 @@ impl Status {
     }
 
     /// What the daemon says.
-    pub(super) fn ask(&self) -> Result<crate::control_socket::status::Status, Failure> {
+    pub(super) fn ask(&self) -> Result<ops::control_socket::status::Status, Failure> {
         let scope = match &self.lane {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
             None => Scope { peer: self.peer.clone(), lane: None },
@@ -94,7 +94,7 @@ impl Status {
     }
 
     /// How it reads.
-    pub(super) fn page(&self, status: &crate::control_socket::status::Status) -> Page {
+    pub(super) fn page(&self, status: &ops::control_socket::status::Status) -> Page {
         match (&self.lane, &self.peer) {
             (Some(_), _) => status.lane_page(),
             (None, Some(_)) => status.peer_page(),
@@ -103,7 +103,7 @@ impl Status {
     }
 
     /// Prints it, from top to bottom.
-    pub(super) fn print(&self, status: &crate::control_socket::status::Status) -> Result<Reader, Failure> {
+    pub(super) fn print(&self, status: &ops::control_socket::status::Status) -> Result<Reader, Failure> {
         if self.json {
             let answer = json!({ "version": VERSION, "status": status });
             return Ok(out::print(format_args!("{answer}\n"))?);

@@ -7,6 +7,11 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use lab::out::{self, Reader};
+use ops::control_socket::{
+    status as shown,
+    status::{Kind, Page},
+};
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{
     runtime,
@@ -14,12 +19,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::{
-    Failure,
-    out::{self, Reader},
-    status::Status,
-};
-use crate::control_socket::status::{self as shown, Kind, Page};
+use super::{Failure, status::Status};
 
 /// The alternate screen, without a cursor and without wrapped lines: a character may be wider than it counts.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";

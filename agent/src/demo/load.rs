@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
+use wire::clock::{Clock, SystemClock};
 
 use super::{Options, nanos};
-use crate::clock::{Clock, SystemClock};
 
 /// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
 const TICK: Duration = Duration::from_millis(1);
@@ -109,7 +109,7 @@ impl Load {
         self.receiver.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?;
         let mut measured = self.shared.measured();
         measured.kernel_drops =
-            self.shared.sockets.iter().map(|socket| crate::io::process::kernel_drops(socket.as_fd())).sum();
+            self.shared.sockets.iter().map(|socket| net::process::kernel_drops(socket.as_fd())).sum();
         Ok(measured)
     }
 }

@@ -21,17 +21,15 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use config::Config;
+use dataplane::relay::DropReason;
+use engine::worker::{DirectionSnapshot, PeerSnapshot, Snapshot};
+use gate::identity::Identity;
+use lab::out;
 use serde_json::{Map, Value, json};
+use wire::clock::{Clock, SystemClock};
 
-use crate::{
-    cli::out,
-    clock::{Clock, SystemClock},
-    config::Config,
-    daemon::Daemon,
-    identity::Identity,
-    relay::DropReason,
-    worker::{DirectionSnapshot, PeerSnapshot, Snapshot},
-};
+use crate::daemon::Daemon;
 
 mod load;
 

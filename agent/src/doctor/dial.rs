@@ -10,17 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
-use crate::{
-    clock::{Clock, SystemClock},
-    config::{Config, Transport, defaults},
-    daemon::Daemon,
-    identity::{self, Identity},
-    l3::INNER_OVERHEAD,
+use config::{Config, Transport, defaults};
+use engine::{
     metrics::PeerMetrics,
     peer::SETTLE_TIME,
     worker::{self, PeerSnapshot},
 };
+use gate::identity::{self, Identity};
+use wire::{
+    clock::{Clock, SystemClock},
+    context::INNER_OVERHEAD,
+};
+
+use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
+use crate::daemon::Daemon;
 
 /// How often is looked: as often as workers publish.
 const LOOK: Duration = Duration::from_millis(50);
@@ -80,7 +83,7 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
         let endpoints = vec![identity::Endpoint { host, port: remote.port() }];
         let peer = config.peers.get(*place)?.clone();
         let (services, allowed_ips) = (Vec::new(), Vec::new());
-        Some(crate::config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
+        Some(config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
     });
     Config {
         path: None,

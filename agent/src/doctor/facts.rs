@@ -6,12 +6,11 @@ use std::{
     time::Duration,
 };
 
+use config::ConfigProblem;
+use net::host::{Buffers, ClockState, TunFeatures, Way};
+use ops::control_socket::status::Status;
+
 pub use super::unit::{Account, Service, Unit};
-use crate::{
-    config::ConfigProblem,
-    control_socket::status::Status,
-    io::host::{Buffers, ClockState, TunFeatures, Way},
-};
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
 pub type Tried = Result<bool, String>;

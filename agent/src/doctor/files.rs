@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use config::{Config, Knock, defaults};
+
 use super::{
     Check, Finding, Severity,
     facts::{Daemon, Facts, Found, Place},
     unit::NAME,
 };
-use crate::config::{Config, Knock, defaults};
 
 /// Whose problems are those of the key's file.
 const KEY_FILE: &str = "identity.key_file";
@@ -61,7 +62,7 @@ fn key_file(facts: &Facts) -> Vec<Finding> {
         )];
     }
     if problems.peek().is_some() {
-        let failed = |problem: &crate::config::ConfigProblem| {
+        let failed = |problem: &config::ConfigProblem| {
             let at = Finding::ok(check, KEY_FILE, "unusable");
             at.but(Severity::Error, problem.problem.clone(), problem.remedy.clone())
         };

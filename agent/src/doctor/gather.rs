@@ -1,4 +1,4 @@
-//! Reading the facts: files, `/proc`, the kernel by way of `io/`, the control socket. Changes nothing.
+//! Reading the facts: files, `/proc`, the kernel by way of `net/src/`, the control socket. Changes nothing.
 
 use std::{
     fs, io,
@@ -8,6 +8,21 @@ use std::{
     time::Duration,
 };
 
+use config::{self, Config, LoadError};
+use engine::tunnel;
+use gate::{identity::Identity, tls::cpu_has_aes};
+use net::{
+    folder, host,
+    netlink::{Netlink, TABLE_MAIN, Which},
+    process,
+    tun::DRIVER,
+};
+use ops::control_socket::{
+    client::{self, AskError},
+    protocol::{Answer, Request},
+};
+use wire::clock::{Clock as _, SystemClock};
+
 use super::{
     dial,
     facts::{
@@ -16,23 +31,6 @@ use super::{
     },
     limits::wanted_buffer,
     lookup, unit,
-};
-use crate::{
-    clock::{Clock as _, SystemClock},
-    config::{self, Config, LoadError},
-    control::tls::cpu_has_aes,
-    control_socket::{
-        client::{self, AskError},
-        wire::{Answer, Request},
-    },
-    identity::Identity,
-    io::{
-        folder, host,
-        netlink::{Netlink, TABLE_MAIN, Which},
-        process,
-        tun::DRIVER,
-    },
-    tunnel,
 };
 
 /// What is to be looked at.
@@ -165,7 +163,7 @@ fn daemon(config: &Config) -> Daemon {
         (false, Ok(false) | Err(_)) => Daemon::Absent,
     };
     let Some(socket) = &config.control else { return trace() };
-    match client::ask(socket, &Request::Status(crate::control_socket::status::Scope::default())) {
+    match client::ask(socket, &Request::Status(ops::control_socket::status::Scope::default())) {
         Ok(Answer::Status { status }) => Daemon::Running(status),
         Ok(_) => Daemon::Mute("its answer is of another kind".to_owned()),
         Err(AskError::NotRunning(_)) => trace(),

@@ -1,10 +1,11 @@
 //! What the kernel and the CPU can do (pure).
 
+use config::Config;
+
 use super::{
     Check, Finding, Severity,
     facts::{Facts, Kernel, Tried},
 };
-use crate::config::Config;
 
 /// `UDP_GRO` came with 5.0; `UDP_SEGMENT` with 4.18, `SO_MEMINFO` with 4.12, steering with 4.5.
 const LEAST_VERSION: (u32, u32) = (5, 0);

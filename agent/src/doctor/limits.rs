@@ -1,11 +1,12 @@
 //! How much of the host the agent gets: buffers, files, CPUs, privileges, time (pure).
 
+use config::{Config, Knock, defaults};
+
 use super::{
     Check, Finding, Severity,
     facts::{Clock, Facts, Limits},
     unit::NAME,
 };
-use crate::config::{Config, Knock, defaults};
 
 pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
     let limits = &facts.limits;

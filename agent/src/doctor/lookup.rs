@@ -7,13 +7,12 @@ use std::{
     time::Duration,
 };
 
+use config::Config;
+use gate::identity;
+use net::host;
+use wire::clock::{Clock, SystemClock};
+
 use super::facts::{Address, Endpoint, Lookup, Peer};
-use crate::{
-    clock::{Clock, SystemClock},
-    config::Config,
-    identity,
-    io::host,
-};
 
 /// How long the resolver may take for one name; it goes on by itself for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,7 +40,7 @@ pub(super) fn peers(config: &Config, offline: bool) -> Vec<Peer> {
             Lookup::Found(addresses.into_iter().map(address).collect())
         }
     });
-    let peer = |peer: &crate::config::Peer| {
+    let peer = |peer: &config::Peer| {
         let texts = peer.endpoints.iter().map(ToString::to_string);
         let endpoints = texts.zip(&mut lookups).map(|(text, lookup)| Endpoint { text, lookup }).collect();
         Peer { name: peer.name.to_string(), endpoints, not_dialled: None }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | which checks there are, in their order; what a finding is | this one: [`Check`], [`Finding`], [`examine`] |
 //! | what the checks look at | `facts.rs` |
-//! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `io/host.rs` |
+//! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `net/src/host.rs` |
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
 //! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `peers.rs` |
@@ -14,8 +14,6 @@
 //! the daemon would make.
 
 use std::fmt;
-
-use crate::config::Config;
 
 mod dial;
 pub mod facts;
@@ -32,11 +30,12 @@ mod tests;
 mod tun;
 mod unit;
 
+use config::Config;
 use facts::Facts;
 pub use gather::{Options, gather};
 pub use report::Report;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use unit::host_text;
+pub use unit::host_text;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

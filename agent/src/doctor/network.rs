@@ -1,5 +1,6 @@
 //! Ports, forwarding, filters and the interfaces towards the peers (pure).
 
+use config::Config;
 use ipnet::IpNet;
 
 use super::{
@@ -7,7 +8,6 @@ use super::{
     facts::{Conntrack, Daemon, Facts, Opened, Port},
     unit::NAME,
 };
-use crate::config::Config;
 
 /// What does not need a configuration.
 pub(super) fn host(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {

@@ -1,14 +1,13 @@
 //! The peers, and the ways to them (pure).
 
+use config::Config;
+use engine::tunnel::LEAST_MTU;
+use ops::control_socket::status::{PeerState, PeerStatus};
+use wire::context::INNER_OVERHEAD;
+
 use super::{
     Check, Finding, Severity,
     facts::{Address, Answer, Facts, Lookup, Peer},
-};
-use crate::{
-    config::Config,
-    control_socket::status::{PeerState, PeerStatus},
-    l3::INNER_OVERHEAD,
-    tunnel::LEAST_MTU,
 };
 
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).

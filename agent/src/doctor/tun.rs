@@ -1,16 +1,15 @@
 //! The TUN device: its driver, its name and addresses, its queue (pure).
 
+use config::{self, Config};
+use engine::tunnel::QUEUE_PACKETS;
+use net::{host::TunFeatures, tun::DRIVER};
+
 use super::{
     Check, Finding, Severity,
     facts::{Daemon, Facts},
     files::split,
     kernel::numbers,
     unit::NAME,
-};
-use crate::{
-    config::{self, Config},
-    io::{host::TunFeatures, tun::DRIVER},
-    tunnel::QUEUE_PACKETS,
 };
 
 pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<Finding> {

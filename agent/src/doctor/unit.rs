@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::io::tun::DRIVER;
+use net::tun::DRIVER;
 
 /// In findings.
 pub(super) const NAME: &str = "culvert.service";
@@ -208,7 +208,7 @@ pub(super) fn parse(text: &str) -> Unit {
 
 /// Takes any text for a unit, and for `/etc/passwd`.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn host_text(text: &str) {
+pub fn host_text(text: &str) {
     let unit = parse(text);
     // An assignment adds each of its words once.
     assert!(unit.folders.len() + unit.ambient.len() + unit.command.len() <= text.len());

@@ -2,8 +2,7 @@
 
 use std::hint::black_box;
 
-use quic_core::frame::datagram;
-use quic_core::{HEADER_LEN, OVERHEAD, TAG_LEN};
+use quic_core::{HEADER_LEN, OVERHEAD, TAG_LEN, frame::datagram};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey, quic};
 
 use crate::{BATCH, PAYLOAD_LEN};

@@ -3,8 +3,10 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use quic_core::frame::datagram;
-use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TRANSMIT_CAPACITY};
+use quic_core::{
+    AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TRANSMIT_CAPACITY,
+    frame::datagram,
+};
 
 use crate::{BATCH, clock};
 

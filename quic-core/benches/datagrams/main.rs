@@ -13,8 +13,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
-use quic_core::frame::FrameWriter;
-use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, TAG_LEN};
+use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, TAG_LEN, frame::FrameWriter};
 
 use bare::Bare;
 use lanes::Pair;

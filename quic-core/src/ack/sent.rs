@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::Rtt;
 use super::rate::DeliveryRate;
-use crate::bits::BitRing;
-use crate::frame::AckFrame;
-use crate::mtu::Fate;
-use crate::record::{Event, LossRule, Recorder};
+use crate::{
+    bits::BitRing,
+    frame::AckFrame,
+    mtu::Fate,
+    record::{Event, LossRule, Recorder},
+};
 
 /// Packets that the window remembers at most: 16 ms at a million packets per second, in 132 KiB.
 pub(super) const CAPACITY: u64 = 16_384;

@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{Frame, Frames, ack};
-use crate::mtu::Fate as MtuFate;
+use crate::{
+    frame::{Frame, Frames, ack},
+    mtu::Fate as MtuFate,
+};
 
 const BYTES: u16 = 1200;
 

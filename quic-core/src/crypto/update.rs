@@ -20,9 +20,11 @@
 use std::time::Instant;
 
 use super::{HeaderKey, PacketKey, Secret, Suite};
-use crate::LaneError;
-use crate::ack::Rtt;
-use crate::packet::{KeyPhase, PacketNumber};
+use crate::{
+    LaneError,
+    ack::Rtt,
+    packet::{KeyPhase, PacketNumber},
+};
 
 /// For how many PTOs a replaced receive key is kept (RFC 9001 §6.5).
 const KEEP_PTOS: u32 = 3;

@@ -12,8 +12,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::Violation;
-use crate::varint::{self, Reader};
+use crate::{
+    Violation,
+    varint::{self, Reader},
+};
 
 pub(crate) const ACK: u8 = 0x02;
 pub(crate) const ACK_ECN: u8 = 0x03;

@@ -18,8 +18,10 @@ pub mod datagram;
 
 pub(crate) use ack::AckFrame;
 
-use crate::Violation;
-use crate::varint::{self, Reader};
+use crate::{
+    Violation,
+    varint::{self, Reader},
+};
 
 /// Type of a PING frame, which is this one byte.
 pub const PING: u8 = 0x01;

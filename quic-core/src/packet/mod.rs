@@ -15,8 +15,10 @@ pub use number::PacketNumber;
 
 pub(crate) use header::KeyPhase;
 
-use crate::HeaderError;
-use crate::crypto::{AuthenticationFailed, HeaderKey, PacketKey, PayloadTooLong};
+use crate::{
+    HeaderError,
+    crypto::{AuthenticationFailed, HeaderKey, PacketKey, PayloadTooLong},
+};
 use header::{NUMBER_LEN_BITS, NUMBER_OFFSET, PROTECTED_BITS, RESERVED_BITS, SAMPLE_LEN, SAMPLE_OFFSET};
 
 /// A packet as it is on the wire: long enough, and for this lane; all else is hidden.

@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use quic_core::frame::FrameWriter;
-use quic_core::record::Recorder;
 use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
+    frame::FrameWriter, record::Recorder,
 };
 
 const PACKET_LEN: usize = OVERHEAD + 1 + 1150;

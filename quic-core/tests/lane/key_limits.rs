@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use quic_core::{AckProfile, Lane, OpenError, SealError, Suite, TRANSMIT_CAPACITY};
 
-use crate::net::{Net, Path, Random, ms};
-use crate::support::{CIDS, SUITES, packet_with, pair, pair_with_key_limits, start};
+use crate::{
+    net::{Net, Path, Random, ms},
+    support::{CIDS, SUITES, packet_with, pair, pair_with_key_limits, start},
+};
 
 /// Jitter is below three PTOs, for which replaced keys are kept, and far above what lies between two updates' packets.
 const ROUGH: Path = Path { delay: ms(10), jitter: ms(40), lost_percent: 5, duplicated_percent: 10 };

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use quic_core::{AckProfile, Lane, OpenError, SealError, Suite, TRANSMIT_CAPACITY, Timer, Violation};
 
-use crate::net::{CLEAN, Net, Path, ms};
-use crate::support::{SUITES, packet_of, packet_with, pair_with_key_limits, start};
+use crate::{
+    net::{CLEAN, Net, Path, ms},
+    support::{SUITES, packet_of, packet_with, pair_with_key_limits, start},
+};
 
 fn pair(key_limits: [Option<u64>; 2]) -> [Lane; 2] {
     pair_with_key_limits(Suite::Aes128Gcm, AckProfile::Throughput, key_limits)

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use quic_core::{AckProfile, HEADER_LEN, Suite, TRANSMIT_CAPACITY};
 
-use crate::net::{CLEAN, Net, Path, ms};
-use crate::support::pair;
+use crate::{
+    net::{CLEAN, Net, Path, ms},
+    support::pair,
+};
 
 fn net(mtu: usize, path: Path) -> Net {
     let mut net = Net::new(pair(Suite::Aes128Gcm, AckProfile::Throughput), path, 7);

@@ -3,11 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quic_core::record::{Event, LossRule, Purpose, Recorder, SeenFrame};
-use quic_core::{AckProfile, Suite};
+use quic_core::{
+    AckProfile, Suite,
+    record::{Event, LossRule, Purpose, Recorder, SeenFrame},
+};
 
-use crate::net::{Net, Path, ms};
-use crate::support::pair_with_key_limits;
+use crate::{
+    net::{Net, Path, ms},
+    support::pair_with_key_limits,
+};
 
 #[test]
 fn records_agree_with_the_counters_under_loss_reordering_and_key_updates() {

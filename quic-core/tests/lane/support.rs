@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use quic_core::frame::FrameWriter;
-use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN};
+use quic_core::{
+    AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, frame::FrameWriter,
+};
 
 pub(crate) const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 pub(crate) const CIDS: [ConnectionId; 2] = [ConnectionId([0x11; 8]), ConnectionId([0x22; 8])];

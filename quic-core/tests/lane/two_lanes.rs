@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use quic_core::{AckProfile, OpenError, PATH_PACKET_MIN, Suite, TRANSMIT_CAPACITY, Timer};
 
-use crate::net::{CLEAN, Net, Path, ms};
-use crate::support::{packet_with, pair, start};
+use crate::{
+    net::{CLEAN, Net, Path, ms},
+    support::{packet_with, pair, start},
+};
 
 /// Two lanes under the suite that is offered first.
 fn net(profile: AckProfile, path: Path, seed: u64) -> Net {

@@ -1,9 +1,9 @@
 //! What IP packets make an agent allocate. This program holds one test: the allocator counts for all threads.
 
 #[cfg(test)]
-mod steady;
+mod cable;
 #[cfg(test)]
-mod wire;
+mod steady;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

@@ -8,26 +8,24 @@ use std::{
     time::Duration,
 };
 
-use culvert::{
-    admin::Health,
-    clock::{Clock, ManualClock},
-    config::Config,
-    control::tls::TlsIdentity,
-    gate::{Own, table::SingleUse},
-    identity::Identity,
-    io::{Ready, journal::MemoryJournal},
-    l3::{
-        checksum,
-        view::{TCP, UDP},
-        vnet::{Gso, VnetHeader},
-    },
+use config::Config;
+use engine::{
+    health::Health,
     metrics::Metrics,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
 };
+use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use ip::{
+    checksum,
+    view::{TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
+use net::Ready;
+use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
-use super::wire::{Device, Wire, WireNet};
+use super::cable::{Device, Wire, WireNet};
 
 const ENTRY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const EXIT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));

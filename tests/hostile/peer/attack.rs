@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, net::UdpSocket, time::Duration
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use clap::ValueEnum;
-use culvert::identity::{Identity, PublicKey};
+use gate::identity::{Identity, PublicKey};
 use tokio::{runtime::Builder, time::sleep};
 
 use super::{

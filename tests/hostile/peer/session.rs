@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use culvert::{
-    control::knock::{self, Knock},
-    gate::knock::ServerKey,
-};
 use culvert_tests::clock;
+use gate::{
+    client::{self, Knock},
+    knock::ServerKey,
+};
 use quinn::{
     AsyncUdpSocket, ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream,
     SendStream, TokioRuntime, TransportConfig, congestion::NewRenoConfig, crypto::rustls::QuicClientConfig,
@@ -122,7 +122,7 @@ impl Dialler {
             ephemeral: zeroize::Zeroizing::new(rand::random()),
         };
         let dcid = || quinn_proto::ConnectionId::new(&rand::random::<[u8; 8]>());
-        let mut config = knock::arm(Arc::clone(&self.crypto) as _, knock, Arc::new(dcid));
+        let mut config = client::arm(Arc::clone(&self.crypto) as _, knock, Arc::new(dcid));
         let mut window = NewRenoConfig::default();
         window.initial_window(GREEDY_WINDOW);
         let mut transport = TransportConfig::default();

@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use culvert::worker::simulation::bottleneck::{Bottleneck, Packet};
 use culvert_tests::clock;
 use nix::{
     poll::{PollFd, PollFlags, ppoll},
     sys::{prctl, time::TimeSpec},
 };
 use serde_json::{Value, json};
+use testkit::simulation::bottleneck::{Bottleneck, Packet};
 use tun_rs::SyncDevice;
 
 use super::options::{Change, Settings};

@@ -6,7 +6,7 @@
 //!
 //! It runs in a network namespace that has an interface to either side, makes two TUN devices, `there` (from the left to the
 //! right) and `back`, and has the namespace route packets from an interface into the device of its direction. Each packet that
-//! the kernel gives to a device passes a [`Bottleneck`](culvert::worker::simulation::bottleneck::Bottleneck) in real time, and
+//! the kernel gives to a device passes a [`Bottleneck`](testkit::simulation::bottleneck::Bottleneck) in real time, and
 //! is written back to the device, from where it is routed on. So the kernel cuts super-packets and completes checksums before
 //! the bottleneck, and a packet's TTL falls by two.
 //!

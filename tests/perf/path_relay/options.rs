@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Parser;
-use culvert::worker::simulation::bottleneck::{Gilbert, Loss, Parameters, bytes_at};
+use testkit::simulation::bottleneck::{Gilbert, Loss, Parameters, bytes_at};
 
 /// A path with a bottleneck between two interfaces of this network namespace.
 #[derive(Parser)]

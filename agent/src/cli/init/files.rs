@@ -7,8 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gate::identity::{Identity, IdentityError};
+
 use super::folder_of;
-use crate::identity::{Identity, IdentityError};
 
 /// What is to be written.
 pub(super) struct New<'a> {

@@ -6,9 +6,11 @@ use std::{
     path::Path,
 };
 
+use config::Config;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use net::ports;
 
-use crate::{cli::reach::DEFAULT_CONFIG, config::Config, io::ports};
+use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What the host knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

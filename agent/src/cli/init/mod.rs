@@ -12,12 +12,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use config::Config;
+use gate::identity::{Identity, IdentityError};
+use lab::out;
 
-use super::{Failure, keygen::with_remedy, out, reach::DEFAULT_CONFIG};
-use crate::{
-    config::Config,
-    identity::{Identity, IdentityError},
-};
+use super::{Failure, keygen::with_remedy, reach::DEFAULT_CONFIG};
 
 mod files;
 mod host;

@@ -3,6 +3,8 @@
 use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
+use config::Config;
+use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
 use super::{
@@ -10,11 +12,7 @@ use super::{
     host::Facts,
     plan::{Plan, neighbour},
 };
-use crate::{
-    cli::reach::DEFAULT_CONFIG,
-    config::Config,
-    identity::{PublicKey, ShareLink},
-};
+use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What the next steps depend on.
 pub(super) struct Steps<'a> {

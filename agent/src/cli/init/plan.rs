@@ -2,14 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use gate::identity::{EndpointError, ShareLink, ShareLinkError};
+use ip::routes::is_default_like;
 use ipnet::IpNet;
 
 use super::{Init, Pair, Role, host::Facts};
-use crate::{
-    cli::reach::DEFAULT_CONFIG,
-    identity::{EndpointError, ShareLink, ShareLinkError},
-    l3::routes::is_default_like,
-};
+use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What the configuration will say; texts are checked with the whole of it.
 #[derive(Debug)]
@@ -140,7 +138,7 @@ impl Plan {
     /// Decides what the link says.
     fn find_address(&mut self, advertise: Option<&str>, facts: &Facts) -> Result<(), PlanError> {
         if let Some(text) = advertise {
-            let endpoint: crate::identity::Endpoint = text.parse().map_err(PlanError::Advertise)?;
+            let endpoint: gate::identity::Endpoint = text.parse().map_err(PlanError::Advertise)?;
             self.advertise = Some(endpoint.to_string());
             return Ok(());
         }

@@ -13,16 +13,14 @@ use super::{
     },
     *,
 };
-use crate::{
-    config::ConfigProblem,
-    control_socket::status::{LastError, PeerState, PeerStatus, Status},
-    io::host::{Buffers, ClockState, TunFeatures, Way},
-};
 
 mod cases;
 mod unit;
 
 use cases::{fires, quiet};
+use config::ConfigProblem;
+use net::host::{Buffers, ClockState, TunFeatures, Way};
+use ops::control_socket::status::{LastError, PeerState, PeerStatus, Status};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const OTHER_KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";

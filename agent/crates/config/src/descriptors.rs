@@ -1,0 +1,48 @@
+//! How many files an agent may have to keep open, which the limit on open files must allow.
+
+use crate::{Config, Peer};
+
+impl Config {
+    /// How many files peers and strangers may keep open.
+    #[must_use]
+    pub fn descriptors(&self) -> u64 {
+        /// For ports, logs, the runtime and names being looked up.
+        const OTHERS: u64 = 256;
+        /// Lanes of a peer whose number is left to the workers of both ends.
+        const CHOSEN_LANES: u64 = 8;
+        let lanes = |peer: &Peer| match peer.lanes {
+            0 => CHOSEN_LANES,
+            chosen => u64::from(chosen),
+        };
+        let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
+        let tcp = self.limits.tcp_streams as u64;
+        let strangers = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
+        self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + strangers + OTHERS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_are_counted_for_flows_forwards_lanes_and_strangers() {
+        const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
+        let count = |more: &str| {
+            let text = format!(
+                "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n\
+                 limits = {{ flows = 1000, tcp_streams = 100, open_peers = 3, decoy_flows = 50 }}\n\
+                 [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
+                 [[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\n{more}"
+            );
+            Config::parse(&text, Path::new("")).unwrap().descriptors()
+        };
+        let alone = 1000 + 100 + 256;
+        assert_eq!(count(""), alone);
+        assert_eq!(count("endpoints = [\"a:1\"]\n"), alone + 8);
+        assert_eq!(count("endpoints = [\"a:1\"]\nlanes = 64\n"), alone + 64);
+        assert_eq!(count("[access]\ndecoy = \"127.0.0.1:1\"\n"), alone + 50);
+    }
+}

@@ -1,0 +1,484 @@
+//! The state file `<state_dir>/peers.toml`: the peers that `culvert peer` has added.
+//!
+//! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
+
+use std::{
+    fmt::{self, Write as _},
+    fs::{self, File, TryLockError},
+    io::{self, Write as _},
+    mem,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use gate::identity::PublicKey;
+use net::folder;
+use toml::{Table, Value};
+
+use crate::{
+    Config, ConfigProblems, Peer, PeerOrigin,
+    checks::{Checks, PinnedKey},
+    field::{Field, OneOrMany},
+    file,
+    peers::Around,
+    problem::Report,
+    tun::allowed_prefix,
+};
+
+/// The file beside it that is locked while it is changed.
+const LOCK_NAME: &str = "peers.lock";
+
+/// Its name in `identity.state_dir`.
+pub const FILE_NAME: &str = "peers.toml";
+
+/// How long another editor may hold the lock: it writes a small file, and the daemon's stop waits for whoever waits here.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const HEADER: &str =
+    "# Written by culvert peer; comments are not kept. docs/configuration.md says what each key does.\n";
+
+/// A peer as an operator describes it, not checked yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewPeer {
+    /// What to call it.
+    pub name: String,
+    /// Its key, as `culvert pubkey` prints it.
+    pub public_key: String,
+    /// Where to dial it, as "host:port"; none: it dials us.
+    pub endpoints: Vec<String>,
+    /// How many lanes to open; `None`: the default.
+    pub lanes: Option<u8>,
+    /// The names of our services that it may use.
+    pub services: Vec<String>,
+    /// Its inner addresses, as prefixes.
+    pub allowed_ips: Vec<String>,
+}
+
+/// Why the state file could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Nothing is kept.
+    #[error("there is no state folder: identity.state_dir is empty (remedy: set it)")]
+    Nowhere,
+    /// The folder or the file cannot be used.
+    #[error("{}: {cause} (remedy: let the user that runs culvert write there, or set identity.state_dir)", path.display())]
+    Unusable {
+        /// The folder or the file.
+        path: PathBuf,
+        /// Why, in the kernel's words.
+        cause: io::Error,
+    },
+    /// Somebody else changes it, or was stopped while doing so.
+    #[error("{}: another process changes the peers (remedy: try again; `fuser -v {}` names one that hangs)", path.display(), path.display())]
+    Busy {
+        /// What is locked.
+        path: PathBuf,
+    },
+    /// It was changed while the daemon ran.
+    #[error("{}: has a peer of that {what}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        what: Taken,
+    },
+    /// It is no TOML, so that nothing can be added to it.
+    #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what was expected there.
+        cause: Box<toml::de::Error>,
+    },
+}
+
+/// What no two peers share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The name.
+    Name,
+    /// A public key.
+    Key,
+    /// A prefix of `allowed_ips`.
+    Prefix,
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Name => "name",
+            Self::Key => "key",
+            Self::Prefix => "prefix",
+        })
+    }
+}
+
+/// The text of the state file at `path`; `None` if there is none.
+///
+/// # Errors
+/// It exists and cannot be read.
+pub fn read(path: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_key` is ours.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check(
+    config: &Config,
+    own_key: PublicKey,
+    known: &[Peer],
+    new: &NewPeer,
+) -> Result<Peer, ConfigProblems> {
+    let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
+    let mut report = Report::new(text.clone(), None);
+    let table = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
+    let mut checks = Checks::new(report);
+    for peer in known {
+        let pinned = |key: &PublicKey| PinnedKey {
+            key: *key,
+            origin: peer.origin,
+            at: format!("the key of {:?}", peer.name),
+            span: 0..0,
+        };
+        checks.keys.extend(peer.public_keys.iter().map(pinned));
+    }
+    let listens = !config.transport.listen.is_empty();
+    let tunnel = config.tun.is_some();
+    let around = Around { services: &config.services, listens, tunnel, origin: PeerOrigin::State };
+    checks.claimed(config, known);
+    let mut peers = known.to_vec();
+    checks.peers(table.peer.into_iter().enumerate(), around, &mut peers);
+    if let Some(tun) = &config.tun {
+        checks.collisions(tun, config.transport.mark, None);
+    }
+    let peer = peers.pop().filter(|_| peers.len() == known.len());
+    if peer.as_ref().is_some_and(|peer| peer.public_keys.contains(&own_key)) {
+        let remedy = "write the peer's key, as culvert pubkey prints it there";
+        checks.report.add("peer[0].public_key", None, "is our own public key", remedy);
+    }
+    if known.len() >= config.limits.peers {
+        let problem = format!("there are {} peers already", known.len());
+        checks.report.add("limits.peers", None, problem, "raise it, or remove peers");
+    }
+    let (mut problems, _) = checks.report.into_parts();
+    match peer {
+        Some(peer) if problems.is_empty() => Ok(peer),
+        Some(_) | None => {
+            for problem in &mut problems {
+                // The place in a text that nobody has written says nothing.
+                problem.line = None;
+                if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
+                    problem.key_path = key.to_owned();
+                }
+            }
+            Err(ConfigProblems { file: None, problems })
+        }
+    }
+}
+
+/// The state file while it is being changed: nobody else changes it until this is dropped.
+#[derive(Debug)]
+pub struct Edit {
+    path: PathBuf,
+    folder: File,
+    /// Locked while this lives. A file of its own: the daemon holds the folder's lock for its journals.
+    _lock: File,
+    text: String,
+}
+
+impl Edit {
+    /// Locks the state file at `path`, and makes its folder if there is none.
+    ///
+    /// # Errors
+    /// The folder or the file cannot be used, or somebody else changes it and does not end in 2 s.
+    pub fn begin(path: &Path) -> Result<Self, StateError> {
+        Self::begin_within(path, PATIENCE)
+    }
+
+    pub(super) fn begin_within(path: &Path, patience: Duration) -> Result<Self, StateError> {
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            |cause| StateError::Unusable { path, cause }
+        };
+        let of = path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
+        folder::make(of).map_err(unusable(of))?;
+        let folder = File::open(of).map_err(unusable(of))?;
+        let metadata = folder.metadata().map_err(unusable(of))?;
+        let lock_path = of.join(LOCK_NAME);
+        let lock = folder::lock_file(&lock_path, &metadata).map_err(unusable(&lock_path))?;
+        take(&lock, &lock_path, patience)?;
+        let text = read(path).map_err(unusable(path))?;
+        Ok(Self { path: path.to_owned(), folder, _lock: lock, text: text.unwrap_or_default() })
+    }
+
+    /// The file's text as it will be written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Appends `new`, which was checked.
+    ///
+    /// # Errors
+    /// The file is no TOML, or has a peer of that name, key or prefix, which somebody else wrote.
+    pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
+            let exists = |what| Err(StateError::Exists { path: self.path.clone(), what });
+            if is_named(peer, &new.name) {
+                return exists(Taken::Name);
+            }
+            if has_key(peer, &new.public_key) {
+                return exists(Taken::Key);
+            }
+            if has_prefix(peer, &new.allowed_ips) {
+                return exists(Taken::Prefix);
+            }
+        }
+        // What is not a list was reported when it was checked.
+        if let Value::Array(peers) = state.entry("peer").or_insert_with(|| Value::Array(Vec::new())) {
+            peers.push(new.to_table().into());
+        }
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// Takes out the peer `name`, and says whether it was there; with `named`, its name is kept as that of a removed peer.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn remove(&mut self, name: &str, named: bool) -> Result<bool, StateError> {
+        let mut state = self.parse()?;
+        let Some(Value::Array(peers)) = state.get_mut("peer") else { return Ok(false) };
+        let before = peers.len();
+        peers.retain(|peer| !is_named(peer, name));
+        if peers.len() == before {
+            return Ok(false);
+        }
+        if named {
+            call_removed(&mut state, name);
+        }
+        self.text = render(&state);
+        Ok(true)
+    }
+
+    /// The text if it called `name` removed: with it a configuration is checked whose forwards name a peer that is still
+    /// to come.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn text_without(&self, name: &str) -> Result<String, StateError> {
+        let mut state = self.parse()?;
+        call_removed(&mut state, name);
+        Ok(render(&state))
+    }
+
+    /// Takes `name` from the names of removed peers.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn forget(&mut self, name: &str) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        if let Some(Value::Array(removed)) = state.get_mut("removed") {
+            removed.retain(|removed| removed.as_str() != Some(name));
+            if removed.is_empty() {
+                state.remove("removed");
+            }
+        }
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// The kernel's refusal; the old file is still there.
+    pub fn commit(self) -> Result<(), StateError> {
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            |cause| StateError::Unusable { path, cause }
+        };
+        let new_path = self.path.with_extension("toml.new");
+        let write = || {
+            // What a killed writer left, or a link that somebody planted to have another file overwritten.
+            match fs::remove_file(&new_path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            // Root may edit what the daemon, another user, must read.
+            let mut file = folder::create_file(&new_path, &self.folder.metadata()?)?;
+            file.write_all(self.text.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(unusable(&new_path))?;
+        fs::rename(&new_path, &self.path).map_err(unusable(&self.path))?;
+        self.folder.sync_all().map_err(unusable(&self.path))
+    }
+
+    fn parse(&self) -> Result<Table, StateError> {
+        let broken = |cause| StateError::Broken { path: self.path.clone(), cause: Box::new(cause) };
+        self.text.parse().map_err(broken)
+    }
+}
+
+impl NewPeer {
+    fn to_table(&self) -> Table {
+        let mut table = Table::new();
+        table.insert("name".to_owned(), self.name.as_str().into());
+        table.insert("public_key".to_owned(), self.public_key.as_str().into());
+        if !self.endpoints.is_empty() {
+            table.insert("endpoints".to_owned(), self.endpoints.clone().into());
+        }
+        if let Some(lanes) = self.lanes {
+            table.insert("lanes".to_owned(), i64::from(lanes).into());
+        }
+        if !self.services.is_empty() {
+            table.insert("services".to_owned(), self.services.clone().into());
+        }
+        if !self.allowed_ips.is_empty() {
+            table.insert("allowed_ips".to_owned(), self.allowed_ips.clone().into());
+        }
+        table
+    }
+}
+
+fn call_removed(state: &mut Table, name: &str) {
+    let removed = state.entry("removed").or_insert_with(|| Value::Array(Vec::new()));
+    if let Value::Array(removed) = removed
+        && !removed.iter().any(|removed| removed.as_str() == Some(name))
+    {
+        removed.push(name.into());
+    }
+}
+
+fn is_named(peer: &Value, name: &str) -> bool {
+    peer.get("name").and_then(Value::as_str) == Some(name)
+}
+
+/// Whether `peer` has this key, however its text is written.
+fn has_key(peer: &Value, key: &str) -> bool {
+    let same = |text: &str| {
+        text == key || matches!((text.parse::<PublicKey>(), key.parse()), (Ok(text), Ok(key)) if text == key)
+    };
+    match peer.get("public_key") {
+        Some(Value::Array(keys)) => keys.iter().filter_map(Value::as_str).any(same),
+        Some(key) => key.as_str().is_some_and(same),
+        None => false,
+    }
+}
+
+/// Whether `peer` has one of these prefixes, however they are written.
+fn has_prefix(peer: &Value, prefixes: &[String]) -> bool {
+    let net = |text: &str| allowed_prefix(text).ok();
+    let mut wanted = prefixes.iter().filter_map(|text| net(text));
+    let texts = || peer.get("allowed_ips").and_then(Value::as_array).into_iter().flatten();
+    wanted.any(|wanted| texts().filter_map(Value::as_str).any(|text| net(text) == Some(wanted)))
+}
+
+/// Whether one of `peers` has the name and a key of `table`.
+fn is_among(table: &file::Peer, peers: &[Peer]) -> bool {
+    let Some(Ok(keys)) = table.public_key.as_ref().map(|field| &field.value) else { return false };
+    let texts: Vec<&str> = match keys {
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(list) => list.iter().filter_map(|field| text_of(Some(field))).collect(),
+    };
+    let keys: Vec<PublicKey> = texts.into_iter().filter_map(|text| text.parse().ok()).collect();
+    let name = text_of(table.name.as_ref());
+    peers
+        .iter()
+        .any(|peer| name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own)))
+}
+
+fn text_of(field: Option<&Field<String>>) -> Option<&str> {
+    field?.value.as_deref().ok()
+}
+
+/// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
+fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
+    /// Between two attempts.
+    const PAUSE: Duration = Duration::from_millis(50);
+    let mut waited = Duration::ZERO;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if waited >= patience => {
+                return Err(StateError::Busy { path: path.to_owned() });
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+            Err(TryLockError::Error(cause)) => {
+                return Err(StateError::Unusable { path: path.to_owned(), cause });
+            }
+        }
+        waited += PAUSE;
+    }
+}
+
+/// The text of a state file: a line for each key, a paragraph for each peer.
+fn render(state: &Table) -> String {
+    /// Who the peer is comes first.
+    const FIRST: [&str; 2] = ["name", "public_key"];
+    let mut text = HEADER.to_owned();
+    let line = |text: &mut String, key: &str, value: &Value| {
+        // Every key that the mirror knows is a bare one; writing to a String cannot fail.
+        writeln!(text, "{key} = {value}").ok();
+    };
+    for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
+        line(&mut text, key, value);
+    }
+    for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
+        text += "\n[[peer]]\n";
+        let peer = peer.as_table();
+        for key in FIRST {
+            if let Some(value) = peer.and_then(|peer| peer.get(key)) {
+                line(&mut text, key, value);
+            }
+        }
+        for (key, value) in peer.into_iter().flatten().filter(|(key, _)| !FIRST.contains(&key.as_str())) {
+            line(&mut text, key, value);
+        }
+    }
+    text
+}
+
+impl Checks {
+    /// Checks the state file and appends its peers; returns what is wrong with it and the names that it calls removed.
+    pub(super) fn state(
+        &mut self,
+        text: String,
+        path: PathBuf,
+        around: Around<'_>,
+        peers: &mut Vec<Peer>,
+    ) -> (Report, Vec<String>) {
+        let mut report = Report::new(text.clone(), Some(path));
+        let state = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
+        // What is found until the end of this function is found in the state file.
+        let config_report = mem::replace(&mut self.report, report);
+        let (twins, others): (Vec<_>, Vec<_>) =
+            state.peer.into_iter().enumerate().partition(|(_, table)| is_among(table.as_ref(), peers));
+        for (index, table) in twins {
+            let name = text_of(table.as_ref().name.as_ref()).unwrap_or_default();
+            let problem = format!("{name:?} is the same peer as that [[peer]] of the configuration");
+            let remedy = format!(
+                "culvert peer remove {name}, then culvert reload: the connection is made anew, with what the \
+                 configuration says"
+            );
+            self.report.add(&format!("peer[{index}]"), Some(table.span()), problem, remedy);
+        }
+        self.peers(others, around, peers);
+        let removed = self.list("removed", state.removed).into_iter().map(|(_, name)| name.value).collect();
+        (mem::replace(&mut self.report, config_report), removed)
+    }
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+#[path = "state_properties.rs"]
+pub mod properties;

@@ -1,0 +1,553 @@
+use std::{collections::BTreeSet, fs};
+
+use proptest::prelude::*;
+
+use super::*;
+
+pub(super) const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
+pub(super) const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
+
+/// Lines 1 to 8, so that what a test appends begins at line 9.
+pub(super) const BASE: &str = r#"identity.key_file = "id.key"
+transport.listen = ["127.0.0.1:4433"]
+[[service]]
+name = "dns"
+upstream = "127.0.0.1:53"
+[[peer]]
+name = "exit"
+public_key = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA"
+"#;
+
+pub(super) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+pub(super) fn parse(text: &str) -> Result<Config, ConfigProblems> {
+    Config::parse(text, Path::new("/etc/culvert"))
+}
+
+/// Every problem of `text` as "line key_path", with 0 for no line.
+fn problems(text: &str) -> Vec<(usize, String)> {
+    match parse(text) {
+        Ok(_) => Vec::new(),
+        Err(found) => found.problems.into_iter().map(|p| (p.line.unwrap_or(0), p.key_path)).collect(),
+    }
+}
+
+#[track_caller]
+pub(super) fn only_problem(text: &str) -> ConfigProblem {
+    let mut found = parse(text).unwrap_err().problems;
+    assert_eq!(found.len(), 1, "{found:#?}");
+    found.remove(0)
+}
+
+/// Appends `more` to the base, whose last table is a peer, and expects one problem there.
+#[track_caller]
+pub(super) fn expect(more: &str, line: usize, key_path: &str, words: &str) {
+    let problem = only_problem(&format!("{BASE}{more}"));
+    assert_eq!((problem.line, problem.key_path.as_str()), (Some(line), key_path), "{problem}");
+    let text = problem.to_string();
+    assert!(text.contains(words), "{text:?} does not say {words:?}");
+    assert!(!problem.remedy.is_empty());
+}
+
+#[test]
+fn defaults_stand_for_what_is_left_out() {
+    let config = parse(BASE).unwrap();
+    assert!(config.transport.workers == 0 && (1..=64).contains(&config.worker_count()));
+    assert_eq!(config.identity_key_file, Path::new("/etc/culvert/id.key"));
+    assert_eq!(config.transport.listen, ["127.0.0.1:4433".parse().unwrap()]);
+    assert_eq!((config.log, config.limits, config.metrics), (defaults::LOG, defaults::LIMITS, None));
+    let peer = Peer {
+        name: "exit".into(),
+        origin: PeerOrigin::Config,
+        public_keys: vec![KEY.parse().unwrap()],
+        endpoints: Vec::new(),
+        lanes: 0,
+        profile: Profile::Throughput,
+        keepalive: Some(Duration::from_secs(20)),
+        queue: Queue { packets: 4096, bytes: 4_194_304, time: Duration::from_millis(100) },
+        drop: DropPolicy::Oldest,
+        quota: 0.5,
+        services: Vec::new(),
+        allowed_ips: Vec::new(),
+        dscp: Dscp::Copy,
+        congestion: CongestionControl::Bbr,
+        rate: None,
+    };
+    assert_eq!(config.peers, [peer]);
+    let service = Service {
+        name: "dns".into(),
+        upstream: "127.0.0.1:53".parse().unwrap(),
+        idle: Duration::from_secs(60),
+        burst: 128,
+        oversize: Oversize::Drop,
+        udp: true,
+        tcp: true,
+    };
+    assert_eq!(config.services, [service]);
+}
+
+#[test]
+fn every_value_arrives() {
+    let text = format!(
+        r#"
+[identity]
+key_file = "/keys/id"
+[transport]
+listen = ["[::]:1", "0.0.0.0:1"]
+workers = 64
+pin_cpus = true
+gso = "off"
+mark = 7
+advertise = "[2001:db8::1]:4433"
+max_packet = 1400
+[[service]]
+name = "a"
+upstream = "[::1]:53"
+protocol = "udp"
+[[service]]
+name = "b"
+upstream = "10.0.0.1:80"
+idle = "5m"
+burst = 16
+oversize = "fragment"
+protocol = "tcp"
+[[peer]]
+name = "p"
+public_key = ["{KEY}", "{KEY_2}"]
+endpoints = ["a.example:1", "192.0.2.1:2"]
+lanes = 64
+keepalive = "0s"
+profile = "latency"
+drop = "newest"
+queue = {{ packets = 8, bytes = "64KiB", time = "1ms" }}
+quota = 1
+services = ["b", "a"]
+[[udp]]
+listen = "127.0.0.1:5301"
+peer = "p"
+service = "iperf"
+[[tcp]]
+listen = "127.0.0.1:5301"
+peer = "p"
+service = "iperf"
+[metrics]
+listen = "127.0.0.1:9464"
+[log]
+level = "trace"
+format = "json"
+[limits]
+flows_per_peer = 1
+flows = 2
+tcp_streams_per_peer = 3
+tcp_streams = 9
+stream_bytes = "8MiB"
+pending_open_packets = 4
+receive_buffer = 65536
+receive_rate = "1MiB"
+reassembly_bytes = "128KiB"
+queue_bytes = 65537
+peers = 5
+open_peers = 6
+decoy_flows = 7
+handshakes = 8
+"#
+    );
+    let config = parse(&text).unwrap();
+    assert_eq!(config.identity_key_file, Path::new("/keys/id"));
+    assert_eq!(config.transport.listen.len(), 2);
+    assert!(!config.transport.gso && config.transport.pin_cpus);
+    assert_eq!((config.transport.workers, config.worker_count()), (64, 64));
+    assert_eq!(config.transport.mark, 7);
+    assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
+    assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
+    let protocols: Vec<_> =
+        config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs(), s.oversize)).collect();
+    assert_eq!(
+        protocols,
+        [(true, false, 128, 60, Oversize::Drop), (false, true, 16, 300, Oversize::Fragment)]
+    );
+    let peer = &config.peers[0];
+    assert_eq!(peer.public_keys, [KEY, KEY_2].map(|key| key.parse().unwrap()));
+    assert_eq!(peer.endpoints, ["a.example:1".parse().unwrap(), "192.0.2.1:2".parse().unwrap()]);
+    assert_eq!((peer.lanes, peer.keepalive, peer.drop), (64, None, DropPolicy::Newest));
+    assert_eq!(peer.profile, Profile::Latency);
+    assert_eq!(peer.queue, Queue { packets: 8, bytes: 65_536, time: Duration::from_millis(1) });
+    assert!((peer.quota - 1.0).abs() < f64::EPSILON);
+    assert_eq!(peer.services, [1, 0]);
+    let forward =
+        Forward { listen: "127.0.0.1:5301".parse().unwrap(), peer: 0, service: "iperf".into(), open: true };
+    assert_eq!((&config.udp[..], &config.tcp[..]), (&[forward.clone()][..], &[forward][..]));
+    assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
+    assert_eq!(config.log, Log { level: LogLevel::Trace, format: LogFormat::Json });
+    let limits = Limits {
+        flows_per_peer: 1,
+        flows: 2,
+        tcp_streams_per_peer: 3,
+        tcp_streams: 9,
+        stream_bytes: 8 << 20,
+        pending_open_packets: 4,
+        receive_buffer: Some(65_536),
+        receive_rate: 1 << 20,
+        reassembly_bytes: 131_072,
+        queue_bytes: 65_537,
+        peers: 5,
+        open_peers: 6,
+        decoy_flows: 7,
+        handshakes: 8,
+    };
+    assert_eq!(config.limits, limits);
+}
+
+#[test]
+fn values_out_of_bounds_are_refused_at_their_line() {
+    expect("lanes = 65\n", 9, "peer[0].lanes", "0 to 64");
+    expect("lanes = \"4\"\n", 9, "peer[0].lanes", "is a text (remedy: write a whole number");
+    expect("keepalive = \"26s\"\n", 9, "peer[0].keepalive", "25s");
+    expect("keepalive = 20\n", 9, "peer[0].keepalive", "is an integer");
+    expect("keepalive = \"20\"\n", 9, "peer[0].keepalive", "a unit");
+    expect("drop = \"oldset\"\n", 9, "peer[0].drop", "\"oldest\" or \"newest\"");
+    expect("congestion = \"reno\"\n", 9, "peer[0].congestion", "\"bbr\" or \"cubic\" or \"rate\"");
+    expect("congestion = \"rate\"\n", 6, "peer[0].rate", "add what the path to the peer carries");
+    expect("rate = \"190Mbps\"\n", 9, "peer[0].rate", "as in \"48Mbit\"");
+    expect("rate = \"1kbit\"\n", 9, "peer[0].rate", "64kbit");
+    expect("rate = \"9999Gbit\"\n", 9, "peer[0].rate", "100Gbit");
+    expect("quota = 0\n", 9, "peer[0].quota", "above 0");
+    expect("quota = 1.5\n", 9, "peer[0].quota", "at most 1");
+    expect("quota = nan\n", 9, "peer[0].quota", "is not a share");
+    expect("\nqueue.packets = 0\n", 10, "peer[0].queue.packets", "1 to 1048576");
+    expect("queue = { bytes = \"1KiB\" }\n", 9, "peer[0].queue.bytes", "64 KiB to 1024 MiB");
+    expect("queue = { bytes = \"4Mib\" }\n", 9, "peer[0].queue.bytes", "is not a size");
+    expect("queue = { time = \"11s\" }\n", 9, "peer[0].queue.time", "1ms");
+    expect("queue = 5\n", 9, "peer[0].queue", "queue = {");
+    expect("endpoints = []\n", 9, "peer[0].endpoints", "leave the key out");
+    expect("endpoints = [\"a:1\",\n\"b\"]\n", 10, "peer[0].endpoints[1]", "the port is missing");
+    expect("endpoints = [\"a:1\",\n2]\n", 10, "peer[0].endpoints[1]", "is an integer");
+    expect("endpoints = \"a:1\"\n", 9, "peer[0].endpoints", "a list in brackets");
+    expect("services = [\"web\"]\n", 9, "peer[0].services[0]", "no [[service]] is named \"web\"");
+    expect("services = [\"dns\", \"dns\"]\n", 9, "peer[0].services[1]", "twice");
+    expect("[transport.x]\n", 9, "transport.x", "unknown key");
+    expect("[log]\nlevel = \"verbose\"\n", 10, "log.level", "\"error\" or \"warn\"");
+    expect("[log]\nformat = \"xml\"\n", 10, "log.format", "\"text\" or \"json\"");
+    expect("[limits]\nflows = 0\n", 10, "limits.flows", "out of range");
+    expect("[limits]\nreceive_buffer = -1\n", 10, "limits.receive_buffer", "out of range");
+    expect("[limits]\nreceive_buffer = \"large\"\n", 10, "limits.receive_buffer", "is not a size");
+    expect("[limits]\nreceive_rate = \"1KiB\"\n", 10, "limits.receive_rate", "out of range");
+    expect("[limits]\nreassembly_bytes = \"64KiB\"\n", 10, "limits.reassembly_bytes", "out of range");
+    expect("[limits]\nflows = 99999999999999999999\n", 10, "limits.flows", "huge");
+    expect("[metrics]\nlisten = \"localhost:9464\"\n", 10, "metrics.listen", "is a host name");
+    expect("[metrics]\nlisten = \":9464\"\n", 10, "metrics.listen", "has no address");
+    expect("[metrics]\nlisten = \"127.0.0.1\"\n", 10, "metrics.listen", "\"127.0.0.1:4433\"");
+}
+
+#[test]
+fn transport_and_services_are_checked() {
+    let transport = |line: &str| {
+        let text = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", line);
+        let problem = only_problem(&text);
+        assert_eq!(problem.line, Some(2));
+        problem.to_string()
+    };
+    let keep = "transport = { listen = [\"127.0.0.1:4433\"], ";
+    assert!(
+        transport("transport.listen = [\"x:1\"]").starts_with("transport.listen[0]: \"x\" is a host name")
+    );
+    assert!(transport(&format!("{keep} gso = \"on\" }}")).starts_with("transport.gso: "));
+    assert!(transport(&format!("{keep} mark = -1 }}")).starts_with("transport.mark: "));
+    assert!(transport(&format!("{keep} advertise = \"gw\" }}")).starts_with("transport.advertise: the port"));
+    for workers in ["65", "-1", "\"auto\""] {
+        let text = transport(&format!("{keep} workers = {workers} }}"));
+        assert!(text.starts_with("transport.workers: "), "{text}");
+    }
+    assert!(transport(&format!("{keep} pin_cpus = 1 }}")).contains("write true or false"));
+    for size in ["1199", "9001", "\"big\"", "-5"] {
+        assert!(transport(&format!("{keep} max_packet = {size} }}")).starts_with("transport.max_packet: "));
+    }
+
+    let service = |from: &str, to: &str| only_problem(&BASE.replace(from, to)).to_string();
+    let upstream = "upstream = \"127.0.0.1:53\"";
+    assert!(service(upstream, "upstream = \"dns.local:53\"").contains("getent ahosts dns.local"));
+    assert!(
+        service(upstream, "upstream = \"127.0.0.1:0\"").starts_with("service[0].upstream: cannot be sent to")
+    );
+    assert!(
+        service(upstream, "upstream = \"0.0.0.0:53\"").starts_with("service[0].upstream: cannot be sent to")
+    );
+    assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
+    for (key, bad) in [
+        ("idle", "\"0s\""),
+        ("idle", "\"25h\""),
+        ("burst", "0"),
+        ("burst", "129"),
+        ("oversize", "\"split\""),
+        ("protocol", "\"sctp\""),
+    ] {
+        let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
+        assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");
+    }
+    assert!(
+        service("name = \"dns\"", "name = \"d ns\"").starts_with("service[0].name: \"d ns\" is not a name")
+    );
+    assert!(service("name = \"dns\"", &format!("name = \"{}\"", "x".repeat(65))).contains("1 to 64"));
+    assert!(service("name = \"exit\"", "name = \"\"").starts_with("peer[0].name: \"\" is not a name"));
+}
+
+#[test]
+fn unknown_keys_get_a_suggestion() {
+    expect("endpoint = [\"a:1\"]\n", 9, "peer[0].endpoint", "did you mean endpoints?");
+    expect("keep_alive = \"1s\"\n", 9, "peer[0].keep_alive", "did you mean keepalive?");
+    expect("queue = { packet = 1 }\n", 9, "peer[0].queue.packet", "did you mean packets?");
+    expect("zzz = 1\n", 9, "peer[0].zzz", "the keys here are name, public_key, endpoints");
+    expect("[metric]\nlisten = 1\n", 9, "metric", "did you mean metrics?");
+    expect("[[peers]]\nname = \"x\"\n", 9, "peers", "did you mean peer?");
+    expect("[log]\n\nlevl = \"info\"\n", 11, "log.levl", "did you mean level?");
+}
+
+#[test]
+fn sections_of_the_wrong_shape_are_refused() {
+    expect("[udp]\nlisten = \"127.0.0.1:1\"\n", 9, "udp", "write [[udp]]");
+    expect("[[log]]\nlevel = \"info\"\n", 9, "log", "write [log]");
+    let problem = only_problem(&format!("limits = 3\n{BASE}"));
+    assert_eq!((problem.line, problem.key_path.as_str()), (Some(1), "limits"));
+}
+
+#[test]
+fn text_that_is_no_toml_is_refused_at_its_line() {
+    let found = problems(&format!("{BASE}name = \n"));
+    assert_eq!(found[0], (9, String::new()));
+    assert_eq!(found.iter().filter(|(_, key_path)| !key_path.is_empty()).count(), 0, "{found:?}");
+    // The same key twice is an error of TOML itself.
+    assert_eq!(problems(&format!("{BASE}name = \"b\"\n")), [(9, String::new())]);
+}
+
+#[test]
+fn names_and_keys_must_be_unique_and_known() {
+    let peer = |name: &str, key: &str| format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
+    expect(&peer("exit", KEY_2), 10, "peer[1].name", "is taken");
+    expect(&peer("b", KEY), 11, "peer[1].public_key", "the same key as peer[0].public_key");
+    expect(&peer("b", "AA"), 11, "peer[1].public_key", "43 characters, this has 2");
+    expect("[[peer]]\nname = \"b\"\n", 9, "peer[1].public_key", "is missing");
+    expect("[[peer]]\nname = \"b\"\npublic_key = []\n", 11, "peer[1].public_key", "empty list");
+    let twice = format!("[[peer]]\nname = \"b\"\npublic_key = [\n\"{KEY_2}\",\n\"{KEY_2}\"]\n");
+    expect(&twice, 13, "peer[1].public_key[1]", "the same key as peer[1].public_key[0]");
+    let service = "[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:54\"\n";
+    expect(service, 10, "service[1].name", "is taken");
+    let forward = "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"exi\"\nservice = \"x\"\n";
+    expect(forward, 11, "udp[0].peer", "add that [[peer]], or use exit");
+    expect(
+        &forward.replace("exi\"", "exit\"").replace("\"x\"", "\"a b\""),
+        12,
+        "udp[0].service",
+        "is not a name",
+    );
+    expect("[[tcp]]\npeer = \"exit\"\nservice = \"x\"\n", 9, "tcp[0].listen", "is missing");
+}
+
+#[test]
+fn listeners_of_one_protocol_must_not_clash() {
+    let forward = |section: &str, listen: &str| {
+        format!("[[{section}]]\nlisten = \"{listen}\"\npeer = \"exit\"\nservice = \"x\"\n")
+    };
+    let words = "127.0.0.1:4433 is taken by transport.listen[0] (127.0.0.1:4433)";
+    expect(&forward("udp", "127.0.0.1:4433"), 10, "udp[0].listen", words);
+    expect(&forward("udp", "0.0.0.0:4433"), 10, "udp[0].listen", "is taken by");
+    let two = forward("udp", "127.0.0.1:5") + &forward("udp", "127.0.0.1:5");
+    expect(&two, 14, "udp[1].listen", "is taken by udp[0].listen");
+    let metrics = forward("tcp", "127.0.0.1:5") + "[metrics]\nlisten = \"127.0.0.1:5\"\n";
+    expect(&metrics, 14, "metrics.listen", "is taken by tcp[0].listen");
+    for fine in ["[::]:4433", "127.0.0.2:4433", "127.0.0.1:4434"] {
+        parse(&format!("{BASE}{}", forward("udp", fine))).unwrap();
+    }
+    parse(&format!("{BASE}{}", forward("tcp", "127.0.0.1:4433"))).unwrap();
+    parse(&format!("{BASE}{}{}", forward("udp", "127.0.0.1:0"), forward("udp", "127.0.0.1:0"))).unwrap();
+}
+
+#[test]
+fn an_agent_without_anything_to_do_is_refused() {
+    assert_eq!(problems("identity.key_file = \"x\"\n"), [(0, String::new())]);
+    assert_eq!(problems(""), [(0, "identity.key_file".to_owned()), (0, String::new())]);
+    let empty = "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:1\"]\n";
+    let notes = parse(empty).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].to_string().contains("culvert peer add"), "{notes:?}");
+    assert_eq!(parse(&format!("{empty}access.mode = \"open\"\n")).unwrap().notes, []);
+    let silent = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", "");
+    assert_eq!(problems(&silent), [(6, "peer[0].endpoints".to_owned())]);
+    parse(&format!("{silent}endpoints = [\"a:1\"]\n")).unwrap();
+}
+
+#[test]
+fn all_problems_are_reported_together_in_the_order_of_their_lines() {
+    let text = r#"identity.key_file = 3
+transport.listen = ["nowhere"]
+[[udp]]
+listen = "127.0.0.1:x"
+peer = "b"
+typo = 1
+[[peer]]
+name = "b"
+lanes = -1
+"#;
+    let found = problems(text);
+    let expected = [
+        (1, "identity.key_file"),
+        (2, "transport.listen[0]"),
+        (3, "udp[0].service"),
+        (4, "udp[0].listen"),
+        (6, "udp[0].typo"),
+        (7, "peer[0].public_key"),
+        (9, "peer[0].lanes"),
+    ];
+    let expected: Vec<_> = expected.iter().map(|(line, key)| (*line, (*key).to_owned())).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn example_files_are_valid() {
+    let mut names = BTreeSet::new();
+    for file in fs::read_dir(root().join("config")).unwrap() {
+        let path = file.unwrap().path();
+        let config = parse(&fs::read_to_string(&path).unwrap());
+        let config = config.unwrap_or_else(|problems| panic!("{}: {problems}", path.display()));
+        assert_eq!(config.notes, [], "{}", path.display());
+        names.insert(path.file_stem().unwrap().to_string_lossy().into_owned());
+    }
+    for name in ["agent.example", "entry", "exit", "site-a", "site-b", "hub", "spoke"] {
+        assert!(names.contains(name), "{name} is not in {names:?}");
+    }
+}
+
+#[test]
+fn the_agent_example_shows_the_defaults() {
+    let text = fs::read_to_string(root().join("config/agent.example.toml")).unwrap();
+    let shown = parse(&text).unwrap();
+    let bare = parse(BASE).unwrap();
+    let transport = Transport { listen: Vec::new(), advertise: None, ..shown.transport };
+    assert_eq!(transport, defaults::TRANSPORT);
+    assert_eq!((shown.log, shown.limits), (bare.log, bare.limits));
+    assert_eq!((shown.access, shown.control, shown.state_dir), (bare.access, bare.control, bare.state_dir));
+    let tun = shown.tun.unwrap();
+    assert_eq!(
+        (&*tun.name, tun.mtu, tun.offload, tun.routes),
+        (defaults::TUN_NAME, defaults::TUN_MTU, defaults::TUN_OFFLOAD, defaults::TUN_ROUTES)
+    );
+    let (shown_peer, bare_peer) = (&shown.peers[0], &bare.peers[0]);
+    assert_eq!(shown_peer.dscp, bare_peer.dscp);
+    assert_eq!(shown_peer.queue, bare_peer.queue);
+    assert_eq!(
+        (shown_peer.lanes, shown_peer.keepalive, shown_peer.drop, shown_peer.quota.to_bits()),
+        (bare_peer.lanes, bare_peer.keepalive, bare_peer.drop, bare_peer.quota.to_bits())
+    );
+    let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
+    assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));
+    assert_eq!(shown_service.oversize, bare_service.oversize);
+}
+
+#[test]
+fn every_key_is_documented_and_in_the_example() {
+    let keys = file::schema().key_paths();
+    assert!(keys.len() > 30 && keys.contains(&"peer.queue.packets".to_owned()), "{keys:?}");
+    let reference = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let documented: BTreeSet<&str> = reference
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(key, _)| key)
+        .collect();
+    assert_eq!(documented, keys.iter().map(String::as_str).collect());
+
+    let example = fs::read_to_string(root().join("config/agent.example.toml")).unwrap();
+    for key in &keys {
+        let name = key.rsplit('.').next().unwrap();
+        // The line of a key, commented out or not, or its place in an inline table.
+        let shown = example.lines().any(|line| {
+            let line = line.trim_start_matches("# ");
+            line.starts_with(&format!("{name} = "))
+                || line.contains(&format!("{{ {name} = "))
+                || line.contains(&format!(", {name} = "))
+        });
+        assert!(shown, "config/agent.example.toml does not show {key}");
+    }
+}
+
+#[test]
+fn the_documented_defaults_are_the_real_ones() {
+    let reference = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let limits = defaults::LIMITS;
+    for (key, default) in [
+        ("peer.lanes", defaults::LANES.to_string()),
+        ("tun.name", format!("{:?}", defaults::TUN_NAME)),
+        ("tun.routes", defaults::TUN_ROUTES.to_string()),
+        ("peer.queue.packets", defaults::QUEUE.packets.to_string()),
+        ("peer.queue.bytes", format!("\"{}MiB\"", defaults::QUEUE.bytes >> 20)),
+        ("peer.queue.time", format!("\"{}ms\"", defaults::QUEUE.time.as_millis())),
+        ("peer.quota", defaults::QUOTA.to_string()),
+        ("service.idle", format!("\"{}s\"", defaults::IDLE.as_secs())),
+        ("service.burst", defaults::BURST.to_string()),
+        ("transport.workers", defaults::TRANSPORT.workers.to_string()),
+        ("transport.pin_cpus", defaults::TRANSPORT.pin_cpus.to_string()),
+        ("transport.mark", defaults::TRANSPORT.mark.to_string()),
+        ("limits.flows_per_peer", limits.flows_per_peer.to_string()),
+        ("limits.flows", limits.flows.to_string()),
+        ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
+        ("limits.tcp_streams", limits.tcp_streams.to_string()),
+        ("limits.stream_bytes", format!("\"{}MiB\"", limits.stream_bytes >> 20)),
+        ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
+        (
+            "limits.receive_buffer",
+            limits.receive_buffer.map_or_else(|| "\"auto\"".to_owned(), |bytes| bytes.to_string()),
+        ),
+        ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
+        ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
+        ("limits.queue_bytes", format!("\"{}MiB\"", limits.queue_bytes >> 20)),
+        ("limits.peers", limits.peers.to_string()),
+        ("limits.open_peers", limits.open_peers.to_string()),
+        ("limits.decoy_flows", limits.decoy_flows.to_string()),
+        ("limits.handshakes", limits.handshakes.to_string()),
+        ("identity.state_dir", format!("{:?}", defaults::STATE_DIR)),
+        ("control.socket", format!("{:?}", defaults::CONTROL_SOCKET)),
+        ("access.clock_window", format!("\"{}s\"", defaults::ACCESS.clock_window.as_secs())),
+    ] {
+        let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).unwrap();
+        let column = row.split('|').nth(3).unwrap().trim();
+        assert_eq!(column, format!("`{default}`"), "{key}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_and_every_refusal_has_a_remedy(
+        at in 0..600_usize,
+        removed in 0..20_usize,
+        inserted in "[-a-z0-9=\"\\[\\]{}.,\n#é ]{0,8}",
+    ) {
+        let text: Vec<char> = BASE.replace("[[peer]]", "[log]\nlevel = \"info\"\n[limits]\nflows = 3\n[[peer]]\nqueue = { time = \"1s\" }\nendpoints = [\"192.0.2.1:1\"]\nallowed_ips = [\"10.9.0.2\", \"fd09::/64\"]\ndscp = 9\n[tun]\naddress = [\"10.9.0.1/24\"]\nmtu = 1280\n[[peer]]\nendpoints = [\"a:1\"]").chars().collect();
+        let at = at.min(text.len());
+        let end = (at + removed).min(text.len());
+        let text: String = text[..at].iter().copied().chain(inserted.chars()).chain(text[end..].iter().copied()).collect();
+        if let Err(found) = parse(&text) {
+            let lines = text.lines().count().max(1);
+            prop_assert!(!found.problems.is_empty());
+            for problem in found.problems {
+                prop_assert!(!problem.remedy.is_empty() && problem.line.is_none_or(|line| line <= lines + 1), "{problem}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_socket_is_a_queue_as_long_as_the_longest_of_its_peers() {
+    let bytes = |more: &str, limits: &str| {
+        let peer = |name, key, more| format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n{more}\n");
+        let peers = format!("{}{}", peer("a", KEY, "queue.time = \"20ms\""), peer("b", KEY_2, more));
+        let text = format!(
+            "identity.key_file = \"id\"\ntransport.listen = [\"127.0.0.1:1\"]\nlimits = {{ {limits} }}\n{peers}"
+        );
+        Config::parse(&text, Path::new(".")).unwrap().socket_buffer_bytes()
+    };
+    assert_eq!(bytes("", ""), 4 << 20);
+    assert_eq!(bytes("", ""), defaults::SOCKET_BUFFER_BYTES);
+    assert_eq!(bytes("queue.time = \"10ms\"", "receive_buffer = \"auto\""), (40 << 20) / 50);
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_rate = \"100MiB\""), 100 << 20);
+    assert_eq!(bytes("queue.time = \"1ms\"", "receive_rate = \"1MiB\""), 64 << 10, "the least");
+    assert_eq!(bytes("queue.time = \"1s\"", "receive_buffer = \"1MiB\""), 1 << 20, "as it was set");
+}

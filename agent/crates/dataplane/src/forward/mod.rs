@@ -1,0 +1,253 @@
+//! The local side: where datagrams and connections enter and leave this host.
+//!
+//! | question | file |
+//! |---|---|
+//! | which local UDP sockets are there, and how payloads are delivered to them | this one |
+//! | TCP forwards on QUIC streams | `tcp.rs` |
+//! | the connections that carry them, and how they are shared out | `connections.rs` |
+//! | the TUN device: who has which address, what is about to be written | `tun.rs` |
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use net::{
+    Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage, stats::Booked,
+};
+use slab::Slab;
+use wire::ids::{IngressId, LocalId, PeerId};
+
+use crate::relay::{FlowId, Settlement, Settlements};
+
+pub mod tcp;
+pub mod tun;
+
+/// What a local socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// `[[udp]]`: clients' datagrams come in, answers go out to whoever asked.
+    Ingress {
+        /// Which one.
+        ingress: IngressId,
+        /// The peer that offers the service.
+        peer: PeerId,
+    },
+    /// Connected to a service, for one flow.
+    Upstream {
+        /// Whose flow.
+        peer: PeerId,
+        /// Which flow.
+        flow: FlowId,
+    },
+}
+
+/// A local UDP socket and what is about to be delivered to it.
+pub struct LocalSocket {
+    /// The socket.
+    pub socket: Box<dyn UdpSocket>,
+    /// What it is for.
+    pub local: Local,
+    /// Its token, to be released with it.
+    pub token: Token,
+    /// What has been booked of it.
+    pub booked: Booked,
+    /// It had traffic since the kernel was last asked what it dropped.
+    touched: bool,
+    delivery: Option<Delivery>,
+}
+
+/// Sockets without a way that are noted at a time: others are noted with their next datagram.
+const MOST_UNREACHABLE: usize = 64;
+
+/// All local UDP sockets of a worker.
+#[derive(Default)]
+pub struct Locals {
+    sockets: Slab<LocalSocket>,
+    /// Lists that no socket is using: an idle socket costs none.
+    spare: Vec<Delivery>,
+    dirty: Vec<LocalId>,
+    /// Sockets with traffic since the kernel was last asked what it dropped, each once.
+    touched: Vec<LocalId>,
+    /// Sockets to services to which there is no way from their address, of the last batches.
+    unreachable: Vec<LocalId>,
+    /// When a fresh socket in place of one of those was last of no use.
+    pub renewed: Option<Instant>,
+    settlements: Settlements,
+    /// Payloads of one message, at most: what the kernel takes.
+    most_segments: u16,
+}
+
+impl Locals {
+    /// No sockets yet; messages of at most `most_segments` payloads.
+    #[must_use]
+    pub fn new(most_segments: u16) -> Self {
+        Self { most_segments, ..Self::default() }
+    }
+
+    /// Payloads of one message, of the `burst` that the operator allows.
+    #[inline]
+    #[must_use]
+    pub fn burst(&self, burst: u16) -> u16 {
+        burst.min(self.most_segments)
+    }
+
+    /// The place that [`Locals::insert`] will give the next socket.
+    #[must_use]
+    pub fn vacant(&mut self) -> LocalId {
+        LocalId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds a socket.
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
+        let id = self.vacant();
+        self.sockets.insert(LocalSocket {
+            socket,
+            local,
+            token,
+            booked: Booked::default(),
+            touched: false,
+            delivery: None,
+        });
+        id
+    }
+
+    /// Says which flow the socket `id` was opened for.
+    pub fn set_flow(&mut self, id: LocalId, flow: FlowId) {
+        if let Some(LocalSocket { local: Local::Upstream { flow: named, .. }, .. }) = self.get_mut(id) {
+            *named = flow;
+        }
+    }
+
+    /// Closes a socket. What was to be delivered to it must have been flushed.
+    pub fn remove(&mut self, id: LocalId) -> Option<LocalSocket> {
+        self.sockets.try_remove(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: LocalId) -> Option<&LocalSocket> {
+        self.sockets.get(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    #[inline]
+    pub fn get_mut(&mut self, id: LocalId) -> Option<&mut LocalSocket> {
+        self.sockets.get_mut(id.0 as usize)
+    }
+
+    /// All sockets.
+    pub fn iter(&self) -> impl Iterator<Item = &LocalSocket> {
+        self.sockets.iter().map(|(_, socket)| socket)
+    }
+
+    /// The sockets that are for what `is_it` says.
+    #[must_use]
+    pub fn find(&self, is_it: impl Fn(&Local) -> bool) -> Vec<LocalId> {
+        let found = self.sockets.iter().filter(|(_, socket)| is_it(&socket.local));
+        found.filter_map(|(id, _)| u32::try_from(id).ok().map(LocalId)).collect()
+    }
+
+    /// What each socket is for.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Local> {
+        self.sockets.iter_mut().map(|(_, socket)| &mut socket.local)
+    }
+
+    /// Notes that a socket had traffic.
+    #[inline]
+    pub fn touch(&mut self, id: LocalId) {
+        if let Some(socket) = self.sockets.get_mut(id.0 as usize)
+            && !socket.touched
+        {
+            socket.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    /// Calls `visit` for each socket that had traffic; with `forget`, they are forgotten until they have more.
+    pub fn each_touched(&mut self, forget: bool, mut visit: impl FnMut(&mut LocalSocket)) {
+        for id in &self.touched {
+            if let Some(socket) = self.sockets.get_mut(id.0 as usize) {
+                socket.touched = !forget;
+                visit(socket);
+            }
+        }
+        if forget {
+            self.touched.clear();
+        }
+    }
+
+    /// The list to which payloads for socket `id` are added, until [`Locals::flush`] delivers them.
+    #[inline]
+    pub fn delivery(&mut self, id: LocalId) -> Option<&mut Delivery> {
+        let socket = self.sockets.get_mut(id.0 as usize)?;
+        if socket.delivery.is_none() {
+            socket.delivery = Some(self.spare.pop().unwrap_or_default());
+            self.dirty.push(id);
+            if !socket.touched {
+                socket.touched = true;
+                self.touched.push(id);
+            }
+        }
+        socket.delivery.as_mut()
+    }
+
+    /// Delivers a payload that lies in no received buffer, after what was listed for socket `id` from `received`: the socket's
+    /// order is kept. False if there is no such socket.
+    pub fn deliver_alone(
+        &mut self,
+        id: LocalId,
+        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
+        owner: u32,
+        payload: Vec<u8>,
+        received: &ReceiveBatch,
+    ) -> bool {
+        if self.delivery(id).is_none() {
+            return false;
+        }
+        let Some(socket) = self.sockets.get_mut(id.0 as usize) else { return false };
+        let Some(delivery) = socket.delivery.as_mut() else { return false };
+        let settlements = &mut self.settlements;
+        let mut settle = |message: &DeliveryMessage, outcome| {
+            let payloads = u64::from(message.payloads);
+            settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+        };
+        if !delivery.is_empty() {
+            socket.socket.deliver(received, delivery, &mut settle);
+        }
+        let alone = ReceiveBatch::of(payload);
+        delivery.push(destination, source, owner, 0, 0..alone.buffer(0).len(), 1);
+        socket.socket.deliver(&alone, delivery, &mut settle);
+        true
+    }
+
+    /// Delivers everything that was listed, straight from the buffers of `received`.
+    pub fn flush(&mut self, received: &ReceiveBatch) {
+        while let Some(id) = self.dirty.pop() {
+            let Some(socket) = self.sockets.get_mut(id.0 as usize) else { continue };
+            let Some(mut delivery) = socket.delivery.take() else { continue };
+            let settlements = &mut self.settlements;
+            let mut unreachable = false;
+            socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
+                unreachable |= outcome == SendOutcome::Failed(SendFailure::Unreachable);
+                let payloads = u64::from(message.payloads);
+                settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+            });
+            self.spare.push(delivery);
+            if unreachable && self.unreachable.len() < MOST_UNREACHABLE {
+                self.unreachable.push(id);
+            }
+        }
+    }
+
+    /// Takes one of the sockets to services to which there is no way.
+    pub fn take_unreachable(&mut self) -> Option<LocalId> {
+        self.unreachable.pop()
+    }
+
+    /// What became of payloads since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+}

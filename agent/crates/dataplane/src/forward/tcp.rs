@@ -1,0 +1,596 @@
+//! A TCP forward: one TCP connection, one QUIC stream.
+//!
+//! ```text
+//!   client ─TCP─ [opener]  ══ stream: StreamOpen │ bytes ══►  [acceptor] ─TCP─ service
+//!                          ◄═ StreamAnswer │ bytes ═════════
+//! ```
+//!
+//! Each direction holds at most [`PIECE`] bytes: it reads no more until the other side has taken them, so a slow
+//! reader slows its writer and nothing grows. What a stream has, packet by packet, goes to TCP in one call. An end of stream is passed on as such (half-close); a reset ends both
+//! directions.
+
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    time::{Duration, Instant},
+};
+
+use bytes::{Buf, Bytes};
+use net::{TcpStream, Token};
+use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
+use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen};
+
+/// A TCP forward's place among the worker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TcpId(pub u32);
+
+/// What one call of [`TcpForward::pump`] moves at most in each direction, in bytes, before others have their turn.
+const BUDGET: usize = 256 * 1024;
+
+/// What is read at once, in bytes.
+pub const PIECE: usize = 64 * 1024;
+
+/// Parts of a stream that are written to TCP at once: [`PIECE`] in packets of Ethernet.
+const MOST_PARTS: usize = 64;
+
+/// How long the end that opened a stream may take to say what it is for: its header is in the first packet of the stream.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a service may take to accept a connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the other end may take to answer: its service's [`CONNECT_TIMEOUT`], and as long again for the way.
+pub const ANSWER_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
+
+/// The error code of streams that are reset because their TCP connection was.
+pub const RESET: VarInt = VarInt::from_u32(1);
+
+/// How far a forward has come.
+#[derive(Debug)]
+pub enum Stage {
+    /// Opened here: the answer has not come. Bytes of the client are sent already.
+    AwaitingAnswer {
+        /// What has come of it.
+        framer: Framer,
+        /// When it is given up.
+        until: Instant,
+    },
+    /// Opened by the peer: the header has not come.
+    AwaitingHeader {
+        /// What has come of it.
+        framer: Framer,
+        /// When it is given up.
+        until: Instant,
+    },
+    /// Opened by the peer: the service is being connected.
+    Connecting {
+        /// When that is given up.
+        until: Instant,
+    },
+    /// Bytes flow.
+    Open,
+}
+
+/// What a call of [`TcpForward::pump`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pumped {
+    /// Nothing more to do until a source is ready.
+    Waiting,
+    /// There is more to do at once.
+    Busy,
+    /// The peer asks for this service: [`TcpForward::connect`] or [`TcpForward::refuse`] is to follow.
+    Wants(StreamOpen),
+    /// The service's connection attempt ended; the answer was sent.
+    Answered(StreamAnswer),
+    /// The peer did not open the forward.
+    Refused(StreamAnswer),
+    /// It is over.
+    Done,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Read and not written yet.
+    piece: Bytes,
+    /// The reading side has ended.
+    ended: bool,
+    /// The end was passed on, or the direction was given up.
+    closed: bool,
+    /// Bytes of the piece that are the forward's own, a header or an answer.
+    framing: usize,
+    /// Bytes of the connection that were written.
+    bytes: u64,
+}
+
+impl Direction {
+    /// A direction that begins with bytes of our own.
+    fn beginning_with(framing: Vec<u8>) -> Self {
+        Self { framing: framing.len(), piece: framing.into(), ..Self::default() }
+    }
+
+    /// `written` bytes of the piece were taken.
+    fn wrote(&mut self, written: usize) {
+        self.piece.advance(written);
+        let framing = written.min(self.framing);
+        self.framing -= framing;
+        self.bytes += (written - framing) as u64;
+    }
+}
+
+/// One TCP forward.
+pub struct TcpForward {
+    /// The stream.
+    pub stream: StreamId,
+    /// The connection, with its token; `None` until the service's address is known.
+    tcp: Option<(Box<dyn TcpStream>, Token)>,
+    stage: Stage,
+    /// Of ours.
+    service: Option<u32>,
+    /// TCP to stream; starts with the header or the answer.
+    outward: Direction,
+    /// Stream to TCP.
+    inward: Direction,
+    /// Its stream has something to say, and its turn has not come.
+    pub stirred: bool,
+    /// Which pass it was served in last: who was served longest ago comes first.
+    pub served: u64,
+    /// Its reader had stopped when that was last asked.
+    stalled: bool,
+}
+
+impl TcpForward {
+    /// A client's connection, for which `stream` was opened.
+    #[must_use]
+    pub fn opened(
+        stream: StreamId,
+        tcp: Box<dyn TcpStream>,
+        token: Token,
+        service: u32,
+        now: Instant,
+    ) -> Self {
+        let mut header = Vec::new();
+        StreamOpen { service }.encode(&mut header);
+        let outward = Direction::beginning_with(header);
+        let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
+        let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
+        Self {
+            stream,
+            tcp: Some((tcp, token)),
+            stage,
+            service: None,
+            outward,
+            inward: Direction::default(),
+            stirred: false,
+            served: 0,
+            stalled: false,
+        }
+    }
+
+    /// A stream that the peer opened.
+    #[must_use]
+    pub fn accepted(stream: StreamId, now: Instant) -> Self {
+        let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
+        let stage = Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT };
+        let [outward, inward] = Default::default();
+        Self {
+            stream,
+            tcp: None,
+            stage,
+            service: None,
+            outward,
+            inward,
+            stirred: false,
+            served: 0,
+            stalled: false,
+        }
+    }
+
+    /// The token of its TCP connection.
+    #[must_use]
+    pub fn token(&self) -> Option<Token> {
+        self.tcp.as_ref().map(|(_, token)| *token)
+    }
+
+    /// Bytes from TCP to the stream and from the stream to TCP so far.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.outward.bytes, self.inward.bytes)
+    }
+
+    /// Whether its reader has stopped, if that has changed since this was last asked.
+    pub fn stall_changed(&mut self) -> Option<bool> {
+        let stalled = !self.inward.piece.is_empty();
+        (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
+    }
+
+    /// Bytes that it has read and could not pass on.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.outward.piece.len() + self.inward.piece.len()
+    }
+
+    /// Whether its reader had stopped when [`TcpForward::stall_changed`] was last asked.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// When it is given up, unless it is open by then.
+    #[must_use]
+    pub fn open_by(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Connecting { until }
+            | Stage::AwaitingAnswer { until, .. }
+            | Stage::AwaitingHeader { until, .. } => Some(until),
+            Stage::Open => None,
+        }
+    }
+
+    /// It was not open in time: tells the other end, and the client if it has one.
+    pub fn give_up(&mut self, quinn: &mut Connection) {
+        match self.stage {
+            Stage::Connecting { .. } => self.refuse(quinn, StreamAnswer::UpstreamTimeout),
+            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Open => {
+                self.end(quinn);
+            }
+        }
+    }
+
+    /// The service of ours that it leads to, once the peer has named it; `None` if it was opened here.
+    #[must_use]
+    pub fn service(&self) -> Option<u32> {
+        self.service
+    }
+
+    /// Ends the stream without an orderly end, because the service is no longer the peer's.
+    pub fn reset(&mut self, quinn: &mut Connection) {
+        // A stream that has ended already needs no reset.
+        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+    }
+
+    /// `service` is being connected, for [`CONNECT_TIMEOUT`] at most.
+    pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, now: Instant) {
+        self.service = Some(service);
+        self.tcp = Some((tcp, token));
+        self.stage = Stage::Connecting { until: now + CONNECT_TIMEOUT };
+    }
+
+    /// The forward is not opened: tells the peer why.
+    pub fn refuse(&mut self, quinn: &mut Connection, answer: StreamAnswer) {
+        let mut bytes = Vec::new();
+        answer.encode(&mut bytes);
+        let mut stream = quinn.send_stream(self.stream);
+        // A few bytes at the start of a stream; a stream that takes none is being reset by the peer.
+        let _written = stream.write(&bytes).is_ok() && stream.finish().is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+    }
+
+    /// The TCP side is given up with a reset, because the connection to the peer is gone.
+    pub fn abort(&mut self) {
+        if let Some((tcp, _)) = self.tcp.as_mut() {
+            tcp.abort();
+        }
+    }
+
+    /// Moves what can be moved.
+    pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Pumped {
+        match &self.stage {
+            Stage::AwaitingHeader { .. } => return self.read_header(quinn),
+            Stage::Connecting { .. } => {
+                if let Some(ended) = self.finish_connect(quinn) {
+                    return ended;
+                }
+                return Pumped::Waiting;
+            }
+            Stage::AwaitingAnswer { .. } => match self.read_answer(quinn) {
+                Ok(()) => {}
+                Err(ended) => return ended,
+            },
+            Stage::Open => {}
+        }
+        let outward = self.pump_outward(quinn, &mut scratch.read[..scratch.piece]);
+        let inward = match self.stage {
+            Stage::Open => self.pump_inward(quinn, scratch),
+            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Connecting { .. } => {
+                Ok(false)
+            }
+        };
+        match (outward, inward) {
+            (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
+            (Ok(false), Ok(false)) => Pumped::Waiting,
+            (Ok(_), Ok(_)) => Pumped::Busy,
+            (Err(Broken), _) | (_, Err(Broken)) => self.end(quinn),
+        }
+    }
+
+    /// Resets both sides.
+    fn end(&mut self, quinn: &mut Connection) -> Pumped {
+        self.abort();
+        // Either fails when that half has ended already.
+        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+        Pumped::Done
+    }
+
+    fn read_header(&mut self, quinn: &mut Connection) -> Pumped {
+        loop {
+            let Stage::AwaitingHeader { framer, .. } = &mut self.stage else { return Pumped::Waiting };
+            match read_piece(quinn, self.stream) {
+                Ok(Piece::Data(mut bytes)) => {
+                    match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes)))
+                    {
+                        Ok(Some(Ok(header))) => {
+                            self.inward.piece = bytes;
+                            return Pumped::Wants(header);
+                        }
+                        Ok(None) => {}
+                        Ok(Some(Err(_))) | Err(_) => return self.end(quinn),
+                    }
+                }
+                Ok(Piece::Nothing) => return Pumped::Waiting,
+                Ok(Piece::End) | Err(Broken) => return self.end(quinn),
+            }
+        }
+    }
+
+    fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
+        loop {
+            let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
+            match read_piece(quinn, self.stream) {
+                Ok(Piece::Data(mut bytes)) => match framer
+                    .pull(&mut bytes)
+                    .map(|answer| answer.map(|bytes| StreamAnswer::decode(&bytes)))
+                {
+                    Ok(Some(Ok(StreamAnswer::Ok))) => {
+                        self.inward.piece = bytes;
+                        self.stage = Stage::Open;
+                    }
+                    Ok(Some(Ok(refused))) => {
+                        self.end(quinn);
+                        return Err(Pumped::Refused(refused));
+                    }
+                    Ok(None) => {}
+                    Ok(Some(Err(_))) | Err(_) => return Err(self.end(quinn)),
+                },
+                Ok(Piece::Nothing) => return Ok(()),
+                Ok(Piece::End) | Err(Broken) => return Err(self.end(quinn)),
+            }
+        }
+    }
+
+    /// If the service's connection attempt has ended, tells the peer how.
+    fn finish_connect(&mut self, quinn: &mut Connection) -> Option<Pumped> {
+        let (tcp, _) = self.tcp.as_mut()?;
+        match tcp.connected() {
+            Ok(()) => {
+                let mut answer = Vec::new();
+                StreamAnswer::Ok.encode(&mut answer);
+                self.outward = Direction::beginning_with(answer);
+                self.stage = Stage::Open;
+                Some(Pumped::Answered(StreamAnswer::Ok))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) => {
+                let answer = answer_for(&error);
+                self.refuse(quinn, answer);
+                Some(Pumped::Answered(answer))
+            }
+        }
+    }
+
+    /// TCP to stream; true if the budget ended before the data did.
+    fn pump_outward(&mut self, quinn: &mut Connection, scratch: &mut [u8]) -> Result<bool, Broken> {
+        let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
+        let outward = &mut self.outward;
+        let mut moved = 0;
+        while !outward.closed {
+            if outward.piece.has_remaining() {
+                match quinn.send_stream(self.stream).write(&outward.piece) {
+                    Ok(written) => {
+                        outward.wrote(written);
+                        moved += written;
+                    }
+                    Err(WriteError::Blocked) => return Ok(false),
+                    // The peer wants no more: what its service said may still come the other way.
+                    Err(WriteError::Stopped(_)) => {
+                        outward.closed = true;
+                        // Else quinn-proto would keep the stream open for an end that never comes.
+                        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+                    }
+                    Err(WriteError::ClosedStream) => return Err(Broken),
+                }
+            } else if outward.ended {
+                outward.closed = true;
+                return quinn.send_stream(self.stream).finish().map(|()| false).map_err(|_| Broken);
+            } else if moved >= BUDGET {
+                return Ok(true);
+            } else {
+                match tcp.read(scratch) {
+                    Ok(0) => outward.ended = true,
+                    Ok(len) => {
+                        // quinn-proto copies what it takes. What it does not take is kept here, and meets the error, too.
+                        let written =
+                            quinn.send_stream(self.stream).write(&scratch[..len]).unwrap_or_default();
+                        outward.bytes += written as u64;
+                        moved += written;
+                        if written < len {
+                            outward.piece = Bytes::copy_from_slice(&scratch[written..len]);
+                        }
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                    Err(_) => return Err(Broken),
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Stream to TCP; true if the budget ended before the data did.
+    fn pump_inward(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Result<bool, Broken> {
+        let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
+        let Scratch { piece, parts, .. } = scratch;
+        let inward = &mut self.inward;
+        let mut moved = 0;
+        while !inward.closed {
+            if inward.piece.has_remaining() {
+                match tcp.write(&inward.piece) {
+                    Ok(written) => {
+                        inward.wrote(written);
+                        moved += written;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                    Err(_) => return Err(Broken),
+                }
+            } else if inward.ended {
+                inward.closed = true;
+                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken);
+            } else if moved >= BUDGET {
+                return Ok(true);
+            } else {
+                let gathered = gather(quinn, self.stream, parts, *piece)?;
+                let written = write_parts(&mut **tcp, parts, gathered.bytes);
+                let written = written.inspect_err(|_| parts.clear()).map_err(|_| Broken)?;
+                inward.bytes += written as u64;
+                moved += written;
+                inward.piece = rest(parts, written, gathered.bytes);
+                inward.ended = gathered.ended;
+                if gathered.emptied && !inward.ended && inward.piece.is_empty() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What forwards of a worker use while they are served: nothing of it is theirs in between.
+#[derive(Debug)]
+pub struct Scratch {
+    /// What a forward may take at once and then hold, in bytes; [`PIECE`] at most.
+    pub piece: usize,
+    /// [`PIECE`] bytes that TCP is read into.
+    read: Box<[u8]>,
+    /// Parts of a stream on their way to TCP.
+    parts: Vec<Bytes>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { piece: PIECE, read: vec![0; PIECE].into(), parts: Vec::with_capacity(MOST_PARTS) }
+    }
+}
+
+/// What [`gather`] took out of a stream.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    bytes: usize,
+    /// The stream has no more for now.
+    emptied: bool,
+    /// It ends here.
+    ended: bool,
+}
+
+/// Takes up to `most` bytes and [`MOST_PARTS`] parts out of a stream.
+fn gather(
+    quinn: &mut Connection,
+    stream: StreamId,
+    parts: &mut Vec<Bytes>,
+    most: usize,
+) -> Result<Gathered, Broken> {
+    let mut gathered = Gathered { bytes: 0, emptied: false, ended: false };
+    let mut stream = quinn.recv_stream(stream);
+    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    while gathered.bytes < most && parts.len() < MOST_PARTS {
+        match chunks.next(most - gathered.bytes) {
+            Ok(Some(chunk)) => {
+                gathered.bytes += chunk.bytes.len();
+                parts.push(chunk.bytes);
+            }
+            Ok(None) => {
+                (gathered.emptied, gathered.ended) = (true, true);
+                break;
+            }
+            Err(ReadError::Blocked) => {
+                gathered.emptied = true;
+                break;
+            }
+            Err(ReadError::Reset(_)) => {
+                parts.clear();
+                return Err(Broken);
+            }
+        }
+    }
+    // Flow control updates are sent anyway: the worker polls the connection after it was used.
+    let _transmit = chunks.finalize();
+    Ok(gathered)
+}
+
+/// Writes as much of `parts` as TCP takes at once.
+fn write_parts(tcp: &mut dyn TcpStream, parts: &[Bytes], bytes: usize) -> io::Result<usize> {
+    let written = match parts {
+        [] => return Ok(0),
+        [only] => tcp.write(only),
+        several => {
+            let mut slices = [IoSlice::new(&[]); MOST_PARTS];
+            for (slice, part) in slices.iter_mut().zip(several) {
+                *slice = IoSlice::new(part);
+            }
+            tcp.write_vectored(&slices[..several.len()])
+        }
+    };
+    match written {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        written => written.map(|written| written.min(bytes)),
+    }
+}
+
+/// What is left of `parts`, of `bytes` together, after `written` of them: one piece, so that a slow reader holds what it says.
+fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
+    let mut left = Vec::new();
+    if written < bytes {
+        left.reserve_exact(bytes - written);
+        let mut skip = written;
+        for part in &*parts {
+            let skipped = skip.min(part.len());
+            left.extend_from_slice(&part[skipped..]);
+            skip -= skipped;
+        }
+    }
+    parts.clear();
+    left.into()
+}
+
+/// A reset on either side, or a stream that quinn-proto has forgotten.
+#[derive(Clone, Copy, Debug)]
+struct Broken;
+
+enum Piece {
+    Data(Bytes),
+    End,
+    Nothing,
+}
+
+fn read_piece(quinn: &mut Connection, stream: StreamId) -> Result<Piece, Broken> {
+    let mut stream = quinn.recv_stream(stream);
+    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    let piece = match chunks.next(PIECE) {
+        Ok(Some(chunk)) => Ok(Piece::Data(chunk.bytes)),
+        Ok(None) => Ok(Piece::End),
+        Err(ReadError::Blocked) => Ok(Piece::Nothing),
+        Err(ReadError::Reset(_)) => Err(Broken),
+    };
+    // Flow control updates are sent anyway: the worker polls the connection after it was used.
+    let _transmit = chunks.finalize();
+    piece
+}
+
+/// What the peer is told of a failed connection attempt.
+#[must_use]
+pub fn answer_for(error: &io::Error) -> StreamAnswer {
+    if error.kind() == ErrorKind::TimedOut {
+        StreamAnswer::UpstreamTimeout
+    } else {
+        StreamAnswer::UpstreamRefused
+    }
+}

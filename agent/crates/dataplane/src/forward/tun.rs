@@ -1,0 +1,279 @@
+//! The TUN device as a worker sees it: its queue, who has which inner address, what is about to be written.
+
+use std::{
+    net::IpAddr,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use ip::{
+    icmp::{self, MOST_ANSWER},
+    merge::Merger,
+    packets::PacketDelivery,
+    routes::Routes,
+    view::IpView,
+    vnet::VnetHeader,
+};
+use ipnet::IpNet;
+use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
+use wire::{ids::PeerId, meter::Meter};
+
+use crate::{
+    lanes::pool::MAX_LANES,
+    relay::{Settlement, Settlements},
+};
+
+/// Answers of each kind per second that a worker gives to packets that it cannot carry, and how many it may give at once: path
+/// MTU discovery needs one for each flow, however many packets have no way, and a flood must not be answered by a flood
+/// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
+const ANSWERS_PER_SECOND: u32 = 200;
+const MOST_ANSWERS: u32 = 100;
+
+/// Why an IP packet of the device went to no peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum TunDrop {
+    /// No peer has its destination among its `allowed_ips`.
+    NoRoute,
+    /// Its headers cannot be read.
+    Malformed,
+}
+
+impl TunDrop {
+    /// The values of the metric label `reason`, by discriminant.
+    pub const LABELS: [&'static str; 2] = ["no_route", "malformed"];
+}
+
+/// What a packet of the device is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is larger than what the peer can be sent, which is this many bytes.
+    TooBig(u16),
+    /// It has no way.
+    Unreachable,
+}
+
+impl Answer {
+    /// The values of the metric label `kind`.
+    pub const LABELS: [&'static str; 2] = ["too_big", "unreachable"];
+
+    const fn label_index(self) -> usize {
+        match self {
+            Self::TooBig(_) => 0,
+            Self::Unreachable => 1,
+        }
+    }
+}
+
+/// What a worker counts at the device besides the peers' accounts and the queue's own counts; monotonic.
+#[derive(Debug, Default)]
+pub struct TunTotals {
+    /// Packets read, super-packets cut.
+    pub received: u64,
+    /// Of those, packets that went to no peer.
+    pub dropped: [u64; TunDrop::LABELS.len()],
+    /// Packets written, super-packets cut.
+    pub delivered: u64,
+    /// ICMP messages written in answer, by kind.
+    pub answers: [u64; Answer::LABELS.len()],
+    /// ICMP messages that were due and not written: the rate is limited, or the device refused them.
+    pub answers_withheld: u64,
+    /// TCP SYNs whose maximum segment size was lowered.
+    pub mss_clamped: u64,
+    /// Packets for peers, by the index of the lane that their hash gave them.
+    pub by_lane: Vec<u64>,
+}
+
+/// The TUN device at one worker.
+pub struct TunSide {
+    /// Its queue.
+    pub queue: Box<dyn TunQueue>,
+    /// Under which the queue is ready.
+    pub token: Token,
+    /// Who has which inner address.
+    pub routes: Routes<PeerId>,
+    /// What was said of each packet of the batch that was read last.
+    pub headers: Vec<VnetHeader>,
+    /// The largest inner packet that the operator allows, in bytes.
+    pub most_mtu: u16,
+    /// Counts.
+    pub totals: TunTotals,
+    /// Packets and bytes read, packets and bytes written.
+    pub meter: Meter<4>,
+    /// Where fragments are made.
+    pub fragment: Vec<u8>,
+    /// Where packets are made that are to be cut into fragments.
+    pub whole: Vec<u8>,
+    merger: Merger,
+    list: PacketDelivery,
+    settlements: Settlements,
+    /// By kind.
+    allowances: [Allowance; Answer::LABELS.len()],
+    answer: Box<[u8; MOST_ANSWER]>,
+}
+
+impl TunSide {
+    /// The worker's part of the device.
+    #[must_use]
+    pub fn new(queue: Box<dyn TunQueue>, token: Token, most_mtu: u16, now: Instant) -> Self {
+        Self {
+            queue,
+            token,
+            routes: Routes::default(),
+            headers: Vec::new(),
+            most_mtu,
+            totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
+            meter: Meter::new(now),
+            fragment: Vec::new(),
+            whole: Vec::new(),
+            merger: Merger::default(),
+            list: PacketDelivery::default(),
+            settlements: Settlements::default(),
+            allowances: [Allowance::new(now), Allowance::new(now)],
+            answer: Box::new([0; MOST_ANSWER]),
+        }
+    }
+
+    /// Gives prefixes to a peer.
+    pub fn add_peer(&mut self, peer: PeerId, prefixes: &[IpNet]) {
+        for prefix in prefixes {
+            // Nobody else has it: the configuration and the roster have made sure.
+            self.routes.insert(*prefix, peer);
+        }
+    }
+
+    /// Whether a packet from `source` may come from `peer`.
+    #[inline]
+    #[must_use]
+    pub fn is_of(&self, source: IpAddr, peer: PeerId) -> bool {
+        self.routes.lookup(source) == Some(peer)
+    }
+
+    /// Lists the packet at `place` for writing if it continues the flow of the packet before.
+    #[inline]
+    pub fn push_alike(
+        &mut self,
+        batch: &ReceiveBatch,
+        place: (usize, Range<usize>),
+        partial: bool,
+        owner: PeerId,
+    ) -> bool {
+        self.merger.push_alike(&mut self.list, batch, place, partial, owner.0)
+    }
+
+    /// Lists the packet at `place` for writing.
+    pub fn push(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        place: (usize, Range<usize>),
+        view: &IpView,
+        partial: bool,
+        owner: PeerId,
+    ) {
+        let offload = self.queue.offload();
+        self.merger.push(&mut self.list, batch, place, view, partial, owner.0, offload);
+    }
+
+    /// Writes what is listed; its packets lie in `batch`.
+    pub fn flush(&mut self, batch: &ReceiveBatch) {
+        if self.list.is_empty() {
+            return;
+        }
+        let (settlements, totals) = (&mut self.settlements, &mut self.totals);
+        self.queue.deliver(batch, &mut self.list, &mut |message, outcome| {
+            let packets = u64::from(message.packets);
+            totals.delivered += match outcome {
+                SendOutcome::Sent => packets,
+                SendOutcome::Partly { failed, .. } => packets.saturating_sub(u64::from(failed)),
+                SendOutcome::Failed(_) => 0,
+            };
+            settlements.message(PeerId(message.owner), packets, packets, outcome);
+        });
+        self.merger.clear();
+    }
+
+    /// What became of packets since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+
+    /// Tells the sender of a packet that it cannot be carried, unless nobody is to be told.
+    pub fn answer(&mut self, packet: &[u8], view: &IpView, answer: Answer, now: Instant) {
+        let written = match answer {
+            Answer::TooBig(mtu) => icmp::too_big(packet, view, mtu, &mut self.answer),
+            Answer::Unreachable => icmp::unreachable(packet, view, &mut self.answer),
+        };
+        let Some(message) = written.and_then(|len| self.answer.get(..len)) else { return };
+        let kind = answer.label_index();
+        if self.allowances[kind].take(now) && self.queue.send(message) == SendOutcome::Sent {
+            self.totals.answers[kind] += 1;
+        } else {
+            self.totals.answers_withheld += 1;
+        }
+    }
+}
+
+/// How many answers of one kind may be given now.
+struct Allowance {
+    left: u32,
+    since: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_ANSWERS, since: now }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.since).min(Duration::from_secs(60));
+        let earned = u32::try_from(elapsed.as_millis()).unwrap_or(0) * ANSWERS_PER_SECOND / 1_000;
+        if earned > 0 {
+            self.left = self.left.saturating_add(earned).min(MOST_ANSWERS);
+            self.since = now;
+        }
+        let granted = self.left > 0;
+        self.left -= u32::from(granted);
+        granted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ip::packets::TunOffload;
+    use net::{
+        Net, Ready,
+        memory::{MemoryFabric, MemoryTun},
+    };
+    use wire::clock::{Clock, ManualClock};
+
+    #[test]
+    fn answers_are_limited_and_come_back() {
+        let clock = ManualClock::default();
+        let mut allowance = Allowance::new(clock.now());
+        let mut granted = |count: u32| (0..count).filter(|_| allowance.take(clock.now())).count();
+        assert_eq!(granted(1_000), MOST_ANSWERS as usize);
+        clock.advance(Duration::from_millis(50));
+        assert_eq!(granted(1_000), 10);
+        clock.advance(Duration::from_secs(3600));
+        assert_eq!(granted(1_000), MOST_ANSWERS as usize);
+    }
+
+    #[test]
+    fn what_has_no_way_leaves_the_answers_of_path_mtu_discovery() {
+        let clock = ManualClock::default();
+        let mut host = MemoryFabric::new().host(&[], Ready::new());
+        host.set_tun(&MemoryTun::new(1, TunOffload::default()));
+        let queue = host.tun(Token(0)).unwrap().unwrap();
+        let mut tun = TunSide::new(queue, Token(0), 1421, clock.now());
+        let packet =
+            [0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2, 0, 7, 0, 7, 0, 8, 0, 0];
+        let view = IpView::parse(&packet).unwrap();
+        for _ in 0..1_000 {
+            tun.answer(&packet, &view, Answer::Unreachable, clock.now());
+        }
+        tun.answer(&packet, &view, Answer::TooBig(1280), clock.now());
+        assert_eq!(tun.totals.answers, [1, u64::from(MOST_ANSWERS)]);
+        assert_eq!(tun.totals.answers_withheld, 1_000 - u64::from(MOST_ANSWERS));
+    }
+}

@@ -1,0 +1,118 @@
+//! What is put into packets: one frame, or a run of datagrams that become a frame each.
+
+use ip::cut::{Cut, MOST_HEADER};
+use wire::context;
+
+/// Room for what precedes a payload in its frame: a context, and the headers of an IP packet that is cut from a larger one.
+pub const MOST_PREFIX: usize = context::Header::CAPACITY + MOST_HEADER;
+
+/// What one DATAGRAM frame is to carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// The encoded context, and what else precedes the payload.
+    pub header: &'a [u8],
+    /// The payload; empty for a message about a flow.
+    pub payload: &'a [u8],
+    /// Whether it carries a datagram, which the peer's account settles.
+    pub counted: bool,
+    /// The traffic class of the packet that carries it.
+    pub tos: u8,
+}
+
+/// Datagrams of one flow, end to end, each of which a DATAGRAM frame is to carry.
+#[derive(Clone, Copy)]
+pub struct Payloads<'a> {
+    /// The encoded context, alike for all.
+    pub header: &'a [u8],
+    /// Their bytes; without any they are one empty datagram.
+    pub data: &'a [u8],
+    /// Bytes of each but the last, which may be shorter.
+    pub segment: usize,
+    /// They are cut from one IP packet, which has the headers that precede each.
+    pub cut: Option<&'a Cut<'a>>,
+    /// The traffic class of the packets that carry them.
+    pub tos: u8,
+    /// The place of the first of them among all that were cut.
+    pub(super) first: usize,
+}
+
+impl<'a> Payloads<'a> {
+    /// Datagrams of one flow.
+    #[must_use]
+    pub fn new(header: &'a [u8], data: &'a [u8], segment: usize, tos: u8) -> Self {
+        Self { header, data, segment, cut: None, tos, first: 0 }
+    }
+
+    /// The IP packets that are cut from one.
+    #[must_use]
+    pub fn cut(header: &'a [u8], cut: &'a Cut<'a>, tos: u8) -> Self {
+        let headed = (!cut.header().is_empty()).then_some(cut);
+        Self { header, data: cut.payload(), segment: cut.segment(), cut: headed, tos, first: 0 }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        if self.data.is_empty() { 1 } else { self.data.len().div_ceil(self.segment.max(1)) }
+    }
+
+    /// Bytes of the context and of what else precedes each payload.
+    pub(super) fn prefix_len(&self) -> usize {
+        self.header.len() + self.cut.map_or(0, |cut| cut.header().len())
+    }
+
+    /// Bytes of the first `count`, what was cut with them included.
+    #[must_use]
+    pub fn bytes_of(&self, count: usize) -> usize {
+        let headers = self.cut.map_or(0, |cut| cut.header().len());
+        count * headers + (count * self.segment).min(self.data.len())
+    }
+
+    /// Those after the first `count`.
+    #[must_use]
+    pub fn skip(&self, count: usize) -> Self {
+        let data = self.data.get(count * self.segment..).unwrap_or_default();
+        Self { data, first: self.first + count, ..*self }
+    }
+
+    /// The first, whose header is completed in `prefix` if it is cut.
+    pub(super) fn first<'b>(&self, prefix: &'b mut [u8; MOST_PREFIX]) -> Frame<'b>
+    where
+        'a: 'b,
+    {
+        let payload = &self.data[..self.segment.min(self.data.len())];
+        let header = match self.cut {
+            None => self.header,
+            Some(cut) => {
+                let prefix = &mut prefix[..self.prefix_len()];
+                self.write_prefix(prefix);
+                cut.complete_header(&mut prefix[self.header.len()..], self.first, payload);
+                prefix
+            }
+        };
+        Frame { header, payload, counted: true, tos: self.tos }
+    }
+
+    /// Writes what precedes each payload, as [`Payloads::complete`] wants it.
+    #[inline]
+    pub(super) fn write_prefix(&self, prefix: &mut [u8]) {
+        let (context, headers) = prefix.split_at_mut(self.header.len());
+        context.copy_from_slice(self.header);
+        if let Some(cut) = self.cut {
+            headers.copy_from_slice(cut.header());
+        }
+    }
+
+    /// Completes a copy of the prefix for the payload `index` after the first.
+    #[inline]
+    pub(super) fn complete(&self, prefix: &mut [u8], index: usize, payload: &[u8]) {
+        if let Some(cut) = self.cut {
+            cut.complete_header(&mut prefix[self.header.len()..], self.first + index, payload);
+        }
+    }
+
+    /// Those that have the full length.
+    pub(super) fn full(&self) -> std::slice::ChunksExact<'a, u8> {
+        self.data.chunks_exact(self.segment.max(1))
+    }
+}

@@ -1,0 +1,423 @@
+//! The lanes: stripes of QUIC short-header packets beside the control connection.
+//!
+//! | question | file |
+//! |---|---|
+//! | which lane has this connection ID; is it validated; where do its packets go | this one |
+//! | what is put into packets | `frame.rs` |
+//! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
+//! | how a peer without lanes is sent to | `plain.rs` |
+//! | which lanes a peer has, and where each is kept | `pool.rs` |
+//! | how they are opened, and opened again | `openings.rs` |
+//! | where a lane's packets go, and when to another address | `paths.rs` |
+//!
+//! ```text
+//!   dialler                                   listener
+//!   LaneOpen (control stream)  ─────────────► slot, address not known yet
+//!   slot ◄──────────────────── LaneAccept
+//!   PATH_CHALLENGE (the lane's own packet) ─► PATH_RESPONSE + PATH_CHALLENGE to where it came from
+//!   Up   ◄───────────────────────────────────
+//!   PATH_RESPONSE ──────────────────────────► Up
+//! ```
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use net::Path;
+use quic_core::{ConnectionId, Lane, PacketNumber};
+use slab::Slab;
+use wire::{
+    hash::{Issued, IssuedMap},
+    ids::{PeerId, SessionId},
+    meter::Meter,
+};
+
+use self::paths::{Paths, Turn};
+
+pub mod frame;
+pub mod openings;
+pub mod outbox;
+mod paths;
+pub mod plain;
+pub mod pool;
+
+pub use frame::{Frame, Payloads};
+pub use openings::{Opening, Openings};
+pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays};
+pub use plain::{Plain, PlainFrame};
+pub use pool::{Place, Pool};
+
+/// A lane that is not validated after this long is opened again (design: "within 3 s").
+pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a replaced lane still opens packets that were under way, at least as long as any queue holds them.
+pub const DRAIN_TIME: Duration = Duration::from_secs(3);
+
+/// A lane's place in the worker's table. It is used again after the lane has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+
+/// Whether a lane may carry payloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneState {
+    /// Its path is being validated.
+    Validating,
+    /// It carries payloads.
+    Up,
+    /// It has been replaced: it opens packets until the given time, and sends none.
+    Draining {
+        /// When it ends.
+        until: Instant,
+    },
+}
+
+impl LaneState {
+    /// The values of the metric label `state`.
+    pub const LABELS: [&'static str; 3] = ["validating", "up", "draining"];
+
+    /// The place of this state in [`LaneState::LABELS`].
+    #[must_use]
+    pub const fn label_index(self) -> usize {
+        match self {
+            Self::Validating => 0,
+            Self::Up => 1,
+            Self::Draining { .. } => 2,
+        }
+    }
+}
+
+/// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
+pub const AMPLIFICATION_LIMIT: usize = 3;
+
+/// One lane of one peer.
+#[derive(Debug)]
+pub struct LaneSlot {
+    /// Keys, packet numbers, windows.
+    pub core: Lane,
+    /// Whose lane it is.
+    pub peer: PeerId,
+    /// The session that it was opened in.
+    pub session: SessionId,
+    /// Its index within the peer's pool.
+    pub index: u8,
+    /// Which opening of that index this is.
+    pub epoch: u64,
+    /// What its received packets carry.
+    pub local_cid: ConnectionId,
+    /// Whether it may carry payloads.
+    pub state: LaneState,
+    /// The socket that it sends on.
+    pub underlay: UnderlayId,
+    paths: Paths,
+    /// The largest packet to send, in bytes of UDP payload: that of all of the peer's lanes, at most its own.
+    pub packet_budget: usize,
+    /// What the search for its path's MTU does not go above, in bytes of UDP payload.
+    pub largest_packet: usize,
+    /// When it was opened.
+    pub opened: Instant,
+    /// The data of the far end's first PATH_CHALLENGE, and when a later one was last told of.
+    challenged: (Option<[u8; 8]>, Option<Instant>),
+    /// Its keys have sealed all that they may.
+    pub exhausted: bool,
+    /// When its owner was last told that it is to be replaced, because its limits are near.
+    worn_since: Option<Instant>,
+    /// Packets and bytes sent, packets and bytes received, packets lost.
+    pub meter: Meter<5>,
+    touched: bool,
+    /// The largest packet that its own search last told; `None` before it began.
+    path_packet: Option<usize>,
+}
+
+impl LaneSlot {
+    /// A lane that starts to validate `path`, or waits for the first packet to learn it.
+    #[must_use]
+    pub fn new(
+        core: Lane,
+        owner: (PeerId, SessionId),
+        (index, epoch): (u8, u64),
+        local_cid: ConnectionId,
+        (underlay, packet_budget): (UnderlayId, usize),
+        opened: Instant,
+    ) -> Self {
+        Self {
+            core,
+            peer: owner.0,
+            session: owner.1,
+            index,
+            epoch,
+            local_cid,
+            state: LaneState::Validating,
+            underlay,
+            paths: Paths::default(),
+            packet_budget,
+            largest_packet: packet_budget,
+            opened,
+            challenged: (None, None),
+            exhausted: false,
+            worn_since: None,
+            meter: Meter::new(opened),
+            touched: false,
+            path_packet: None,
+        }
+    }
+
+    /// Whether payloads may be put on it.
+    #[inline]
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        match self.state {
+            LaneState::Up => true,
+            LaneState::Validating | LaneState::Draining { .. } => false,
+        }
+    }
+
+    /// Where its packets go; `None` until a path has been validated.
+    #[inline]
+    #[must_use]
+    pub fn path(&self) -> Option<Path> {
+        self.paths.present()
+    }
+
+    /// Where its packets went before it moved, once.
+    pub fn take_moved(&mut self) -> Option<SocketAddr> {
+        self.paths.take_moved()
+    }
+
+    /// Starts to validate a path that we chose.
+    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
+        self.paths.validate(path, data, now);
+    }
+
+    /// Packet `number` of `len` bytes, which opened, came by `source`; if that is not the lane's path, it may be validated
+    /// with `data`.
+    #[inline]
+    pub fn came_by(
+        &mut self,
+        source: &Path,
+        packet: (PacketNumber, usize),
+        data: impl FnMut() -> [u8; 8],
+        now: Instant,
+    ) {
+        match self.state {
+            LaneState::Validating | LaneState::Up => {
+                let pto = || self.core.rtt().pto();
+                self.paths.came_by(source, (packet.0.0, packet.1), (data, pto), now);
+            }
+            LaneState::Draining { .. } => {}
+        }
+    }
+
+    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes, which
+    /// [`LaneSlot::came_by`] was told of; `None` if it is not to be answered.
+    pub fn answer_bytes(&mut self, source: &Path, len: usize) -> Option<usize> {
+        match self.state {
+            LaneState::Validating | LaneState::Up => Some(self.paths.answer_bytes(source, len)),
+            LaneState::Draining { .. } => None,
+        }
+    }
+
+    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, and that was not said
+    /// within `interval`. It does so once at first, and repeats that with the same data.
+    pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
+        let (first, told) = &mut self.challenged;
+        let is_first = *first.get_or_insert(data) == data;
+        let is_due = told.is_none_or(|at| now.saturating_duration_since(at) >= interval);
+        if is_first || !is_due {
+            return false;
+        }
+        *told = Some(now);
+        true
+    }
+
+    /// The far end answered a challenge: true if the lane came up or moved by it.
+    pub fn on_path_response(&mut self, data: [u8; 8], now: Instant) -> bool {
+        let turn = self.paths.on_response(data, now);
+        self.take_turn(turn) == Due::Moved
+    }
+
+    fn take_turn(&mut self, turn: Turn) -> Due {
+        match (turn, self.state) {
+            (Turn::Moved, LaneState::Validating) => {
+                self.state = LaneState::Up;
+                Due::Moved
+            }
+            (Turn::Moved, LaneState::Up | LaneState::Draining { .. }) => Due::Moved,
+            (Turn::Failed, LaneState::Validating) => Due::Reopen,
+            (Turn::Failed, LaneState::Up | LaneState::Draining { .. }) | (Turn::Stays, _) => Due::Transmit,
+        }
+    }
+
+    /// Whether its owner is to be told that its limits are near: once, and again if nothing came of it.
+    #[inline]
+    pub fn note_worn(&mut self, now: Instant) -> bool {
+        let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
+        if !self.is_up() || !self.core.is_worn() || self.worn_since.is_some_and(told) {
+            return false;
+        }
+        self.worn_since = Some(now);
+        true
+    }
+
+    /// Whether it carries payloads, and both directions of it were found to work within `time`.
+    #[must_use]
+    pub fn works(&self, time: Duration, now: Instant) -> bool {
+        let heard = self.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < time);
+        self.is_up() && !self.exhausted && heard && self.core.probe_count() == 0
+    }
+
+    /// Searches for the MTU of a path that has been validated: from the budget on, or from what the path before it carried.
+    pub fn search_mtu(&mut self) {
+        let start = self.path_packet.unwrap_or(self.packet_budget);
+        self.core.start_mtu_search(self.largest_packet, start);
+    }
+
+    /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. If it fell, it holds at once.
+    #[inline]
+    pub fn take_path_packet(&mut self) -> Option<usize> {
+        let bytes = self.core.max_packet();
+        if !self.is_up() || self.path_packet == Some(bytes) {
+            return None;
+        }
+        self.path_packet = Some(bytes);
+        self.packet_budget = self.packet_budget.min(bytes);
+        Some(bytes)
+    }
+
+    /// The largest packet on any lane of the peer has changed: it holds here, too, unless this path carries less.
+    pub fn set_budget(&mut self, bytes: usize) {
+        self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
+    }
+
+    /// A challenge that is to be sent now, where to, and how large its packet may be; asked again until there is none.
+    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
+        self.paths.due_challenge(now)
+    }
+
+    /// When [`LaneSlot::on_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let draining = match self.state {
+            LaneState::Draining { until } => return Some(until),
+            LaneState::Validating | LaneState::Up => None,
+        };
+        let core = self.core.poll_timeout().map(|(at, _)| at);
+        [draining, self.paths.poll_timeout(), core].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub fn on_timeout(&mut self, now: Instant) -> Due {
+        match self.state {
+            LaneState::Draining { until } => return if until <= now { Due::Remove } else { Due::Nothing },
+            LaneState::Validating | LaneState::Up => {}
+        }
+        let turn = self.paths.on_timeout(now);
+        match self.take_turn(turn) {
+            due @ (Due::Moved | Due::Reopen) => return due,
+            Due::Nothing | Due::Transmit | Due::Remove => {}
+        }
+        if self.core.poll_timeout().is_some_and(|(at, _)| at <= now) {
+            self.core.handle_timeout(now);
+        }
+        Due::Transmit
+    }
+}
+
+/// What a lane's timeout asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// It was woken too early.
+    Nothing,
+    /// It may have a packet of its own to send.
+    Transmit,
+    /// Its packets go elsewhere from now on.
+    Moved,
+    /// It could not be validated.
+    Reopen,
+    /// Its draining time is over.
+    Remove,
+}
+
+/// A connection ID that we drew for a lane of ours. Which of them there are, and so how many share a place, peers have no say in;
+/// they only choose what is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OwnId(ConnectionId);
+
+impl Issued for OwnId {}
+
+/// All lanes of a worker, found by place or by the connection ID of a received packet.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    slots: Slab<LaneSlot>,
+    by_cid: IssuedMap<OwnId, LaneId>,
+    /// Lanes that sent or received in this turn, each once.
+    touched: Vec<LaneId>,
+}
+
+impl Lanes {
+    /// Adds a lane.
+    pub fn insert(&mut self, slot: LaneSlot) -> LaneId {
+        let cid = slot.local_cid;
+        // A lane costs kilobytes: memory ends long before 2^32 of them.
+        let id = LaneId(u32::try_from(self.slots.insert(slot)).unwrap_or(u32::MAX));
+        self.by_cid.insert(OwnId(cid), id);
+        id
+    }
+
+    /// Ends a lane.
+    pub fn remove(&mut self, id: LaneId) -> Option<LaneSlot> {
+        let slot = self.slots.try_remove(id.0 as usize)?;
+        self.by_cid.remove(&OwnId(slot.local_cid));
+        Some(slot)
+    }
+
+    /// The lane whose packets carry `cid`.
+    #[inline]
+    #[must_use]
+    pub fn of_cid(&self, cid: ConnectionId) -> Option<LaneId> {
+        self.by_cid.get(&OwnId(cid)).copied()
+    }
+
+    /// A lane by its place.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: LaneId) -> Option<&LaneSlot> {
+        self.slots.get(id.0 as usize)
+    }
+
+    /// A lane by its place.
+    #[inline]
+    pub fn get_mut(&mut self, id: LaneId) -> Option<&mut LaneSlot> {
+        self.slots.get_mut(id.0 as usize)
+    }
+
+    /// Notes that a lane sent or received, so that its ACKs and timers are seen to at the end of the turn.
+    #[inline]
+    pub fn touch(&mut self, id: LaneId) {
+        if let Some(slot) = self.slots.get_mut(id.0 as usize)
+            && !slot.touched
+        {
+            slot.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    /// Takes one of the lanes that were touched.
+    pub fn next_touched(&mut self) -> Option<LaneId> {
+        let id = self.touched.pop()?;
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            slot.touched = false;
+        }
+        Some(id)
+    }
+
+    /// All lanes.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut LaneSlot> {
+        self.slots.iter_mut().map(|(_, slot)| slot)
+    }
+
+    /// All lanes.
+    pub fn iter(&self) -> impl Iterator<Item = (LaneId, &LaneSlot)> {
+        self.slots.iter().map(|(id, slot)| (LaneId(u32::try_from(id).unwrap_or(u32::MAX)), slot))
+    }
+}

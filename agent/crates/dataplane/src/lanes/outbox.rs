@@ -1,0 +1,697 @@
+//! Outboxes: payloads become packets here, straight in the tail of their socket's send batch.
+//!
+//! ```text
+//!   SendBatch  [packet][packet][packet][ header room | frame | frame | … ]
+//!               └──────── committed ───┘└──── under construction ───────┘ ──finish──► sealed, committed
+//! ```
+//!
+//! At most one packet is under construction per socket. Payloads of one batch that fit share it; whoever writes
+//! for another lane finishes it first. A packet in which no further payload of this size would fit is finished at
+//! once, with a DATAGRAM frame without length (RFC 9221 §4), so a run of equal payloads makes equal packets: one
+//! GSO message.
+//!
+//! While the kernel has no room, an outbox takes no payloads, and keeps those that it has for as long as they may wait
+//! (`outbox_expiry.rs`). A reserve at its end is for what the agent itself says.
+
+use std::time::Instant;
+
+use net::{
+    Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message, stats::Booked,
+};
+use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
+use slab::Slab;
+use wire::ids::PeerId;
+
+use crate::{
+    lanes::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX},
+    relay::{DropReason, Settlement, Settlements},
+};
+
+/// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).
+const MAX_PREFIX: usize = 33;
+
+/// Marks a message without a peer's payloads: control packets, acknowledgements.
+const NO_OWNER: u32 = u32::MAX;
+
+/// Whose the decoy's answers to strangers are; no peer has this number.
+pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
+
+/// What of an outbox is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
+/// rest, some 20 of full size.
+const RESERVE_BYTES: usize = 32 * 1024;
+
+/// And how many messages.
+const RESERVE_MESSAGES: usize = 64;
+
+/// Outboxes of a worker that sockets may hold at once: 36 MiB. Those that do not need theirs give it back before a further one gets
+/// any; then the socket gives way that has been without room for longest.
+const MOST_OUTBOXES: usize = 128;
+
+/// Outboxes that a worker keeps for the next sockets, in 2.3 MiB: allocating one costs 10 µs, which matters from turn to turn.
+const MOST_SPARE: usize = 8;
+
+/// A socket's place among the worker's underlay sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UnderlayId(pub u32);
+
+/// Why a payload was not put into a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// It does not fit into a packet; `most` is the largest payload that does, with this header.
+    TooLarge {
+        /// In bytes.
+        most: usize,
+    },
+    /// The socket has no room: try again when it has.
+    Blocked,
+    /// The lane is not up.
+    NotUp,
+}
+
+/// The packet under construction.
+#[derive(Clone, Copy, Debug)]
+struct OpenPacket {
+    lane: LaneId,
+    /// Whose payloads it holds.
+    peer: PeerId,
+    /// Bytes so far, header room included.
+    len: usize,
+    frames: u16,
+    /// Frames that carry a datagram, not only a message about a flow.
+    payloads: u16,
+    /// Its traffic class, which all frames in it ask for.
+    tos: u8,
+}
+
+impl OpenPacket {
+    /// It will not be sent: its lane or its socket is gone, or the lane's keys are used up.
+    fn drop(self, settlements: &mut Settlements) {
+        settlements.note(self.peer, u64::from(self.payloads), Some(DropReason::LaneClosed));
+    }
+}
+
+/// One socket of the underlay and what is about to be sent on it.
+pub struct Underlay {
+    /// The socket.
+    pub socket: Box<dyn UdpSocket>,
+    /// Whether it listens for peers, or belongs to one dialled connection or lane.
+    pub role: UdpRole,
+    /// Its token, to be released with it.
+    pub token: Token,
+    /// What has been booked of it.
+    pub booked: Booked,
+    outbox: Option<SendBatch>,
+    open: Option<OpenPacket>,
+    /// Since when the kernel has had no room; no payloads are added until it has.
+    blocked: Option<Instant>,
+    dirty: bool,
+    /// The kernel knew no way for what was sent last.
+    unreachable: bool,
+}
+
+/// All underlay sockets of a worker.
+#[derive(Default)]
+pub struct Underlays {
+    sockets: Slab<Underlay>,
+    /// Batches that no socket is using: an idle socket costs none.
+    spare: Vec<SendBatch>,
+    /// How many sockets hold one.
+    held: usize,
+    /// Sockets whose outbox another one needed.
+    evicted: Vec<UnderlayId>,
+    dirty: Vec<UnderlayId>,
+    /// Sockets for whose packets the kernel knew no way.
+    unreachable: Vec<UnderlayId>,
+    /// Those that found no room since this was last asked.
+    newly_blocked: Vec<UnderlayId>,
+    settlements: Settlements,
+}
+
+impl Underlays {
+    /// The place that [`Underlays::insert`] will give the next socket.
+    #[must_use]
+    pub fn vacant(&mut self) -> UnderlayId {
+        UnderlayId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds a socket.
+    pub fn insert(&mut self, socket: Box<dyn UdpSocket>, role: UdpRole, token: Token) -> UnderlayId {
+        let id = self.vacant();
+        self.sockets.insert(Underlay {
+            socket,
+            role,
+            token,
+            booked: Booked::default(),
+            outbox: None,
+            open: None,
+            blocked: None,
+            dirty: false,
+            unreachable: false,
+        });
+        id
+    }
+
+    /// Gives `id` another socket; what waits goes out through that. Returns the old one.
+    pub fn replace(
+        &mut self,
+        id: UnderlayId,
+        socket: Box<dyn UdpSocket>,
+        token: Token,
+    ) -> Option<(Box<dyn UdpSocket>, Token, Booked)> {
+        let underlay = self.sockets.get_mut(id.0 as usize)?;
+        underlay.blocked = None;
+        if underlay.outbox.is_some() && !underlay.dirty {
+            underlay.dirty = true;
+            self.dirty.push(id);
+        }
+        Some((
+            std::mem::replace(&mut underlay.socket, socket),
+            std::mem::replace(&mut underlay.token, token),
+            std::mem::take(&mut underlay.booked),
+        ))
+    }
+
+    /// Takes one of the sockets for whose packets the kernel knew no way.
+    pub fn take_unreachable(&mut self) -> Option<UnderlayId> {
+        self.unreachable.pop()
+    }
+
+    /// Closes a socket; payloads still in its outbox are settled as blocked.
+    pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
+        let mut underlay = self.sockets.try_remove(id.0 as usize)?;
+        if let Some(open) = underlay.open.take() {
+            open.drop(&mut self.settlements);
+        }
+        if let Some(batch) = underlay.outbox.take() {
+            for message in batch.messages() {
+                settle(&mut self.settlements, message, SendOutcome::Failed(SendFailure::WouldBlock));
+            }
+            self.give_back(batch);
+        }
+        Some(underlay)
+    }
+
+    /// A socket by its place.
+    #[must_use]
+    pub fn get(&self, id: UnderlayId) -> Option<&Underlay> {
+        self.sockets.get(id.0 as usize)
+    }
+
+    /// A socket by its place.
+    pub fn get_mut(&mut self, id: UnderlayId) -> Option<&mut Underlay> {
+        self.sockets.get_mut(id.0 as usize)
+    }
+
+    /// All sockets.
+    pub fn iter(&self) -> impl Iterator<Item = &Underlay> {
+        self.sockets.iter().map(|(_, underlay)| underlay)
+    }
+
+    /// All sockets.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Underlay> {
+        self.sockets.iter_mut().map(|(_, underlay)| underlay)
+    }
+
+    /// Puts one frame into a packet of `lane`.
+    ///
+    /// # Errors
+    /// See [`PushError`]; the frame is then not in any packet.
+    #[inline]
+    pub fn push(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        frame: Frame<'_>,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
+        let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
+        let data_len = frame.header.len() + frame.payload.len();
+        let with_len = datagram::encoded_len(data_len);
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        if let Some(open) = underlay.open {
+            if open.lane == lane && open.tos == frame.tos && open.len + with_len + TAG_LEN <= budget {
+                return underlay.append(open, budget, frame, with_len - data_len);
+            }
+            underlay.finish(lanes, now, &mut self.settlements);
+        }
+        let alone = HEADER_LEN + datagram::encoded_len_to_end(data_len) + TAG_LEN;
+        if alone > budget {
+            let overhead = HEADER_LEN + datagram::encoded_len_to_end(frame.header.len()) + TAG_LEN;
+            return Err(PushError::TooLarge { most: budget.saturating_sub(overhead) });
+        }
+        self.make_room(id, Share::Payloads, budget, now)?;
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0, tos: frame.tos };
+        if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
+            underlay.append(open, budget, frame, with_len - data_len)
+        } else {
+            underlay.append(open, budget, frame, 1)?;
+            underlay.finish(lanes, now, &mut self.settlements);
+            Ok(())
+        }
+    }
+
+    /// Puts datagrams into packets of `lane`, in order; returns how many, and why the next of them was not.
+    pub fn push_all(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        payloads: &Payloads<'_>,
+        now: Instant,
+    ) -> (usize, Result<(), PushError>) {
+        let all = payloads.count();
+        let mut prefix = [0; MOST_FRAME_PREFIX];
+        let mut done = 0;
+        while done < all {
+            let left = payloads.skip(done);
+            if let Err(error) = self.push(lanes, lane, left.first(&mut prefix), now) {
+                return (done, Err(error));
+            }
+            done += 1 + self.push_alike(lanes, lane, &left.skip(1), now);
+        }
+        (done, Ok(()))
+    }
+
+    /// Does with datagrams what [`Underlays::push`] just did with one of the same length, as long as that is simple:
+    /// they fit into the same packet, or each fills one. Returns with how many.
+    fn push_alike(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        payloads: &Payloads<'_>,
+        now: Instant,
+    ) -> usize {
+        let Some(slot) = lanes.get_mut(lane) else { return 0 };
+        let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize) else { return 0 };
+        match underlay.open {
+            Some(open) => underlay.append_alike(open, slot.packet_budget, payloads),
+            None => underlay.seal_alike(slot, payloads, now),
+        }
+    }
+
+    /// Seals whatever is under construction, so that only whole packets are left.
+    pub fn finish(&mut self, lanes: &mut Lanes, now: Instant) {
+        for id in &self.dirty {
+            if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
+                underlay.finish(lanes, now, &mut self.settlements);
+            }
+        }
+    }
+
+    /// Adds one packet that is already protected: `write` fills a slice of `most` bytes and returns the length,
+    /// or `None` to add nothing. A packet that finds no room is not sent: acknowledgements and control packets are
+    /// made again by who made them.
+    pub fn packet(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        most: usize,
+        now: Instant,
+        write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
+    ) -> bool {
+        self.whole(lanes, id, path, (most, NO_OWNER), now, write)
+    }
+
+    /// Adds an answer of the decoy to a stranger, as it is. One that is added is settled as a payload of [`STRANGERS`]; false
+    /// if it finds no room.
+    pub fn answer(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        datagram: &[u8],
+        now: Instant,
+    ) -> bool {
+        self.whole(lanes, id, path, (datagram.len(), STRANGERS.0), now, |_, tail| {
+            tail.copy_from_slice(datagram);
+            Some(datagram.len())
+        })
+    }
+
+    /// Adds one datagram of at most `most` bytes for `owner`.
+    fn whole(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        (most, owner): (usize, u32),
+        now: Instant,
+        write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
+    ) -> bool {
+        let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return false };
+        underlay.finish(lanes, now, &mut self.settlements);
+        let share = if owner == NO_OWNER { Share::Whole } else { Share::Payloads };
+        if self.make_room(id, share, most, now).is_err() {
+            return false;
+        }
+        let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut())
+        else {
+            return false;
+        };
+        let Some(len) = batch.tail(most).and_then(|tail| write(lanes, &mut tail[..most])) else {
+            return false;
+        };
+        batch.commit(path, owner, len, u16::from(owner != NO_OWNER));
+        true
+    }
+
+    /// Makes sure that a packet of `most` bytes has room in its share of the outbox of socket `id`, sending what is there if it must.
+    fn make_room(
+        &mut self,
+        id: UnderlayId,
+        share: Share,
+        most: usize,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        if underlay.blocked.is_some() && share == Share::Payloads {
+            return Err(PushError::Blocked);
+        }
+        if !underlay.dirty {
+            underlay.dirty = true;
+            self.dirty.push(id);
+        }
+        match &underlay.outbox {
+            Some(batch) if share.fits(batch, most) => return Ok(()),
+            Some(_) => {}
+            None => {
+                self.give_outbox(id, now);
+                return Ok(());
+            }
+        }
+        let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
+            self.newly_blocked.push(id);
+        }
+        match underlay.outbox.as_ref().is_some_and(|batch| share.fits(batch, most)) {
+            true => Ok(()),
+            false => Err(PushError::Blocked),
+        }
+    }
+
+    /// Hands everything to the kernel.
+    pub fn flush(&mut self, lanes: &mut Lanes, now: Instant) {
+        while let Some(id) = self.dirty.pop() {
+            let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
+            underlay.dirty = false;
+            underlay.finish(lanes, now, &mut self.settlements);
+            if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
+                self.newly_blocked.push(id);
+            }
+            if std::mem::take(&mut underlay.unreachable) {
+                self.unreachable.push(id);
+            }
+            if underlay.blocked.is_none()
+                && let Some(batch) = underlay.outbox.take()
+            {
+                self.give_back(batch);
+            }
+        }
+    }
+
+    /// Gives socket `id` an outbox.
+    fn give_outbox(&mut self, id: UnderlayId, now: Instant) {
+        if self.held >= MOST_OUTBOXES {
+            self.reclaim(now);
+        }
+        let batch = self.spare.pop().unwrap_or_else(new_outbox);
+        if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
+            underlay.outbox = Some(batch);
+            self.held += 1;
+        }
+    }
+
+    /// Takes back the outboxes of sockets that can send what is in them; if there is none, that of the socket which has had no room
+    /// for longest, and what waits there is dropped.
+    fn reclaim(&mut self, now: Instant) {
+        for place in 0..self.dirty.len() {
+            let id = self.dirty[place];
+            let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
+            if underlay.blocked.is_some() || underlay.open.is_some() {
+                continue;
+            }
+            if underlay.send(&mut self.settlements, now) {
+                self.newly_blocked.push(id);
+            } else if let Some(batch) = underlay.outbox.take() {
+                self.give_back(batch);
+            }
+        }
+        if self.held < MOST_OUTBOXES {
+            return;
+        }
+        let blocked = self.sockets.iter().filter(|(_, underlay)| underlay.outbox.is_some());
+        let blocked = blocked.filter_map(|(place, underlay)| Some((underlay.blocked?, place)));
+        let Some((_, place)) = blocked.min() else { return };
+        let Some(underlay) = self.sockets.get_mut(place) else { return };
+        underlay.blocked = None;
+        if let Some(batch) = underlay.outbox.take() {
+            for message in batch.messages().iter().filter(|message| message.owner != NO_OWNER) {
+                let payloads = u64::from(message.payloads);
+                self.settlements.note(PeerId(message.owner), payloads, Some(DropReason::QueueMemory));
+            }
+            self.give_back(batch);
+        }
+        self.evicted.extend(u32::try_from(place).map(UnderlayId));
+    }
+
+    /// An outbox that no socket needs any more.
+    fn give_back(&mut self, mut batch: SendBatch) {
+        self.held = self.held.saturating_sub(1);
+        if self.spare.len() < MOST_SPARE {
+            batch.clear();
+            self.spare.push(batch);
+        }
+    }
+
+    /// Sockets whose outbox another one needed since this was last asked: they may try again.
+    pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// What all outboxes take, in bytes, those included that no socket is using.
+    #[must_use]
+    pub fn outbox_bytes(&self) -> usize {
+        (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
+    }
+
+    /// What waits in a socket's outbox for the kernel: datagrams, their bytes.
+    #[must_use]
+    pub fn waiting(&self, id: UnderlayId) -> (usize, usize) {
+        let outbox = self.get(id).and_then(|underlay| underlay.outbox.as_ref());
+        outbox.map_or((0, 0), |batch| (batch.datagrams(), batch.bytes()))
+    }
+
+    /// Whether the kernel has no room for what the socket is to send.
+    #[must_use]
+    pub fn is_blocked(&self, id: UnderlayId) -> bool {
+        self.get(id).is_some_and(|underlay| underlay.blocked.is_some())
+    }
+
+    /// Whether the socket, or the reserve of its outbox, has room for a packet of the agent itself.
+    #[must_use]
+    pub fn takes_own(&self, id: UnderlayId, bytes: usize) -> bool {
+        self.get(id).is_some_and(|underlay| {
+            let fits = |batch: &SendBatch| Share::Whole.fits(batch, bytes);
+            underlay.blocked.is_none() || underlay.outbox.as_ref().is_none_or(fits)
+        })
+    }
+
+    /// The socket reported that it is ready: if it had no room, try again. Returns whether it was blocked and now is not.
+    pub fn unblock(&mut self, id: UnderlayId, lanes: &mut Lanes, now: Instant) -> bool {
+        let Some(underlay) =
+            self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked.is_some())
+        else {
+            return false;
+        };
+        underlay.finish(lanes, now, &mut self.settlements);
+        underlay.send(&mut self.settlements, now);
+        if underlay.blocked.is_some() {
+            return false;
+        }
+        if let Some(batch) = underlay.outbox.take() {
+            self.give_back(batch);
+        }
+        true
+    }
+
+    /// What became of payloads since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+}
+
+impl Underlay {
+    /// Writes one DATAGRAM frame into the packet under construction.
+    fn append(
+        &mut self,
+        mut open: OpenPacket,
+        budget: usize,
+        frame: Frame<'_>,
+        frame_header_len: usize,
+    ) -> Result<(), PushError> {
+        let Frame { header, payload, counted, .. } = frame;
+        let tail = self.outbox.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
+        let room = &mut tail[open.len..];
+        let data_len = header.len() + payload.len();
+        let written = if frame_header_len == 1 {
+            datagram::write_header_to_end(room)
+        } else {
+            datagram::write_header_with_len(room, data_len)
+        };
+        let at = written.ok_or(PushError::Blocked)?;
+        room[at..at + header.len()].copy_from_slice(header);
+        room[at + header.len()..at + data_len].copy_from_slice(payload);
+        open.len += at + data_len;
+        open.frames += 1;
+        open.payloads += u16::from(counted);
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
+    fn append_alike(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
+        let Payloads { header, segment, .. } = *payloads;
+        // Packets that are cut fill a packet each, but for the smallest.
+        if payloads.cut.is_some() {
+            return 0;
+        }
+        let data_len = header.len() + segment;
+        let mut prefix = [0; MAX_PREFIX];
+        let Some(at) = datagram::write_header_with_len(&mut prefix, data_len) else { return 0 };
+        let Some(place) = prefix.get_mut(at..at + header.len()) else { return 0 };
+        place.copy_from_slice(header);
+        let prefix = &prefix[..at + header.len()];
+        let room = self
+            .outbox
+            .as_mut()
+            .and_then(|batch| batch.tail(budget))
+            .and_then(|tail| tail.get_mut(open.len..budget.saturating_sub(TAG_LEN)));
+        let Some(room) = room else { return 0 };
+
+        let mut count = 0;
+        for (frame, payload) in room.chunks_exact_mut(prefix.len() + segment).zip(payloads.full()) {
+            let (start, rest) = frame.split_at_mut(prefix.len());
+            start.copy_from_slice(prefix);
+            rest.copy_from_slice(payload);
+            count += 1;
+        }
+        open.len += usize::from(count) * (prefix.len() + segment);
+        open.frames += count;
+        open.payloads += count;
+        self.open = Some(open);
+        usize::from(count)
+    }
+
+    /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
+    fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
+        let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path()) else { return 0 };
+        let path = Path { tos: payloads.tos, ..path };
+        let mut prefix = [0; MOST_FRAME_PREFIX];
+        let prefix = &mut prefix[..payloads.prefix_len()];
+        payloads.write_prefix(prefix);
+        let len = HEADER_LEN + datagram::encoded_len_to_end(prefix.len() + payloads.segment) + TAG_LEN;
+        let mut count = 0;
+        for payload in payloads.full() {
+            if !Share::Payloads.fits(batch, len) {
+                break;
+            }
+            let Some(packet) = batch.tail(len) else { break };
+            let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(prefix.len());
+            start.copy_from_slice(prefix);
+            rest.copy_from_slice(payload);
+            payloads.complete(start, count, payload);
+            // Whoever pushes the next one finds out why and says so.
+            if datagram::write_header_to_end(&mut packet[HEADER_LEN..]).is_none()
+                || slot.core.seal(packet, true, now).is_err()
+            {
+                break;
+            }
+            batch.commit(&path, slot.peer.0, len, 1);
+            count += 1;
+        }
+        slot.core.count_datagrams_sent(count as u64);
+        count
+    }
+
+    /// Seals the packet under construction and commits it to the batch, or drops its payloads for a reason.
+    fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
+        let Some(open) = self.open.take() else { return };
+        let len = open.len + TAG_LEN;
+        let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path()?, slot)));
+        let (Some(batch), Some((path, slot))) = (self.outbox.as_mut(), lane) else {
+            open.drop(settlements);
+            return;
+        };
+        let path = Path { tos: open.tos, ..path };
+        let sealed = batch.tail(len).is_some_and(|tail| slot.core.seal(&mut tail[..len], true, now).is_ok());
+        if sealed {
+            slot.core.count_datagrams_sent(u64::from(open.frames));
+            batch.commit(&path, open.peer.0, len, open.payloads);
+        } else {
+            slot.exhausted = true;
+            open.drop(settlements);
+        }
+        lanes.touch(open.lane);
+    }
+
+    /// Hands the batch to the kernel; true if that has no room any more, and had before.
+    fn send(&mut self, settlements: &mut Settlements, now: Instant) -> bool {
+        let Some(batch) = self.outbox.as_mut() else { return false };
+        let unreachable = &mut self.unreachable;
+        self.socket.send(batch, &mut |message, outcome| {
+            *unreachable |= is_unreachable(outcome);
+            settle(settlements, message, outcome);
+        });
+        let before = self.blocked;
+        // What waits has done so since the first time: nothing was added but what the agent itself says.
+        self.blocked = (!batch.is_empty()).then(|| before.unwrap_or(now));
+        before.is_none() && self.blocked.is_some()
+    }
+}
+
+fn is_unreachable(outcome: SendOutcome) -> bool {
+    match outcome {
+        SendOutcome::Sent => false,
+        SendOutcome::Partly { why, .. } | SendOutcome::Failed(why) => why == SendFailure::Unreachable,
+    }
+}
+
+/// Which part of an outbox a packet may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    /// Without the reserve.
+    Payloads,
+    /// With it.
+    Whole,
+}
+
+impl Share {
+    #[inline]
+    fn fits(self, batch: &SendBatch, bytes: usize) -> bool {
+        match self {
+            Self::Payloads => batch.has_room(1 + RESERVE_MESSAGES, bytes + RESERVE_BYTES),
+            Self::Whole => batch.has_room(1, bytes),
+        }
+    }
+}
+
+fn new_outbox() -> SendBatch {
+    SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
+}
+
+/// Notes what became of a message's payloads; other messages are nobody's.
+fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome) {
+    if message.owner != NO_OWNER {
+        let (payloads, segments) = (u64::from(message.payloads), u64::from(message.segments));
+        settlements.message(PeerId(message.owner), payloads, segments, outcome);
+    }
+}
+
+#[path = "outbox_expiry.rs"]
+mod expiry;
+pub use expiry::Expiry;
+#[cfg(test)]
+#[path = "outbox_tests.rs"]
+mod tests;

@@ -1,0 +1,68 @@
+//! Outboxes that the kernel does not take: what is in them is dropped when its time is over, not sent late.
+
+use std::time::{Duration, Instant};
+
+use net::batch::Message;
+use wire::ids::PeerId;
+
+use crate::{
+    lanes::outbox::{NO_OWNER, UnderlayId, Underlays},
+    relay::Settlements,
+};
+
+/// What [`Underlays::expire`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expiry {
+    /// When to look again; `None` if nothing is left.
+    pub next: Option<Instant>,
+    /// The outbox was full, and is empty now.
+    pub emptied: bool,
+}
+
+/// Timers fire at their time or just before: so much later what has expired has done so.
+const SLACK: Duration = Duration::from_millis(1);
+
+impl Underlays {
+    /// The next socket that has found no room since this was last asked.
+    pub fn next_blocked(&mut self) -> Option<UnderlayId> {
+        self.newly_blocked.pop()
+    }
+
+    /// Drops what has waited in the outbox of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
+    /// peer. What is no peer's has the peer [`crate::lanes::outbox::STRANGERS`] or one that nobody is.
+    pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
+        let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };
+        let (Some(since), Some(batch)) = (underlay.blocked, underlay.outbox.as_mut()) else {
+            return Expiry::default();
+        };
+        let settlements = &mut self.settlements;
+        let mut next: Option<Instant> = None;
+        batch.retain(|message| {
+            let at = since + limit(PeerId(message.owner)) + SLACK;
+            let stays = now < at;
+            if stays {
+                next = Some(next.map_or(at, |next| next.min(at)));
+            } else {
+                expired(settlements, message);
+            }
+            stays
+        });
+        if !batch.is_empty() {
+            return Expiry { next, emptied: false };
+        }
+        // The socket says when there is room; until then what is younger waits here.
+        underlay.blocked = None;
+        if let Some(batch) = underlay.outbox.take() {
+            self.give_back(batch);
+        }
+        Expiry { next: None, emptied: true }
+    }
+}
+
+/// Notes that what is left of a message was dropped.
+fn expired(settlements: &mut Settlements, message: &Message) {
+    if message.owner != NO_OWNER {
+        let (taken, segments) = (u64::from(message.taken()), u64::from(message.segments.max(1)));
+        settlements.expired(PeerId(message.owner), message.payloads.into(), (taken, segments));
+    }
+}

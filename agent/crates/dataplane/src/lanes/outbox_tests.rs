@@ -1,0 +1,274 @@
+//! Datagrams that are pushed together make the same packets as datagrams that are pushed one by one.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
+
+use net::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage};
+use proptest::prelude::*;
+use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
+use wire::{
+    clock::{Clock, ManualClock},
+    ids::SessionId,
+};
+
+use super::*;
+
+/// Segment size, segments and payloads of each message, and the bytes of its packets.
+type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;
+
+/// Remembers what it takes, which is everything but while it is told that it has no room.
+struct Sink(Sent, Rc<Cell<bool>>);
+
+impl UdpSocket for Sink {
+    fn local_addr(&self) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, 1], 1))
+    }
+
+    fn receive(&mut self, _batch: &mut ReceiveBatch) -> io::Result<()> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
+        if self.1.get() {
+            return;
+        }
+        for message in batch.messages() {
+            let packets = batch.segments(message).map(<[u8]>::to_vec).collect();
+            self.0.borrow_mut().push((message.segment, message.segments, message.payloads, packets));
+            outcome(message, SendOutcome::Sent);
+        }
+        batch.clear();
+    }
+
+    fn deliver(
+        &mut self,
+        _received: &ReceiveBatch,
+        _delivery: &mut Delivery,
+        _outcome: &mut dyn FnMut(&DeliveryMessage, SendOutcome),
+    ) {
+    }
+
+    fn stats(&self) -> UdpStats {
+        UdpStats::default()
+    }
+
+    fn kernel_drops(&self) -> u64 {
+        0
+    }
+}
+
+/// A lane that is up, on a socket that takes everything.
+fn fixture(now: Instant) -> (Underlays, Lanes, LaneId, Sent) {
+    fixture_with(now, &Rc::default())
+}
+
+/// The same on a socket that has no room while `full` is true.
+fn fixture_with(now: Instant, full: &Rc<Cell<bool>>) -> (Underlays, Lanes, LaneId, Sent) {
+    let sent = Sent::default();
+    let mut underlays = Underlays::default();
+    let underlay =
+        underlays.insert(Box::new(Sink(Rc::clone(&sent), Rc::clone(full))), UdpRole::QuicDial, Token(0));
+    let core = Lane::new(&LaneConfig {
+        suite: Suite::Aes128Gcm,
+        send_secret: &[7; 32],
+        receive_secret: &[8; 32],
+        remote_cid: ConnectionId([1; 8]),
+        local_cid: ConnectionId([2; 8]),
+        ack: AckProfile::Throughput,
+        key_limit: None,
+        initial_rtt: None,
+    })
+    .unwrap();
+    let owner = (PeerId(3), SessionId(1));
+    let mut slot = LaneSlot::new(core, owner, (0, 1), ConnectionId([2; 8]), (underlay, 1_452), now);
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    slot.validate(path, [1; 8], now);
+    assert!(slot.on_path_response([1; 8], now) && slot.is_up());
+    let mut lanes = Lanes::default();
+    let lane = lanes.insert(slot);
+    (underlays, lanes, lane, sent)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn together_they_make_the_same_packets_as_one_by_one(
+        runs in prop::collection::vec((1_usize..1_600, 0_usize..90_000, 0_u8..2), 1..6),
+    ) {
+        let now = ManualClock::default().now();
+        let (mut underlays, mut lanes, lane, together) = fixture(now);
+        let (mut single_underlays, mut single_lanes, single_lane, single) = fixture(now);
+        for (segment, len, header) in runs {
+            let data: Vec<u8> = (0..len).map(|at| (at * 31 % 251) as u8).collect();
+            let context = [2, header];
+            let payloads = Payloads::new(&context, &data, segment, 0);
+            let (count, result) = underlays.push_all(&mut lanes, lane, &payloads, now);
+
+            let mut expected = Ok(());
+            let (mut done, mut prefix) = (0, [0; MOST_FRAME_PREFIX]);
+            while done < payloads.count() && expected.is_ok() {
+                let rest = payloads.skip(done);
+                let frame = rest.first(&mut prefix);
+                expected = single_underlays.push(&mut single_lanes, single_lane, frame, now);
+                done += usize::from(expected.is_ok());
+            }
+            prop_assert_eq!((count, result), (done, expected));
+        }
+        underlays.flush(&mut lanes, now);
+        single_underlays.flush(&mut single_lanes, now);
+        let packets = |sent: &Sent| -> Vec<Vec<u8>> {
+            sent.borrow().iter().flat_map(|(.., packets)| packets.clone()).collect()
+        };
+        prop_assert!(packets(&together) == packets(&single));
+        let payloads = |sent: &Sent| sent.borrow().iter().map(|(_, _, payloads, _)| payloads).sum::<u32>();
+        prop_assert_eq!(payloads(&together), payloads(&single));
+        let count = |lanes: &Lanes, lane| lanes.get(lane).map(|slot| slot.core.stats().datagrams_sent);
+        prop_assert_eq!(count(&lanes, lane), count(&single_lanes, single_lane));
+    }
+}
+
+#[test]
+fn equal_payloads_make_full_messages() {
+    let now = ManualClock::default().now();
+    let (mut underlays, mut lanes, lane, sent) = fixture(now);
+    let data = vec![5; 44 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    assert_eq!(underlays.push_all(&mut lanes, lane, &payloads, now), (44, Ok(())));
+    underlays.flush(&mut lanes, now);
+    let shapes: Vec<_> = sent.borrow().iter().map(|(segment, count, ..)| (*segment, *count)).collect();
+    assert_eq!(shapes, [(1_432, 44)]);
+}
+
+/// Adds a packet of the agent itself.
+fn say(underlays: &mut Underlays, lanes: &mut Lanes, now: Instant) -> bool {
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    underlays.packet(lanes, UnderlayId(0), &path, 1_200, now, |_, tail| {
+        tail.fill(9);
+        Some(1_200)
+    })
+}
+
+#[test]
+fn a_full_outbox_has_room_for_what_the_agent_says_itself() {
+    let (now, full) = (ManualClock::default().now(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, sent) = fixture_with(now, &full);
+    let data = vec![5; 1_000 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    let (count, result) = underlays.push_all(&mut lanes, lane, &payloads, now);
+    assert_eq!(result, Err(PushError::Blocked));
+    assert!(count >= SendBatch::DEFAULT_BYTES / 1_500, "{count} payloads");
+    let said = (0..100).filter(|_| say(&mut underlays, &mut lanes, now)).count();
+    assert!((20..=RESERVE_BYTES / 1_200 + 1).contains(&said), "{said} packets");
+
+    full.set(false);
+    assert!(underlays.unblock(UnderlayId(0), &mut lanes, now));
+    let sizes: Vec<usize> =
+        sent.borrow().iter().flat_map(|(.., packets)| packets.iter().map(Vec::len)).collect();
+    assert_eq!(sizes.len(), count + said);
+    assert!(sizes[count..].iter().all(|size| *size == 1_200), "nothing overtakes");
+}
+
+#[test]
+fn what_the_kernel_does_not_take_in_time_is_dropped_and_the_room_is_for_younger_payloads() {
+    let (clock, full) = (ManualClock::default(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, sent) = fixture_with(clock.now(), &full);
+    let data = vec![5; 10 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    let limit = |_| Duration::from_millis(100);
+    let push = |underlays: &mut Underlays, lanes: &mut Lanes| {
+        let pushed = underlays.push_all(lanes, lane, &payloads, clock.now());
+        underlays.flush(lanes, clock.now());
+        pushed
+    };
+    assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
+    assert_eq!(underlays.next_blocked(), Some(UnderlayId(0)));
+    let since = clock.now();
+    clock.advance(Duration::from_millis(60));
+    assert!(say(&mut underlays, &mut lanes, clock.now()));
+    assert_eq!(push(&mut underlays, &mut lanes).1, Err(PushError::Blocked));
+    let expiry = underlays.expire(UnderlayId(0), clock.now(), limit);
+    let at = since + Duration::from_millis(101);
+    assert_eq!(expiry, Expiry { next: Some(at), emptied: false });
+
+    clock.advance(Duration::from_millis(41));
+    assert_eq!(underlays.expire(UnderlayId(0), clock.now(), limit), Expiry { next: None, emptied: true });
+    let settled: Vec<_> =
+        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect();
+    assert_eq!(settled, [(10, Some(DropReason::Expired))]);
+    assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
+    assert!(underlays.is_blocked(UnderlayId(0)) && underlays.next_blocked().is_some());
+    full.set(false);
+    assert!(underlays.unblock(UnderlayId(0), &mut lanes, clock.now()));
+    assert_eq!(
+        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect::<Vec<_>>(),
+        [(10, None)]
+    );
+    assert_eq!(sent.borrow().iter().map(|(_, segments, ..)| *segments).sum::<u16>(), 10);
+}
+
+#[test]
+fn only_the_payloads_expire_whose_peer_cannot_wait() {
+    let (clock, full) = (ManualClock::default(), Rc::new(Cell::new(true)));
+    let (mut underlays, mut lanes, lane, _) = fixture_with(clock.now(), &full);
+    let data = vec![5; 3 * 1_400];
+    let payloads = Payloads::new(&[2, 0], &data, 1_400, 0);
+    assert_eq!(underlays.push_all(&mut lanes, lane, &payloads, clock.now()).0, 3);
+    underlays.flush(&mut lanes, clock.now());
+    assert!(say(&mut underlays, &mut lanes, clock.now()));
+    clock.advance(Duration::from_millis(30));
+    let limit = |peer| Duration::from_millis(if peer == PeerId(3) { 20 } else { 100 });
+    let expiry = underlays.expire(UnderlayId(0), clock.now(), limit);
+    assert!(!expiry.emptied && expiry.next.is_some());
+    assert_eq!(underlays.waiting(UnderlayId(0)), (1, 1_200));
+}
+
+#[test]
+fn outboxes_are_bounded_and_given_back() {
+    const SOCKETS: usize = 300;
+    let now = ManualClock::default().now();
+    let (mut underlays, mut lanes, full) =
+        (Underlays::default(), Lanes::default(), Rc::<Cell<bool>>::default());
+    let ids: Vec<UnderlayId> = (0..SOCKETS)
+        .map(|_| {
+            let sink = Sink(Sent::default(), Rc::clone(&full));
+            underlays.insert(Box::new(sink), UdpRole::QuicDial, Token(0))
+        })
+        .collect();
+    let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
+    let all = |underlays: &mut Underlays, lanes: &mut Lanes| {
+        for id in &ids {
+            assert!(underlays.answer(lanes, *id, &path, &[7; 100], now), "each gets one");
+            assert!(underlays.held <= MOST_OUTBOXES);
+        }
+        underlays.flush(lanes, now);
+    };
+    all(&mut underlays, &mut lanes);
+    assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE), "no more than were of use before");
+    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
+    assert_eq!((sent, underlays.take_evicted().len()), (SOCKETS as u64, 0));
+
+    full.set(true);
+    all(&mut underlays, &mut lanes);
+    assert_eq!(underlays.held, MOST_OUTBOXES);
+    let most = (MOST_OUTBOXES + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
+    assert!(underlays.outbox_bytes() <= most);
+    let dropped: Vec<Settlement> = underlays.settlements().collect();
+    let evicted = SOCKETS - MOST_OUTBOXES;
+    assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::QueueMemory)), "{dropped:?}");
+    assert_eq!(dropped.iter().map(|settled| settled.payloads).sum::<u64>(), evicted as u64);
+    assert_eq!(underlays.take_evicted().len(), evicted);
+
+    full.set(false);
+    for id in &ids {
+        underlays.unblock(*id, &mut lanes, now);
+    }
+    assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE));
+    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
+    assert_eq!(sent, MOST_OUTBOXES as u64);
+}

@@ -1,0 +1,307 @@
+//! Where a lane's packets go: which address is validated, and when another one takes its place (RFC 9000 §8.2, §9).
+//!
+//! ```text
+//!            no path ── packet, or an address of our own choice ──► trial ── answered ──────────────► path
+//!   path ── newest packet from elsewhere ──► trial: the new address and the present one are challenged
+//!                 the present one answers, or the newest packet comes from it ──► stays; quiet for a second
+//!                 only the new one answers, for 1.5 PTO ─────────────────────► moves; the old one is remembered
+//!   path ── newest packet from the one before ──► only that one is challenged: if it answers, the lane returns
+//! ```
+//!
+//! That a packet comes from elsewhere proves nothing: whoever sees it under way can send a copy that is faster. So a lane
+//! moves only when its present path is dead, and goes back when that was a mistake (RFC 9000 §9.3.3 asks for less).
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use net::Path;
+use quic_core::{PATH_PACKET_MIN, TRANSMIT_CAPACITY};
+
+use crate::lanes::{AMPLIFICATION_LIMIT, VALIDATION_TIMEOUT};
+
+/// An unanswered PATH_CHALLENGE is repeated after this long.
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Addresses that are validated at once: a genuine one, and copies of its packets from others.
+const MOST_CANDIDATES: usize = 3;
+
+/// How long the present path has to answer, in eighths of a PTO. It is asked three times in the first quarter of that.
+const DECISION_EIGHTHS: u32 = 12;
+
+/// The longest that a path is given to answer: no PTO that was measured is needed beyond it.
+const LONGEST_DECISION: Duration = Duration::from_secs(1);
+
+/// After the present path has proved to be alive, other addresses are not looked at for so long.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A challenge to one address.
+#[derive(Clone, Copy, Debug)]
+struct Challenge {
+    path: Path,
+    data: [u8; 8],
+    give_up: Instant,
+    repeat: Instant,
+    /// Whether a PATH_CHALLENGE is to be sent at the next opportunity.
+    due: bool,
+    /// Bytes that may still be sent there before it is validated; `None` if we chose the address ourselves, or know it.
+    allowance: Option<usize>,
+    answered: bool,
+}
+
+impl Challenge {
+    fn new(path: Path, data: [u8; 8], allowance: Option<usize>, now: Instant) -> Self {
+        let give_up = now + VALIDATION_TIMEOUT;
+        Self { path, data, give_up, repeat: now, due: true, allowance, answered: false }
+    }
+}
+
+/// Addresses that may become the lane's.
+#[derive(Debug)]
+struct Trial {
+    /// The one that the newest packet came from is the last.
+    candidates: Vec<Challenge>,
+    /// The lane's path, if it has one: while it answers, nothing moves.
+    present: Option<Challenge>,
+    /// Until when it has the chance.
+    decide: Instant,
+    /// How often it is asked.
+    interval: Duration,
+    /// Whether the candidate is the path before, which the far end perhaps never left.
+    returns: bool,
+}
+
+/// The path of a lane, and what is tried in its place.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    present: Option<Path>,
+    /// The one before, which is validated as well.
+    former: Option<Path>,
+    trial: Option<Box<Trial>>,
+    /// Until when packets from other addresses are taken for copies.
+    quiet_until: Option<Instant>,
+    /// The highest packet number received; an older packet says nothing of where the far end is.
+    newest: u64,
+    /// The path before, until that has been told.
+    moved: Option<SocketAddr>,
+}
+
+/// What a received packet, an answer or a timeout led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nothing.
+    Stays,
+    /// The path is another one now.
+    Moved,
+    /// No address has answered in time, and the lane has no path.
+    Failed,
+}
+
+impl Paths {
+    /// The path.
+    #[inline]
+    pub(super) fn present(&self) -> Option<Path> {
+        self.present
+    }
+
+    /// The path before, once.
+    pub(super) fn take_moved(&mut self) -> Option<SocketAddr> {
+        self.moved.take()
+    }
+
+    /// Starts to validate a path that we chose.
+    pub(super) fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
+        let candidates = vec![Challenge::new(path, data, None, now)];
+        self.trial = Some(Box::new(Trial {
+            candidates,
+            present: None,
+            decide: now,
+            interval: CHALLENGE_INTERVAL,
+            returns: false,
+        }));
+    }
+
+    /// Packet `number` of `len` bytes, which opened, came by `source`. `pto` is the lane's.
+    #[inline]
+    pub(super) fn came_by(
+        &mut self,
+        source: &Path,
+        (number, len): (u64, usize),
+        (data, pto): (impl FnMut() -> [u8; 8], impl FnOnce() -> Duration),
+        now: Instant,
+    ) {
+        let newest = number >= self.newest;
+        self.newest = self.newest.max(number);
+        if self.present.is_some_and(|present| present.destination == source.destination) {
+            if newest && self.trial.as_ref().is_some_and(|trial| !trial.returns) {
+                self.stay(now);
+            }
+            return;
+        }
+        self.came_from_elsewhere(source, (newest, len), (data, pto), now);
+    }
+
+    #[cold]
+    fn came_from_elsewhere(
+        &mut self,
+        source: &Path,
+        (newest, len): (bool, usize),
+        (mut data, pto): (impl FnMut() -> [u8; 8], impl FnOnce() -> Duration),
+        now: Instant,
+    ) {
+        let is_source = |path: &Path| path.destination == source.destination;
+        let more = len * AMPLIFICATION_LIMIT;
+        let candidates = self.trial.as_mut().map(|trial| &mut trial.candidates);
+        if let Some(candidates) = candidates
+            && let Some(place) = candidates.iter().position(|candidate| is_source(&candidate.path))
+        {
+            let mut candidate = candidates.remove(place);
+            candidate.allowance = candidate.allowance.map(|allowance| allowance + more);
+            candidates.insert(if newest { candidates.len() } else { place }, candidate);
+            return;
+        }
+        let returns = self.former.as_ref().is_some_and(is_source);
+        let quiet = !returns && self.quiet_until.is_some_and(|until| until > now);
+        let returning = self.trial.as_ref().is_some_and(|trial| trial.returns);
+        if self.present.is_some() && (!newest || quiet || returning) {
+            return;
+        }
+        let mut candidate = Challenge::new(*source, data(), Some(more), now);
+        if returns || self.trial.is_none() {
+            let wait = (pto() * DECISION_EIGHTHS / 8).min(LONGEST_DECISION);
+            let present =
+                self.present.filter(|_| !returns).map(|path| Challenge::new(path, data(), None, now));
+            let decide = present.map_or(now, |_| now + wait);
+            if returns {
+                candidate.give_up = now + wait;
+            }
+            let (candidates, interval) = (vec![candidate], wait / 8);
+            self.trial = Some(Box::new(Trial { candidates, present, decide, interval, returns }));
+        } else if let Some(trial) = &mut self.trial {
+            if trial.candidates.len() == MOST_CANDIDATES {
+                trial.candidates.remove(0);
+            }
+            trial.candidates.push(candidate);
+        }
+    }
+
+    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes: as large as that packet
+    /// where the address is not validated. It is taken from what may be sent there; two thirds are left for our own challenge.
+    pub(super) fn answer_bytes(&mut self, source: &Path, len: usize) -> usize {
+        let is_source = |path: &Path| path.destination == source.destination;
+        if self.present.as_ref().is_some_and(is_source) {
+            return (len * AMPLIFICATION_LIMIT).min(TRANSMIT_CAPACITY);
+        }
+        let most = len.min(TRANSMIT_CAPACITY);
+        let candidates = self.trial.iter_mut().flat_map(|trial| &mut trial.candidates);
+        for candidate in candidates.filter(|candidate| is_source(&candidate.path)) {
+            // What came there is more than that: `came_by` has added three times as much.
+            candidate.allowance = candidate.allowance.map(|allowance| allowance.saturating_sub(most));
+        }
+        most
+    }
+
+    /// The far end answered a challenge, wherever the answer came from.
+    pub(super) fn on_response(&mut self, data: [u8; 8], now: Instant) -> Turn {
+        let Some(trial) = &mut self.trial else { return Turn::Stays };
+        if trial.present.is_some_and(|present| present.data == data) {
+            self.stay(now);
+            return Turn::Stays;
+        }
+        for candidate in trial.candidates.iter_mut().filter(|candidate| candidate.data == data) {
+            candidate.answered = true;
+        }
+        self.decide(now)
+    }
+
+    /// The path is alive: nothing moves.
+    fn stay(&mut self, now: Instant) {
+        self.trial = None;
+        self.quiet_until = Some(now + QUIET);
+    }
+
+    /// Takes the newest address that answered, if the present one has had its chance.
+    fn decide(&mut self, now: Instant) -> Turn {
+        let Some(trial) = self.trial.as_ref().filter(|trial| trial.decide <= now) else { return Turn::Stays };
+        let Some(candidate) = trial.candidates.iter().rfind(|candidate| candidate.answered) else {
+            return Turn::Stays;
+        };
+        let path = candidate.path;
+        // The path that a lane returns from was never the far end's.
+        let former = self.present.replace(path);
+        self.moved = former.map(|path| path.destination);
+        let former = former.filter(|_| !trial.returns);
+        (self.former, self.trial) = (former, None);
+        Turn::Moved
+    }
+
+    /// A challenge that is to be sent now, where to, and how large its packet may be.
+    pub(super) fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
+        let trial = self.trial.as_mut()?;
+        let Trial { candidates, present, interval, .. } = &mut **trial;
+        let of_present = present.iter_mut().map(|challenge| (challenge, *interval));
+        let of_candidates = candidates.iter_mut().map(|challenge| (challenge, CHALLENGE_INTERVAL));
+        for (challenge, interval) in of_present.chain(of_candidates) {
+            if !std::mem::take(&mut challenge.due) {
+                continue;
+            }
+            challenge.repeat = now + interval;
+            let most =
+                challenge.allowance.map_or(TRANSMIT_CAPACITY, |allowance| allowance.min(TRANSMIT_CAPACITY));
+            if most >= PATH_PACKET_MIN {
+                challenge.allowance = challenge.allowance.map(|allowance| allowance - most);
+                return Some((challenge.data, challenge.path, most));
+            }
+        }
+        None
+    }
+
+    /// When [`Paths::on_timeout`] wants to be called.
+    #[inline]
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let trial = self.trial.as_ref()?;
+        let unanswered = trial.candidates.iter().filter(|candidate| !candidate.answered);
+        let candidates = unanswered.map(|candidate| candidate.repeat.min(candidate.give_up));
+        let given_up = trial.candidates.iter().map(|candidate| candidate.give_up);
+        let present = trial.present.as_ref().filter(|_| !trial.asked_enough()).map(|present| present.repeat);
+        let decision = trial.candidates.iter().any(|candidate| candidate.answered).then_some(trial.decide);
+        candidates.chain(given_up).chain(present).chain(decision).min()
+    }
+
+    /// Does what is due.
+    pub(super) fn on_timeout(&mut self, now: Instant) -> Turn {
+        match self.decide(now) {
+            Turn::Stays => {}
+            turn @ (Turn::Moved | Turn::Failed) => return turn,
+        }
+        let Some(trial) = &mut self.trial else { return Turn::Stays };
+        trial.candidates.retain(|candidate| candidate.give_up > now);
+        if trial.candidates.is_empty() {
+            if trial.returns {
+                self.former = None;
+            }
+            self.trial = None;
+            return if self.present.is_none() { Turn::Failed } else { Turn::Stays };
+        }
+        for candidate in &mut trial.candidates {
+            candidate.due |= !candidate.answered && candidate.repeat <= now;
+        }
+        let asked_enough = trial.asked_enough();
+        if let Some(present) = trial.present.as_mut().filter(|_| !asked_enough) {
+            present.due |= present.repeat <= now;
+        }
+        Turn::Stays
+    }
+}
+
+impl Trial {
+    /// Whether another challenge to the present path could not be answered in time.
+    fn asked_enough(&self) -> bool {
+        self.present.is_some_and(|present| present.repeat + self.interval * 6 > self.decide)
+    }
+}
+
+#[cfg(test)]
+#[path = "paths_tests.rs"]
+mod tests;

@@ -1,0 +1,171 @@
+//! Standard mode: a peer without lanes gets its frames as plain DATAGRAM frames (RFC 9221) of the control connection.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::lanes::{Frame, Payloads, PushError, frame::MOST_PREFIX};
+
+/// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
+const MAX_BYTES: usize = 1 << 20;
+
+/// What a frame is reckoned to take beside its bytes: its entry and its allocation. Empty datagrams are bounded by it.
+const OVERHEAD_BYTES: usize = 128;
+
+/// Frames on their way to a control connection.
+#[derive(Debug)]
+pub struct Plain {
+    waiting: VecDeque<PlainFrame>,
+    /// The sum of their costs.
+    held: usize,
+    /// The largest frame that the connection takes now, in bytes; 0 if the peer takes none.
+    most: usize,
+}
+
+/// One frame.
+#[derive(Debug)]
+pub struct PlainFrame {
+    /// Context and payload.
+    pub data: Bytes,
+    /// Whether it carries a datagram, which the peer's account settles.
+    pub counted: bool,
+    /// When what it carries came to this host.
+    pub arrived: Instant,
+}
+
+impl PlainFrame {
+    /// What it counts for in the bound.
+    fn cost(&self) -> usize {
+        self.data.len() + OVERHEAD_BYTES
+    }
+}
+
+impl Plain {
+    /// Nothing waits; frames of up to `most` bytes are taken.
+    #[must_use]
+    pub fn new(most: Option<usize>) -> Self {
+        Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0) }
+    }
+
+    /// The connection takes frames of up to `most` bytes now.
+    pub fn set_most(&mut self, most: Option<usize>) {
+        self.most = most.unwrap_or(0);
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds a frame with what came to this host at `arrived`.
+    ///
+    /// # Errors
+    /// See [`PushError`]; the frame is then not added.
+    pub fn push(&mut self, frame: Frame<'_>, arrived: Instant) -> Result<(), PushError> {
+        let len = frame.header.len() + frame.payload.len();
+        if len > self.most {
+            return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
+        }
+        if self.held + len + OVERHEAD_BYTES > MAX_BYTES {
+            return Err(PushError::Blocked);
+        }
+        let mut data = BytesMut::with_capacity(len);
+        data.extend_from_slice(frame.header);
+        data.extend_from_slice(frame.payload);
+        self.held += len + OVERHEAD_BYTES;
+        self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted, arrived });
+        Ok(())
+    }
+
+    /// Adds a frame for each of some datagrams, in order; returns how many, and why the next of them was not.
+    pub fn push_all(&mut self, payloads: &Payloads<'_>, arrived: Instant) -> (usize, Result<(), PushError>) {
+        let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
+        for done in 0..all {
+            if let Err(error) = self.push(payloads.skip(done).first(&mut prefix), arrived) {
+                return (done, Err(error));
+            }
+        }
+        (all, Ok(()))
+    }
+
+    /// Everything that waits.
+    pub fn into_frames(self) -> impl Iterator<Item = PlainFrame> {
+        self.waiting.into_iter()
+    }
+
+    /// Takes the oldest frame.
+    pub fn pop(&mut self) -> Option<PlainFrame> {
+        let frame = self.waiting.pop_front()?;
+        self.held -= frame.cost();
+        Some(frame)
+    }
+
+    /// Takes the oldest frame if what it carries has waited for longer than `limit`.
+    pub fn pop_late(&mut self, now: Instant, limit: Duration) -> Option<PlainFrame> {
+        let late = now.saturating_duration_since(self.waiting.front()?.arrived) > limit;
+        if late { self.pop() } else { None }
+    }
+
+    /// Puts back what [`Plain::pop`] gave, at the front.
+    pub fn put_back(&mut self, frame: PlainFrame) {
+        self.held += frame.cost();
+        self.waiting.push_front(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    fn frame(payload: &[u8]) -> Frame<'_> {
+        Frame { header: &[2, 0], payload, counted: true, tos: 0 }
+    }
+
+    #[test]
+    fn frames_come_out_whole_in_order_and_within_bounds() {
+        let (mut plain, now) = (Plain::new(Some(1000)), ManualClock::default().now());
+        assert_eq!(plain.push(frame(&[0; 999]), now), Err(PushError::TooLarge { most: 998 }));
+        let mut taken = 0;
+        while plain.push(frame(&[7; 998]), now).is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, MAX_BYTES / (1000 + OVERHEAD_BYTES));
+        let first = plain.pop().unwrap();
+        assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
+        plain.put_back(first);
+        assert_eq!(plain.push(frame(&[7; 998]), now), Err(PushError::Blocked));
+    }
+
+    #[test]
+    fn empty_datagrams_are_bounded_and_late_ones_come_out_before_the_others() {
+        let (mut plain, clock) = (Plain::new(Some(1000)), ManualClock::default());
+        let mut taken = 0;
+        while plain.push(frame(&[]), clock.now()).is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, MAX_BYTES / (2 + OVERHEAD_BYTES));
+        let limit = Duration::from_millis(100);
+        clock.advance(limit);
+        assert!(plain.pop_late(clock.now(), limit).is_none(), "it may wait for so long");
+        clock.advance(Duration::from_nanos(1));
+        assert!(plain.pop_late(clock.now(), limit).is_some());
+        plain.push(frame(&[5]), clock.now()).unwrap();
+        let late = std::iter::from_fn(|| plain.pop_late(clock.now(), limit)).count();
+        assert_eq!(late, taken - 1);
+        assert_eq!(plain.pop().unwrap().data[..], [2, 0, 5]);
+        assert_eq!((plain.held, plain.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn a_peer_that_takes_no_datagrams_gets_none() {
+        assert_eq!(
+            Plain::new(None).push(frame(&[]), ManualClock::default().now()),
+            Err(PushError::TooLarge { most: 0 })
+        );
+    }
+}

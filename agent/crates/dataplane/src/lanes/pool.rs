@@ -1,0 +1,259 @@
+//! The lanes of one peer, as each worker sees them: those that it keeps, and which others are up.
+//!
+//! ```text
+//!   control connection at worker c of W          lane i lives at worker (c + i) mod W
+//! ```
+
+use quinn_proto::crypto::Session;
+
+use crate::lanes::{LaneId, LaneSlot, Lanes};
+pub use wire::messages::MAX_LANES;
+
+/// Lanes that `lanes = 0` opens, at most.
+const MAX_AUTOMATIC_LANES: u32 = 8;
+
+/// The label of the TLS exporter (RFC 8446 §7.5) from which lanes take their secrets.
+const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert lane";
+
+/// How many lanes to open: as configured, or one per worker of the end that has more, within what the peer takes.
+#[must_use]
+pub fn wanted(configured: u8, workers: (u32, u32), peer_takes: u32) -> u8 {
+    let wanted = match configured {
+        0 => workers.0.max(workers.1).clamp(1, MAX_AUTOMATIC_LANES),
+        lanes => u32::from(lanes),
+    };
+    u8::try_from(wanted.min(peer_takes).min(u32::from(MAX_LANES))).unwrap_or(MAX_LANES)
+}
+
+/// Fills `secret` with the secret of one direction of one opening of a lane.
+///
+/// The context is `lane index (2 bytes) | direction (1 byte: 0 from the dialler, 1 to it) | epoch (8 bytes)`, big
+/// endian. Returns false if the session has no exporter yet.
+#[must_use]
+pub fn derive_secret(
+    session: &dyn Session,
+    (index, epoch): (u8, u64),
+    from_dialler: bool,
+    secret: &mut [u8],
+) -> bool {
+    let mut context = [0; 11];
+    context[1] = index;
+    context[2] = u8::from(!from_dialler);
+    context[3..].copy_from_slice(&epoch.to_be_bytes());
+    session.export_keying_material(secret, EXPORTER_LABEL, &context).is_ok()
+}
+
+/// Where a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this worker.
+    Here(LaneId),
+    /// At this other worker, under this index.
+    There(u8, u8),
+}
+
+/// The lanes of one session, seen from one worker.
+#[derive(Debug)]
+pub struct Pool {
+    /// How many there are to be; at the listener, as many as the dialler opened.
+    pub wanted: u8,
+    /// The lanes that are up at this end, at whichever worker: bit `i` is lane `i`.
+    pub up: u64,
+    /// The worker of the control connection, this one, and how many there are.
+    owner: u8,
+    own: u8,
+    workers: u8,
+    /// The lanes that this worker keeps, by index.
+    kept: Vec<Option<LaneId>>,
+    /// Lanes that still carry payloads while the ones that replace them are validated.
+    former: Vec<(u8, LaneId)>,
+}
+
+impl Pool {
+    /// A pool without lanes at worker `place.0` of `place.1`; the control connection is at worker `owner`.
+    #[must_use]
+    pub fn new(owner: u8, place: (u8, u8), wanted: u8) -> Self {
+        let (own, workers) = (place.0, place.1.max(1));
+        let kept = vec![None; usize::from(MAX_LANES)];
+        Self { wanted, up: 0, owner, own, workers, kept, former: Vec::new() }
+    }
+
+    /// The worker of the control connection.
+    #[must_use]
+    pub fn owner(&self) -> u8 {
+        self.owner
+    }
+
+    /// The worker that keeps lane `index`.
+    #[inline]
+    #[must_use]
+    pub fn keeper(&self, index: u8) -> u8 {
+        keeper(self.owner, index, self.workers)
+    }
+
+    /// Makes `lane` the one with this index; returns the one that it replaces.
+    pub fn set(&mut self, index: u8, lane: Option<LaneId>) -> Option<LaneId> {
+        let place = self.kept.get_mut(usize::from(index))?;
+        std::mem::replace(place, lane)
+    }
+
+    /// Lets `lane`, which was replaced under this index, carry payloads until [`Pool::take_former`].
+    pub fn keep_former(&mut self, index: u8, lane: LaneId) {
+        self.former.push((index, lane));
+    }
+
+    /// The lane of this index that carried payloads until now, if one did.
+    pub fn take_former(&mut self, index: u8) -> Option<LaneId> {
+        let place = self.former.iter().position(|former| former.0 == index)?;
+        Some(self.former.swap_remove(place).1)
+    }
+
+    /// Forgets a lane that is gone; false if it was not a former one.
+    pub fn forget_former(&mut self, lane: LaneId) -> bool {
+        let before = self.former.len();
+        self.former.retain(|former| former.1 != lane);
+        self.former.len() < before
+    }
+
+    /// The lanes that carry payloads until those that replace them do.
+    pub fn former(&self) -> impl Iterator<Item = LaneId> {
+        self.former.iter().map(|former| former.1)
+    }
+
+    /// The lane with this index, if this worker keeps it.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, index: u8) -> Option<LaneId> {
+        self.kept.get(usize::from(index)).copied().flatten()
+    }
+
+    /// The lanes that this worker keeps.
+    pub fn lanes(&self) -> impl Iterator<Item = LaneId> {
+        self.kept.iter().flatten().copied()
+    }
+
+    /// Whether flows that begin here belong on lane `index`: it is wanted, and this worker's if any is.
+    #[must_use]
+    pub fn suits(&self, index: u8) -> bool {
+        index < self.wanted && (self.keeper(index) == self.own || self.own_lanes() == 0)
+    }
+
+    /// The lane for the `turn`-th flow that begins at this worker: its own lanes in turn, or all if it keeps none.
+    #[must_use]
+    pub fn lane_for(&self, turn: u64) -> u8 {
+        let (own, workers) = (self.own_lanes(), u64::from(self.workers));
+        let lane = if own == 0 {
+            turn % u64::from(self.wanted.max(1))
+        } else {
+            self.first_own() + turn % own * workers
+        };
+        u8::try_from(lane).unwrap_or(0)
+    }
+
+    /// The lowest index that this worker keeps.
+    fn first_own(&self) -> u64 {
+        (u64::from(self.own) + u64::from(self.workers) - u64::from(self.owner)) % u64::from(self.workers)
+    }
+
+    /// How many of the wanted lanes this worker keeps.
+    fn own_lanes(&self) -> u64 {
+        u64::from(self.wanted).saturating_sub(self.first_own()).div_ceil(u64::from(self.workers))
+    }
+
+    /// The lane for a flow that prefers lane `index`: that one if it is up, else lane 0, else any that is, this worker's
+    /// first.
+    #[inline]
+    #[must_use]
+    pub fn pick(&self, lanes: &Lanes, index: u8) -> Option<Place> {
+        self.place_if_up(lanes, index)
+            .or_else(|| self.place_if_up(lanes, 0))
+            .or_else(|| self.lanes().find(|id| is_up(lanes, *id)).map(Place::Here))
+            .or_else(|| (0..self.wanted).find_map(|index| self.place_if_up(lanes, index)))
+    }
+
+    /// Whether lane `index` carries payloads.
+    #[inline]
+    #[must_use]
+    pub fn is_up(&self, lanes: &Lanes, index: u8) -> bool {
+        self.place_if_up(lanes, index).is_some()
+    }
+
+    #[inline]
+    fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
+        if let Some(id) = self.get(index).filter(|id| is_up(lanes, *id)) {
+            return Some(Place::Here(id));
+        }
+        // Also if its replacement has failed.
+        if let Some(former) = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1)) {
+            return Some(Place::Here(former.1));
+        }
+        let there = self.keeper(index);
+        let up = index < MAX_LANES && self.up & 1 << index != 0;
+        (up && there != self.own).then_some(Place::There(there, index))
+    }
+}
+
+#[inline]
+fn is_up(lanes: &Lanes, id: LaneId) -> bool {
+    lanes.get(id).is_some_and(LaneSlot::is_up)
+}
+
+/// The worker that keeps lane `index` if the control connection is at worker `owner`.
+#[inline]
+#[must_use]
+pub fn keeper(owner: u8, index: u8, workers: u8) -> u8 {
+    let keeper = (u16::from(owner) + u16::from(index)) % u16::from(workers.max(1));
+    u8::try_from(keeper).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_lanes_follow_the_larger_end() {
+        assert_eq!(wanted(0, (1, 1), 64), 1);
+        assert_eq!(wanted(0, (2, 4), 64), 4);
+        assert_eq!(wanted(0, (2, 32), 64), 8);
+        assert_eq!(wanted(12, (2, 2), 64), 12);
+        assert_eq!(wanted(12, (2, 2), 3), 3);
+    }
+
+    #[test]
+    fn flows_take_the_lanes_of_their_worker_in_turn() {
+        for workers in 1..=5u8 {
+            for owner in 0..workers {
+                for lanes in 1..=9u8 {
+                    for own in 0..workers {
+                        let pool = Pool::new(owner, (own, workers), lanes);
+                        let kept: Vec<u8> =
+                            (0..lanes).filter(|index| keeper(owner, *index, workers) == own).collect();
+                        assert_eq!(pool.own_lanes(), kept.len() as u64);
+                        let expected = if kept.is_empty() { (0..lanes).collect() } else { kept };
+                        let given: Vec<u8> =
+                            (0..expected.len() as u64 * 2).map(|turn| pool.lane_for(turn)).collect();
+                        assert_eq!(
+                            given,
+                            expected.repeat(2),
+                            "{own} of {workers}, owner {owner}, {lanes} lanes"
+                        );
+                        assert!(given.iter().all(|lane| pool.suits(*lane)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_lane_that_is_down_is_replaced_by_lane_0_wherever_that_is() {
+        let lanes = Lanes::default();
+        let mut pool = Pool::new(1, (0, 2), 3);
+        assert_eq!(pool.pick(&lanes, 1), None, "none is up");
+        pool.up = 0b101;
+        assert_eq!(pool.pick(&lanes, 1), Some(Place::There(1, 0)));
+        assert_eq!(pool.pick(&lanes, 2), Some(Place::There(1, 2)));
+        pool.up = 0b100;
+        assert_eq!(pool.pick(&lanes, 0), Some(Place::There(1, 2)), "any that is up");
+        assert_eq!(pool.pick(&lanes, crate::relay::NO_LANE), Some(Place::There(1, 2)));
+    }
+}

@@ -1,0 +1,385 @@
+//! Datagrams that travel in pieces, because they fit into no packet: put together again, within bounds.
+//!
+//! ```text
+//!   first piece ──► incomplete ──all of it──► complete
+//!                       ├── REASSEMBLY_TIME, or a newer one needs the room, or its flow ends ──► Incomplete
+//!                       └── pieces that overlap, or do not agree on the length ──► Malformed
+//! ```
+//!
+//! Whatever a peer sends, what waits here holds at most the bytes that the operator allows. A datagram is reserved with its
+//! first piece, and its reservation counts.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use wire::context::MOST_DATAGRAM;
+
+use crate::relay::{
+    accounting::{Account, DropReason},
+    flow::FlowId,
+};
+
+/// Every piece but the one that ends its datagram has at least so many bytes. A packet of 1200 bytes has room for more, so
+/// that no sender is hindered, and a peer cannot have a datagram put together from many small ones.
+pub const LEAST_PIECE: usize = 1024;
+
+/// How long the first piece of a datagram waits for the others. They leave one after the other and on one lane, so that a
+/// second is more than reordering takes on any path.
+pub const REASSEMBLY_TIME: Duration = Duration::from_secs(1);
+
+/// Datagrams of one peer that may be incomplete at one worker.
+pub const MOST_INCOMPLETE: usize = 256;
+
+/// What an incomplete datagram is reckoned to take beside its bytes: its entry and the list of its pieces.
+pub const OVERHEAD_BYTES: usize = 512;
+
+/// So many datagrams that have ended are remembered at first, each for [`REASSEMBLY_TIME`]: a piece that comes late begins none anew.
+const LEAST_REMEMBERED: usize = 64;
+
+/// And so many at most, in 24 KiB: a second of the largest datagrams at 500 Mbit/s, and far longer than pieces are reordered on any
+/// path at the rate of smaller ones.
+const MOST_REMEMBERED: usize = 1024;
+
+/// Of which datagram a piece is, and where it belongs there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The flow.
+    pub flow: FlowId,
+    /// The number of the datagram within the flow.
+    pub datagram: u32,
+    /// Bytes of the whole datagram.
+    pub total: usize,
+    /// Where the piece begins in it.
+    pub offset: usize,
+}
+
+/// How far a datagram has come that found no room for all of its pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Datagrams of its run from it on: when one of them is gone, this is of another.
+    pub left: usize,
+    /// Its number.
+    pub datagram: u32,
+    /// Bytes of it that are in packets.
+    pub offset: usize,
+}
+
+/// A datagram of which some pieces have come.
+#[derive(Debug)]
+struct Incomplete {
+    flow: FlowId,
+    datagram: u32,
+    total: usize,
+    /// When the first of them came.
+    since: Instant,
+    /// The bytes that have come, as they came: so much is written as was received, wherever it belongs.
+    bytes: Vec<u8>,
+    /// The pieces that have come, in the order of the datagram, not joined: at most `total / LEAST_PIECE + 1`.
+    pieces: Vec<Span>,
+}
+
+/// A piece that has come.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Where it begins and ends in the datagram.
+    of_whole: (u16, u16),
+    /// Where it begins among the bytes that have come.
+    at: u16,
+}
+
+impl Incomplete {
+    /// What it counts for in the bounds.
+    fn cost(&self) -> usize {
+        self.total + OVERHEAD_BYTES
+    }
+
+    /// Adds the bytes at `offset`; false if they overlap with others.
+    fn add(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Misfit> {
+        let place_of = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        let of_whole = (place_of(offset), place_of(offset + bytes.len()));
+        let place = self.pieces.partition_point(|piece| piece.of_whole < of_whole);
+        if self.pieces.get(place).is_some_and(|next| next.of_whole == of_whole) {
+            return Err(Misfit::Duplicate);
+        }
+        let after_last = place.checked_sub(1).is_none_or(|last| self.pieces[last].of_whole.1 <= of_whole.0);
+        let before_next = self.pieces.get(place).is_none_or(|next| of_whole.1 <= next.of_whole.0);
+        if !(after_last && before_next) {
+            return Err(Misfit::Overlap);
+        }
+        self.pieces.insert(place, Span { of_whole, at: place_of(self.bytes.len()) });
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The datagram, of which all pieces have come.
+    fn whole(self) -> Vec<u8> {
+        if self.pieces.iter().all(|piece| piece.at == piece.of_whole.0) {
+            return self.bytes;
+        }
+        let mut whole = Vec::with_capacity(self.total);
+        for Span { of_whole: (start, end), at } in &self.pieces {
+            let at = usize::from(*at);
+            whole.extend_from_slice(&self.bytes[at..at + usize::from(end - start)]);
+        }
+        whole
+    }
+}
+
+/// Why bytes are not added to a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Misfit {
+    /// These have come.
+    Duplicate,
+    /// Some of these have come, in another piece.
+    Overlap,
+}
+
+/// A datagram that has ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    flow: FlowId,
+    datagram: u32,
+    at: Instant,
+}
+
+impl Ended {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < REASSEMBLY_TIME
+    }
+}
+
+/// The datagrams that have ended lately, each at the place that its number gives it. Numbers are consecutive as a rule, so that
+/// those of a second have places of their own.
+#[derive(Debug, Default)]
+struct Memory(Vec<Option<Ended>>);
+
+impl Memory {
+    fn has(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
+        let known = self.place_of(datagram).and_then(|place| self.0[place]);
+        known.is_some_and(|ended| (ended.flow, ended.datagram) == (flow, datagram) && ended.is_fresh(now))
+    }
+
+    /// Adds one; if another has its place and is not old, there will be more places.
+    fn add(&mut self, new: Ended) {
+        if self.0.is_empty() {
+            self.0.resize(LEAST_REMEMBERED, None);
+        }
+        while let Some(place) = self.place_of(new.datagram) {
+            let taken = self.0[place].is_some_and(|old| {
+                (old.flow, old.datagram) != (new.flow, new.datagram) && old.is_fresh(new.at)
+            });
+            if !taken || self.0.len() == MOST_REMEMBERED {
+                self.0[place] = Some(new);
+                return;
+            }
+            let twice = vec![None; 2 * self.0.len()];
+            for ended in std::mem::replace(&mut self.0, twice).into_iter().flatten() {
+                if let Some(place) = self.place_of(ended.datagram) {
+                    self.0[place] = Some(ended);
+                }
+            }
+        }
+    }
+
+    /// The number of places is a power of two, or 0.
+    fn place_of(&self, datagram: u32) -> Option<usize> {
+        self.0.len().checked_sub(1).map(|mask| datagram as usize & mask)
+    }
+
+    fn forget(&mut self, flow: FlowId) {
+        for place in &mut self.0 {
+            place.take_if(|ended| ended.flow == flow);
+        }
+    }
+}
+
+/// The datagrams of one peer at one worker that are not complete.
+#[derive(Debug, Default)]
+pub struct Reassembler {
+    /// In the order of their first pieces.
+    incomplete: VecDeque<Incomplete>,
+    /// The sum of their costs.
+    held: usize,
+    ended: Memory,
+}
+
+impl Reassembler {
+    /// How many datagrams are incomplete.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.incomplete.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.incomplete.is_empty()
+    }
+
+    /// What they are reckoned to take, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.held
+    }
+
+    /// When the oldest of them is given up.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.incomplete.front().map(|oldest| oldest.since + REASSEMBLY_TIME)
+    }
+
+    /// Takes a piece in; returns its datagram if it completes it. What waits then is at most `limit_bytes`: the oldest give
+    /// way.
+    ///
+    /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
+    pub fn take(
+        &mut self,
+        piece: &Piece,
+        bytes: &[u8],
+        limit_bytes: usize,
+        now: Instant,
+        account: &mut Account,
+    ) -> Option<Vec<u8>> {
+        self.expire(now, account);
+        let end = piece.offset + bytes.len();
+        let ends = end == piece.total && !bytes.is_empty();
+        let fits = end <= piece.total && piece.total <= MOST_DATAGRAM && (ends || bytes.len() >= LEAST_PIECE);
+        let known = self.place_of(piece.flow, piece.datagram);
+        let place = match known {
+            Some(place) => place,
+            None if self.has_ended(piece.flow, piece.datagram, now) => return None,
+            None => {
+                account.receive(1, 0);
+                let reserved = if fits { self.reserve(piece, limit_bytes, now, account) } else { None };
+                let Some(place) = reserved else {
+                    let reason = if fits { DropReason::Incomplete } else { DropReason::Malformed };
+                    account.receive(0, bytes.len() as u64);
+                    account.drop(reason, 1);
+                    self.remember(piece.flow, piece.datagram, now);
+                    return None;
+                };
+                place
+            }
+        };
+        let datagram = &mut self.incomplete[place];
+        let added = if fits && datagram.total == piece.total {
+            datagram.add(piece.offset, bytes)
+        } else {
+            Err(Misfit::Overlap)
+        };
+        match added {
+            Ok(()) => account.receive(0, bytes.len() as u64),
+            Err(Misfit::Duplicate) => return None,
+            Err(Misfit::Overlap) => {
+                self.end(place, now);
+                account.drop(DropReason::Malformed, 1);
+                return None;
+            }
+        }
+        if datagram.bytes.len() < datagram.total {
+            return None;
+        }
+        self.end(place, now).map(Incomplete::whole)
+    }
+
+    /// Gives up the datagram that a piece of `bytes` bytes belongs to, for `reason`: the piece is not to be taken in.
+    pub fn give_up(
+        &mut self,
+        (flow, datagram): (FlowId, u32),
+        bytes: usize,
+        now: Instant,
+        reason: DropReason,
+        account: &mut Account,
+    ) {
+        match self.place_of(flow, datagram) {
+            Some(place) => drop(self.end(place, now)),
+            None if self.has_ended(flow, datagram, now) => return,
+            None => {
+                account.receive(1, bytes as u64);
+                self.remember(flow, datagram, now);
+            }
+        }
+        account.drop(reason, 1);
+    }
+
+    /// Gives up what has waited for too long.
+    pub fn expire(&mut self, now: Instant, account: &mut Account) {
+        while self.deadline().is_some_and(|deadline| deadline <= now) {
+            self.end(0, now);
+            account.drop(DropReason::Incomplete, 1);
+        }
+    }
+
+    /// A flow has ended, and with it what has come of its datagrams. Its place may be another's next.
+    pub fn end_flow(&mut self, flow: FlowId, account: &mut Account) {
+        self.ended.forget(flow);
+        let before = self.incomplete.len();
+        self.incomplete.retain(|datagram| datagram.flow != flow);
+        if self.incomplete.len() < before {
+            self.held = self.incomplete.iter().map(Incomplete::cost).sum();
+            account.drop(DropReason::Incomplete, (before - self.incomplete.len()) as u64);
+        }
+    }
+
+    /// The process that sent the pieces is gone: the next one gives its datagrams the same numbers.
+    pub fn clear(&mut self, account: &mut Account) {
+        account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
+        *self = Self::default();
+    }
+
+    /// Makes room for the datagram of a piece and begins it; `None` if it does not fit at all.
+    fn reserve(
+        &mut self,
+        piece: &Piece,
+        limit_bytes: usize,
+        now: Instant,
+        account: &mut Account,
+    ) -> Option<usize> {
+        let &Piece { flow, datagram, total, .. } = piece;
+        let cost = total + OVERHEAD_BYTES;
+        if cost > limit_bytes {
+            return None;
+        }
+        while self.held + cost > limit_bytes || self.incomplete.len() >= MOST_INCOMPLETE {
+            self.end(0, now)?;
+            account.drop(DropReason::Incomplete, 1);
+        }
+        self.held += cost;
+        self.incomplete.push_back(Incomplete {
+            flow,
+            datagram,
+            total,
+            since: now,
+            bytes: Vec::with_capacity(total),
+            pieces: Vec::new(),
+        });
+        Some(self.incomplete.len() - 1)
+    }
+
+    /// Takes the datagram at `place` out, and remembers that it has ended.
+    fn end(&mut self, place: usize, now: Instant) -> Option<Incomplete> {
+        let datagram = self.incomplete.remove(place)?;
+        self.held -= datagram.cost();
+        self.remember(datagram.flow, datagram.datagram, now);
+        Some(datagram)
+    }
+
+    /// Its place among the incomplete ones. Most pieces are of the newest.
+    fn place_of(&self, flow: FlowId, datagram: u32) -> Option<usize> {
+        self.incomplete.iter().rposition(|known| (known.flow, known.datagram) == (flow, datagram))
+    }
+
+    fn has_ended(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
+        self.ended.has(flow, datagram, now)
+    }
+
+    fn remember(&mut self, flow: FlowId, datagram: u32, now: Instant) {
+        self.ended.add(Ended { flow, datagram, at: now });
+    }
+}
+
+#[cfg(test)]
+#[path = "fragments_tests.rs"]
+mod tests;

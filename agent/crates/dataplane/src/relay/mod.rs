@@ -1,0 +1,393 @@
+//! `DatagramRelay`: what one worker knows of one peer's datagrams. Pure state; `engine/src/datapath/` moves the bytes.
+//!
+//! | question | file |
+//! |---|---|
+//! | what is counted, and the reasons for drops | `accounting.rs` |
+//! | what a DATAGRAM frame says | `context.rs` |
+//! | which flow does a datagram belong to | `flow.rs` |
+//! | pieces of datagrams that fit into no packet | `fragments.rs` |
+//! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
+//! | which worker keeps a flow, how many there are | `registry.rs` |
+//! | what waits, and what gives way | `queue.rs` |
+//! | what waits at all peers together | `memory.rs` |
+//! | which lane IP packets take | `stripes.rs` |
+//! | the peer's services; what is outstanding | this one |
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use wire::{
+    context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
+    ids::IngressId,
+    messages,
+};
+
+pub mod accounting;
+pub mod flow;
+pub mod fragments;
+pub mod memory;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+pub mod queue;
+pub mod registry;
+pub mod stripes;
+
+pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
+pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Origin, Standing};
+pub use fragments::{Begun, Piece, Reassembler};
+pub use memory::QueueMemory;
+pub use queue::{Belongs, PacketClass, Queue, Run};
+pub use registry::{AgentTotals, FlowRegistry};
+pub use stripes::Stripes;
+
+/// The longest that a flow to a peer's service may be silent here, whatever the peer says of it: its place counts against our ceilings.
+pub const MOST_IDLE: Duration = Duration::from_secs(3600);
+
+/// A service that the peer offers to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteService {
+    /// What the peer calls it on the wire.
+    pub number: ServiceNumber,
+    /// How long a flow to it may be silent, at most [`MOST_IDLE`].
+    pub idle: Duration,
+    /// Whether datagrams to it that fit into no packet travel in pieces.
+    pub fragment: bool,
+}
+
+impl RemoteService {
+    /// What the peer says of a service, as far as it goes.
+    fn of(service: &messages::Service) -> Self {
+        Self {
+            number: ServiceNumber(service.number),
+            idle: service.idle.min(MOST_IDLE),
+            fragment: service.fragment,
+        }
+    }
+}
+
+/// Counts of one relay besides its accounts; monotonic.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayStats {
+    /// Flows opened here.
+    pub flows_opened: u64,
+    /// Flows that the peer opened.
+    pub flows_accepted: u64,
+    /// Flows ended because they were silent.
+    pub flows_idle: u64,
+    /// Flows ended because the far end closed or refused them.
+    pub flows_closed: u64,
+    /// Flows ended because the process that opened them is gone.
+    pub flows_orphaned: u64,
+    /// Flows ended because their peer was removed.
+    pub flows_removed: u64,
+    /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
+    pub flows_reconfigured: u64,
+    /// Flows refused at the ceiling on all flows, and at that on flows of this peer; of clients here, buffers that opened none.
+    pub flows_refused: [u64; 2],
+    /// Flows of the peer refused because no socket to the service could be opened.
+    pub sockets_refused: u64,
+    /// Openings of flows that came faster than the peer may open them.
+    pub openings_refused: u64,
+    /// Times that a flow went to another lane.
+    pub flows_moved: u64,
+    /// Messages about flows that were sent, by kind.
+    pub messages_sent: [u64; Context::MESSAGE_LABELS.len()],
+    /// Messages about flows that came, by kind.
+    pub messages_received: [u64; Context::MESSAGE_LABELS.len()],
+    /// IP packets that came from the TUN device for the peer, and their bytes.
+    pub tun_uplink: (u64, u64),
+    /// IP packets that came from the peer for the TUN device, and their bytes.
+    pub tun_downlink: (u64, u64),
+    /// Bytes of payload that went into packets.
+    pub uplink_bytes: u64,
+    /// Bytes of payload that went to local sockets.
+    pub downlink_bytes: u64,
+    /// Datagrams that were put into packets in pieces, and those pieces.
+    pub fragmented: (u64, u64),
+    /// Datagrams that were put together, and the pieces that came.
+    pub reassembled: (u64, u64),
+}
+
+impl RelayStats {
+    /// Counts a message about a flow that was sent.
+    pub fn count_sent(&mut self, message: &Context) {
+        if let Some(kind) = message.message_kind() {
+            self.messages_sent[kind] += 1;
+        }
+    }
+
+    /// Counts a message about a flow that came.
+    pub fn count_received(&mut self, message: &Context) {
+        if let Some(kind) = message.message_kind() {
+            self.messages_received[kind] += 1;
+        }
+    }
+}
+
+/// The relay of one peer's datagrams.
+#[derive(Debug)]
+pub struct DatagramRelay {
+    /// From local sockets to the peer.
+    pub uplink: Account,
+    /// From the peer to local sockets.
+    pub downlink: Account,
+    /// Its flows.
+    pub flows: Flows,
+    /// Datagrams that wait for a lane, or for room in its socket.
+    pub queue: Queue,
+    /// Datagrams that wait for their flow's confirmation, because they do not fit beside the opening form.
+    pub awaiting: Queue,
+    /// Datagrams in packets that the kernel has not taken yet.
+    pub in_outbox: u64,
+    /// Datagrams from the peer of which some pieces have come.
+    pub reassembly: Reassembler,
+    /// What those may take, in bytes.
+    pub reassembly_bytes: usize,
+    /// The number of the next datagram that travels in pieces. One count for all flows: a number comes again for a flow when
+    /// nothing of the datagram that had it is under way.
+    next_datagram: u32,
+    /// Which of our services, by their places, have what fits into no packet travel in pieces.
+    fragmenting: Box<[bool]>,
+    /// Which lanes its IP packets take; made with the first of them.
+    pub stripes: Option<Box<Stripes>>,
+    /// Other counts.
+    pub stats: RelayStats,
+    /// Why the last socket to a service could not be opened, until it has been logged.
+    pub socket_error: Option<io::Error>,
+    /// The ceiling on flows at all workers.
+    pub max_flows: usize,
+    /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
+    services: Vec<(Arc<str>, Option<RemoteService>)>,
+    /// What the peer offered last.
+    offered: Vec<messages::Service>,
+}
+
+impl DatagramRelay {
+    /// A relay without flows, of worker `place.0` of `place.1`. `parity` is the low bit of the numbers of the flows that
+    /// this end opens; `ingresses` are the services' names of all ingresses of this agent, in their order.
+    #[must_use]
+    pub fn new(
+        peer: &config::Peer,
+        limits: &config::Limits,
+        (parity, place): (u64, (u8, u8)),
+        registry: Arc<FlowRegistry>,
+        ingresses: &[Arc<str>],
+    ) -> Self {
+        let (queue, awaiting) = bounds(peer, limits);
+        let memory = registry.memory();
+        memory.set_most(limits.queue_bytes);
+        Self {
+            uplink: Account::default(),
+            downlink: Account::default(),
+            queue: Queue::new(queue).within(memory),
+            awaiting: Queue::new(awaiting).within(memory),
+            flows: Flows::new(parity, place, registry),
+            in_outbox: 0,
+            reassembly: Reassembler::default(),
+            reassembly_bytes: limits.reassembly_bytes,
+            next_datagram: 0,
+            fragmenting: Box::default(),
+            stripes: None,
+            stats: RelayStats::default(),
+            socket_error: None,
+            max_flows: limits.flows_per_peer,
+            services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
+            offered: Vec::new(),
+        }
+    }
+
+    /// The operator wants other bounds; what waits already stays.
+    pub fn set_bounds(&mut self, peer: &config::Peer, limits: &config::Limits) {
+        let (queue, awaiting) = bounds(peer, limits);
+        self.queue.set_limits(queue);
+        self.awaiting.set_limits(awaiting);
+        self.max_flows = limits.flows_per_peer;
+        self.reassembly_bytes = limits.reassembly_bytes;
+        self.flows.registry().memory().set_most(limits.queue_bytes);
+    }
+
+    /// What our services, by their places, want done with what fits into no packet.
+    pub fn set_oversize(&mut self, services: &[config::Service]) {
+        let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
+        // None, as a rule: then nothing is held for it.
+        let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
+        self.fragmenting = services[..most].iter().map(fragments).collect();
+    }
+
+    /// Whether what fits into no packet travels in pieces from our service at `place`.
+    #[must_use]
+    pub fn fragments_of(&self, place: usize) -> bool {
+        self.fragmenting.get(place).copied().unwrap_or(false)
+    }
+
+    /// A number for a datagram that travels in pieces.
+    pub fn name_datagram(&mut self) -> u32 {
+        let name = self.next_datagram;
+        self.next_datagram = (name + 1) % DATAGRAM_NUMBERS;
+        name
+    }
+
+    /// The operator wants other ingresses: `ingresses` are the services' names of all of them.
+    pub fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
+        self.services = ingresses.iter().map(|name| (Arc::clone(name), None)).collect();
+        let offered = std::mem::take(&mut self.offered);
+        self.set_services(&offered);
+    }
+
+    /// Learns what the peer offers. Returns how many flows it looked at.
+    pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
+        self.offered = offered.to_vec();
+        for (name, known) in &mut self.services {
+            let found = offered.iter().find(|service| service.udp && *service.name == **name);
+            *known = found.map(RemoteService::of);
+        }
+        // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
+        self.flows.ask_again()
+    }
+
+    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
+    /// were opened before it had said so.
+    pub fn learn_idle(&mut self) -> Vec<FlowId> {
+        let services = &self.services;
+        self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
+    }
+
+    /// The service that an ingress's datagrams are for, if the peer offers it.
+    #[inline]
+    #[must_use]
+    pub fn service(&self, ingress: IngressId) -> Option<RemoteService> {
+        self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
+    }
+
+    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached; whoever asks refuses a flow then,
+    /// which is counted.
+    pub fn is_full(&mut self, in_total: usize) -> bool {
+        let registry = self.flows.registry();
+        let full = [registry.is_full(in_total), registry.count() >= self.max_flows];
+        let reached = full.iter().position(|full| *full);
+        if let Some(ceiling) = reached {
+            self.stats.flows_refused[ceiling] += 1;
+        }
+        reached.is_some()
+    }
+
+    /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is
+    /// delivered or dropped in the same turn, but for datagrams of which pieces are missing.
+    #[must_use]
+    pub fn queued(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Uplink => (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_outbox,
+            Direction::Downlink => self.reassembly.len() as u64,
+        }
+    }
+
+    /// The account of one direction.
+    #[must_use]
+    pub fn account(&self, direction: Direction) -> &Account {
+        match direction {
+            Direction::Uplink => &self.uplink,
+            Direction::Downlink => &self.downlink,
+        }
+    }
+
+    /// When the oldest datagram that waits arrived.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Instant> {
+        [self.queue.oldest(), self.awaiting.oldest()].into_iter().flatten().min()
+    }
+
+    /// Drops what has waited too long.
+    pub fn expire(&mut self, now: Instant) {
+        self.queue.expire(now, &mut self.uplink);
+        self.awaiting.expire(now, &mut self.uplink);
+        self.reassembly.expire(now, &mut self.downlink);
+    }
+
+    /// Payloads that were in an outbox are with the kernel, or were dropped.
+    pub fn settle_uplink(&mut self, settled: Settlement) {
+        self.in_outbox = self.in_outbox.saturating_sub(settled.payloads);
+        match settled.dropped {
+            None => self.uplink.delivered += settled.payloads,
+            Some(reason) => self.uplink.drop(reason, settled.payloads),
+        }
+    }
+
+    /// Payloads for local sockets are with the kernel, or were dropped.
+    pub fn settle_downlink(&mut self, settled: Settlement) {
+        match settled.dropped {
+            None => self.downlink.delivered += settled.payloads,
+            Some(reason) => self.downlink.drop(reason, settled.payloads),
+        }
+    }
+
+    /// Ends a flow; datagrams of it that still wait are dropped.
+    pub fn remove_flow(&mut self, id: FlowId) -> Option<Flow> {
+        self.remove_flow_for(id, DropReason::Shutdown)
+    }
+
+    /// Ends a flow; datagrams of it that still wait are dropped for `reason`.
+    pub fn remove_flow_for(&mut self, id: FlowId, reason: DropReason) -> Option<Flow> {
+        for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
+            self.uplink.drop(reason, run.count() as u64);
+        }
+        self.reassembly.end_flow(id, &mut self.downlink);
+        self.flows.remove(id)
+    }
+}
+
+/// The bounds of what waits for a lane, and of what waits for its flow's confirmation.
+fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue::Limits) {
+    let queue = queue::Limits {
+        datagrams: peer.queue.packets,
+        bytes: peer.queue.bytes,
+        time: peer.queue.time,
+        policy: peer.drop,
+        per_flow: share(peer.queue.packets, peer.quota),
+        // One datagram of any size is always within a flow's share.
+        per_flow_bytes: share(peer.queue.bytes, peer.quota).max(MOST_DATAGRAM_BYTES),
+    };
+    let awaiting =
+        queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };
+    (queue, awaiting)
+}
+
+/// The largest UDP payload.
+const MOST_DATAGRAM_BYTES: usize = 65_535;
+
+/// The part of `whole` that one flow may hold, at least one.
+fn share(whole: usize, quota: f64) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "the quota is within 0..=1 and a queue holds far fewer than 2^52 datagrams"
+    )]
+    let part = (whole as f64 * quota) as usize;
+    part.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_does_not_have_our_flows_live_for_weeks() {
+        let says = |idle| messages::Service {
+            number: 1,
+            name: "dns".to_owned(),
+            udp: true,
+            tcp: false,
+            idle,
+            fragment: false,
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!(RemoteService::of(&says(minute)).idle, minute);
+        assert_eq!(RemoteService::of(&says(MOST_IDLE)).idle, MOST_IDLE);
+        let most = Duration::from_millis(u32::MAX.into());
+        assert_eq!(RemoteService::of(&says(most)).idle, MOST_IDLE);
+    }
+}

@@ -1,0 +1,292 @@
+use proptest::prelude::*;
+use wire::clock::{Clock, ManualClock};
+
+use super::*;
+
+fn limits(policy: DropPolicy) -> Limits {
+    let time = Duration::from_millis(100);
+    Limits { datagrams: 10, bytes: 1000, time, policy, per_flow: 8, per_flow_bytes: 700 }
+}
+
+/// Pushes `datagrams` of 10 bytes that carry `flow` and count up from `first`.
+fn push(
+    queue: &mut Queue,
+    (flow, first): (u32, u8),
+    datagrams: u8,
+    now: Instant,
+    account: &mut Account,
+) -> usize {
+    let data: Vec<u8> = (first..first + datagrams).flat_map(|number| [number; 10]).collect();
+    account.receive(datagrams.into(), data.len() as u64);
+    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, (now, now), account)
+}
+
+/// Flow and number of everything that waits, oldest first.
+fn drain(queue: &mut Queue) -> Vec<(u32, u8)> {
+    let runs = std::iter::from_fn(|| queue.pop());
+    let numbered = runs.flat_map(|run| {
+        let Belongs::Flow(FlowId(flow)) = run.belongs else { panic!("flows went in") };
+        run.data().chunks(10).map(|datagram| (flow, datagram[0])).collect::<Vec<_>>()
+    });
+    numbered.collect()
+}
+
+#[test]
+fn drop_oldest_takes_the_oldest_of_the_flow_that_holds_most() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    push(&mut queue, (2, 0), 2, clock.now(), &mut account);
+    push(&mut queue, (1, 0), 7, clock.now(), &mut account);
+    push(&mut queue, (3, 0), 3, clock.now(), &mut account);
+    assert_eq!(account.dropped[DropReason::QueueEvicted as usize], 2);
+    let kept = [(2, 0), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (3, 0), (3, 1), (3, 2)];
+    assert_eq!(drain(&mut queue), kept, "flow 2 came first and lost nothing");
+}
+
+#[test]
+fn a_flow_that_holds_most_makes_room_for_itself_alone() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    push(&mut queue, (2, 0), 4, clock.now(), &mut account);
+    for first in 0..50 {
+        push(&mut queue, (1, first), 1, clock.now(), &mut account);
+    }
+    let kept = drain(&mut queue);
+    assert_eq!(kept, [(2, 0), (2, 1), (2, 2), (2, 3), (1, 44), (1, 45), (1, 46), (1, 47), (1, 48), (1, 49)]);
+}
+
+#[test]
+fn drop_newest_keeps_the_oldest() {
+    let clock = ManualClock::default();
+    let mut account = Account::default();
+    let mut queue = Queue::new(limits(DropPolicy::Newest));
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
+    let taken =
+        queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, (clock.now(), clock.now()), &mut account);
+    assert_eq!(taken, 4);
+    assert_eq!(account.dropped[DropReason::QueueFull as usize], 3);
+}
+
+#[test]
+fn one_flow_holds_no_more_than_its_share_and_the_policy_says_what_it_keeps() {
+    let clock = ManualClock::default();
+    for (policy, kept) in
+        [(DropPolicy::Oldest, [2, 3, 4, 5, 6, 7, 8, 9]), (DropPolicy::Newest, [0, 1, 2, 3, 4, 5, 6, 7])]
+    {
+        let mut account = Account::default();
+        let mut queue = Queue::new(limits(policy));
+        push(&mut queue, (1, 0), 5, clock.now(), &mut account);
+        push(&mut queue, (1, 5), 5, clock.now(), &mut account);
+        assert_eq!(account.dropped[DropReason::FlowQuota as usize], 2);
+        assert_eq!(push(&mut queue, (2, 0), 1, clock.now(), &mut account), 1);
+        let all = drain(&mut queue);
+        assert_eq!(
+            all.iter().filter(|(flow, _)| *flow == 1).map(|(_, number)| *number).collect::<Vec<_>>(),
+            kept
+        );
+    }
+}
+
+#[test]
+fn large_datagrams_are_held_to_the_share_in_bytes() {
+    let clock = ManualClock::default();
+    for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
+        let mut account = Account::default();
+        let mut queue = Queue::new(limits(policy));
+        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, (clock.now(), clock.now()), &mut account);
+        assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
+        assert_eq!(account.dropped[DropReason::FlowQuota as usize], 1);
+    }
+}
+
+#[test]
+fn many_runs_that_gave_way_leave_nothing_behind() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    push(&mut queue, (2, 0), 1, clock.now(), &mut account);
+    for first in 0..200 {
+        push(&mut queue, (1, first), 1, clock.now(), &mut account);
+        assert!(queue.runs.len() <= 2 * queue.datagrams() + 1, "{} runs", queue.runs.len());
+    }
+    assert_eq!(queue.datagrams(), 9);
+}
+
+#[test]
+fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut awaiting = Queue::new(limits(DropPolicy::Newest));
+    push(&mut awaiting, (1, 0), 2, clock.now(), &mut account);
+    clock.advance(Duration::from_millis(90));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    push(&mut queue, (2, 0), 3, clock.now(), &mut account);
+    for run in awaiting.take_flow(FlowId(1)) {
+        queue.put_back_last(run, 0);
+    }
+    clock.advance(Duration::from_millis(20));
+    assert_eq!(queue.pop_in_time(clock.now(), &mut account).map(|run| run.count()), Some(3));
+    assert!(queue.pop_in_time(clock.now(), &mut account).is_none());
+    assert_eq!(account.dropped[DropReason::Expired as usize], 2);
+}
+
+#[test]
+fn what_waited_too_long_is_dropped_not_sent() {
+    let clock = ManualClock::default();
+    let mut account = Account::default();
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, (clock.now(), clock.now()), &mut account);
+    clock.advance(Duration::from_millis(60));
+    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, (clock.now(), clock.now()), &mut account);
+    clock.advance(Duration::from_millis(60));
+    assert_eq!(queue.expire(clock.now(), &mut account), 2);
+    assert_eq!(queue.datagrams(), 1);
+}
+
+#[test]
+fn an_empty_datagram_waits_like_any_other() {
+    let clock = ManualClock::default();
+    let mut account = Account::default();
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, (clock.now(), clock.now()), &mut account), 1);
+    let run = queue.pop().unwrap();
+    assert_eq!((run.count(), run.data().len()), (1, 0));
+}
+
+#[test]
+fn a_flow_is_taken_out_whole_and_in_order() {
+    let clock = ManualClock::default();
+    let mut account = Account::default();
+    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
+        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, (clock.now(), clock.now()), &mut account);
+    }
+    let taken = queue.take_flow(FlowId(1));
+    assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(queue.datagrams(), 1);
+    assert_eq!(queue.bytes(), 10);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push { flow: u32, datagrams: usize, size: usize },
+    Pop { keep: bool },
+    Wait(u64),
+    TakeFlow(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..4u32, 1..12usize, 0..300usize)
+            .prop_map(|(flow, datagrams, size)| Step::Push { flow, datagrams: if size == 0 { 1 } else { datagrams }, size }),
+        2 => any::<bool>().prop_map(|keep| Step::Pop { keep }),
+        1 => (0..80u64).prop_map(Step::Wait),
+        1 => (0..4u32).prop_map(Step::TakeFlow),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+proptest! {
+    #[test]
+    fn bounds_hold_and_every_datagram_is_accounted_for(
+        steps in steps(),
+        oldest in any::<bool>(),
+    ) {
+        let clock = ManualClock::default();
+        let policy = if oldest { DropPolicy::Oldest } else { DropPolicy::Newest };
+        let mut queue = Queue::new(limits(policy));
+        let mut account = Account::default();
+        for step in steps {
+            match step {
+                Step::Push { flow, datagrams, size } => {
+                    let data = vec![0; datagrams * size];
+                    account.receive(datagrams as u64, data.len() as u64);
+                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, (clock.now(), clock.now()), &mut account);
+                }
+                Step::Pop { keep } => {
+                    if let Some(run) = queue.pop() {
+                        let sent = if keep { run.count() / 2 } else { run.count() };
+                        account.delivered += sent as u64;
+                        queue.put_back(run, sent);
+                    }
+                }
+                Step::Wait(ms) => clock.advance(Duration::from_millis(ms)),
+                Step::TakeFlow(flow) => {
+                    for run in queue.take_flow(FlowId(flow)) {
+                        account.delivered += run.count() as u64;
+                    }
+                }
+            }
+            prop_assert!(queue.datagrams() <= 10 && queue.bytes() <= 1000);
+            let held = |flow| {
+                let runs = queue.runs.iter().filter(move |run| run.belongs == Belongs::Flow(FlowId(flow)));
+                runs.fold((0, 0), |(count, bytes), run| (count + run.count(), bytes + run.data().len()))
+            };
+            prop_assert!((0..4).map(held).all(|(count, bytes)| count <= 8 && bytes <= 700));
+            let memory: usize = queue.runs.iter().map(|run| run.data.len()).sum();
+            prop_assert!(memory <= 2 * queue.bytes(), "{memory} bytes for {}", queue.bytes());
+            prop_assert_eq!(queue.by_part.len(), queue.held.len());
+            prop_assert!(account.balances(queue.datagrams() as u64), "{account:?} {}", queue.datagrams());
+        }
+        queue.clear(DropReason::Shutdown, &mut account);
+        prop_assert!(account.balances(0) && queue.bytes() == 0);
+    }
+}
+
+/// What the queue promises, in the plainest way: flow and number of each datagram that waits.
+#[derive(Default)]
+struct Model(Vec<(u32, u8)>);
+
+impl Model {
+    fn count(&self, flow: u32) -> usize {
+        self.0.iter().filter(|(owner, _)| *owner == flow).count()
+    }
+
+    fn remove_oldest(&mut self, flow: u32) {
+        let place = self.0.iter().position(|(owner, _)| *owner == flow).unwrap();
+        self.0.remove(place);
+    }
+
+    fn push(&mut self, flow: u32, number: u8, datagrams: u8, policy: DropPolicy) {
+        let (most, quota) = (10, 8);
+        for number in number..number + datagrams {
+            match policy {
+                DropPolicy::Newest if self.0.len() < most && self.count(flow) < quota => {}
+                DropPolicy::Newest => continue,
+                DropPolicy::Oldest => {}
+            }
+            self.0.push((flow, number));
+        }
+        while self.count(flow) > quota {
+            self.remove_oldest(flow);
+        }
+        while self.0.len() > most {
+            // Another flow that holds as much gives way before the one that sends.
+            let loser = (0..6).max_by_key(|other| (self.count(*other), *other != flow, *other)).unwrap();
+            self.remove_oldest(loser);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn who_loses_is_who_the_policy_names(
+        pushes in proptest::collection::vec((0..6u32, 1..12u8), 1..40),
+        oldest in any::<bool>(),
+    ) {
+        let (clock, mut account) = (ManualClock::default(), Account::default());
+        let policy = if oldest { DropPolicy::Oldest } else { DropPolicy::Newest };
+        // Bytes bind no one here.
+        let mut queue = Queue::new(Limits { bytes: 10_000, per_flow_bytes: 10_000, ..limits(policy) });
+        let mut model = Model::default();
+        let mut number = 0;
+        for (flow, datagrams) in pushes {
+            let before = (0..6).map(|flow| model.count(flow)).collect::<Vec<_>>();
+            push(&mut queue, (flow, number % 200), datagrams, clock.now(), &mut account);
+            model.push(flow, number % 200, datagrams, policy);
+            number = (number + datagrams) % 200;
+            for other in (0..6).filter(|other| *other != flow && model.count(*other) < before[*other as usize]) {
+                prop_assert!(before[other as usize] >= model.count(flow), "flow {flow} pushed out who held less");
+            }
+        }
+        prop_assert_eq!(drain(&mut queue), model.0);
+    }
+}

@@ -1,0 +1,229 @@
+//! What the workers of one agent share about flows: how many there are, and who keeps those that a peer opened.
+//!
+//! It is asked when a flow begins or ends, and for a datagram of a flow that its worker does not keep: never for the
+//! datagrams of a flow that came where it lives.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use wire::{
+    context::FlowNumber,
+    panics::{Held, lock},
+};
+
+use crate::relay::memory::QueueMemory;
+
+/// The part of all flows that is set aside, so that no peer takes what others need.
+const RESERVED_PART: usize = 8;
+
+/// What all peers of an agent have together.
+#[derive(Debug, Default)]
+pub struct AgentTotals {
+    /// Flows, opened here or there.
+    flows: AtomicUsize,
+    /// Those of them that peers opened: each has a socket.
+    accepted: AtomicUsize,
+    /// For how many of those the process may have sockets; 0 if that is not known.
+    sockets: AtomicUsize,
+    /// Peers that have a registry.
+    peers: AtomicUsize,
+    /// What waits.
+    memory: Arc<QueueMemory>,
+}
+
+impl AgentTotals {
+    /// The process may have `most` sockets for flows that peers open.
+    pub fn set_sockets(&self, most: usize) {
+        self.sockets.store(most, Ordering::Relaxed);
+    }
+}
+
+/// One peer's share of it.
+#[derive(Debug, Default)]
+pub struct FlowRegistry {
+    total: Arc<AgentTotals>,
+    /// Flows of this peer.
+    count: AtomicUsize,
+    /// Those that it opened.
+    accepted: AtomicUsize,
+    /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
+    /// a secret.
+    keepers: Mutex<HashMap<FlowNumber, u8>>,
+}
+
+impl FlowRegistry {
+    /// The registry of one more peer of an agent that counts `total`.
+    #[must_use]
+    pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {
+        total.peers.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self {
+            total: Arc::clone(total),
+            count: AtomicUsize::default(),
+            accepted: AtomicUsize::default(),
+            keepers: Mutex::default(),
+        })
+    }
+
+    /// Whether this peer may have no further flow, because all peers together have `most`, or because what is left of that is set aside
+    /// for others: of an eighth of `most` each peer has its part for itself, however many flows the others have.
+    #[must_use]
+    pub fn is_full(&self, most: usize) -> bool {
+        self.is_beyond(most, self.total(), self.count())
+    }
+
+    /// Whether this peer may have no further socket to a service: the same of the descriptors and ports that there are for sockets, where
+    /// that is known.
+    #[must_use]
+    pub fn is_out_of_sockets(&self) -> bool {
+        let most = self.total.sockets.load(Ordering::Relaxed);
+        let [total, own] = [&self.total.accepted, &self.accepted].map(|count| count.load(Ordering::Relaxed));
+        most > 0 && self.is_beyond(most, total, own)
+    }
+
+    fn is_beyond(&self, most: usize, total: usize, own: usize) -> bool {
+        let peers = self.total.peers.load(Ordering::Relaxed);
+        let reserve = if peers > 1 { most / RESERVED_PART } else { 0 };
+        total >= most || total >= most - reserve && own >= reserve / peers.max(1)
+    }
+
+    /// Flows of all peers.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.total.flows.load(Ordering::Relaxed)
+    }
+
+    /// The memory of the queues of all peers.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<QueueMemory> {
+        &self.total.memory
+    }
+
+    /// Flows of this peer at all workers.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A flow begins, which the peer opened (`accepted`) or we did.
+    pub(super) fn enter(&self, accepted: bool) {
+        self.total.flows.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.total.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
+        self.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
+    }
+
+    /// A flow has ended; `accepted` is its number if the peer opened it.
+    pub(super) fn leave(&self, accepted: Option<FlowNumber>) {
+        self.total.flows.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        if let Some(number) = accepted {
+            self.total.accepted.fetch_sub(1, Ordering::Relaxed);
+            self.accepted.fetch_sub(1, Ordering::Relaxed);
+            self.keepers().remove(&number);
+        }
+    }
+
+    /// Makes `worker` the keeper of a flow that the peer opens, unless another worker is; returns the keeper.
+    pub fn claim(&self, number: FlowNumber, worker: u8) -> u8 {
+        *self.keepers().entry(number).or_insert(worker)
+    }
+
+    /// Takes a claim back for which no flow was made.
+    pub fn unclaim(&self, number: FlowNumber) {
+        self.keepers().remove(&number);
+    }
+
+    /// The worker that keeps a flow that the peer opened.
+    #[must_use]
+    pub fn keeper(&self, number: FlowNumber) -> Option<u8> {
+        self.keepers().get(&number).copied()
+    }
+
+    fn keepers(&self) -> Held<'_, HashMap<FlowNumber, u8>> {
+        lock(&self.keepers)
+    }
+}
+
+impl Drop for FlowRegistry {
+    fn drop(&mut self) {
+        // One that was made for itself alone counts for nobody.
+        let one_less = |peers: usize| peers.checked_sub(1);
+        let _counted = self.total.peers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_worker_keeps_a_flow_until_it_ends() {
+        let registry = FlowRegistry::default();
+        let number = FlowNumber(6);
+        assert_eq!(registry.claim(number, 1), 1);
+        assert_eq!(registry.claim(number, 0), 1);
+        registry.enter(true);
+        assert_eq!(registry.keeper(number), Some(1));
+        registry.leave(Some(number));
+        assert_eq!((registry.keeper(number), registry.count(), registry.total()), (None, 0, 0));
+        assert_eq!(registry.claim(number, 0), 0);
+    }
+
+    #[test]
+    fn a_peer_cannot_take_what_is_set_aside_for_the_others() {
+        let total = Arc::default();
+        let alone = FlowRegistry::of_agent(&total);
+        let fill = |registry: &FlowRegistry| {
+            while !registry.is_full(80) {
+                registry.enter(false);
+            }
+        };
+        fill(&alone);
+        assert_eq!(alone.count(), 80, "nobody else needs any");
+        let second = FlowRegistry::of_agent(&total);
+        for _ in 0..80 {
+            alone.leave(None);
+        }
+        fill(&alone);
+        assert_eq!(alone.count(), 70);
+        fill(&second);
+        assert_eq!(second.count(), 5, "its part of the eighth");
+        assert!(alone.is_full(80));
+        drop(second);
+        assert!(!alone.is_full(80), "it is gone");
+    }
+
+    #[test]
+    fn a_peer_cannot_take_the_sockets_that_are_set_aside_for_the_others() {
+        let total = Arc::<AgentTotals>::default();
+        let [greedy, modest] = [(); 2].map(|()| FlowRegistry::of_agent(&total));
+        assert!(!greedy.is_out_of_sockets(), "nobody knows how many there are");
+        total.set_sockets(80);
+        for _ in 0..100 {
+            greedy.enter(false);
+        }
+        assert!(!greedy.is_out_of_sockets(), "flows that were opened here have none of their own");
+        let mut number = (0..).map(FlowNumber);
+        let mut fill = |registry: &FlowRegistry| {
+            let free = number.by_ref().take_while(|_| !registry.is_out_of_sockets());
+            free.inspect(|_| registry.enter(true)).count()
+        };
+        assert_eq!((fill(&greedy), fill(&modest)), (70, 5));
+        (0..6).for_each(|number| greedy.leave(Some(FlowNumber(number))));
+        assert!(!greedy.is_out_of_sockets(), "69 are in use, of the 70 that are not set aside");
+    }
+
+    #[test]
+    fn the_total_is_of_all_peers() {
+        let total = Arc::default();
+        let registries = [(); 2].map(|()| FlowRegistry::of_agent(&total));
+        registries[0].enter(true);
+        registries[1].enter(false);
+        assert_eq!((registries[0].count(), registries[0].total()), (1, 2));
+    }
+}

@@ -1,0 +1,119 @@
+//! Which lane IP packets take: that of their hash, alike at both ends, moved only when that costs no order.
+//!
+//! ```text
+//!   hash of addresses and ports ──lowest 8 bits──► bucket ──mod lanes──► the lane it prefers
+//!                                                     │
+//!                                                     └──► the lane it is on, until that is down or the bucket pauses
+//! ```
+
+use std::time::{Duration, Instant};
+
+use crate::relay::NO_LANE;
+
+/// How many buckets there are: more than lanes, so that the flows of one bucket are few.
+const BUCKETS: usize = 256;
+
+/// A bucket that was silent for this long overtakes nothing when it goes to another lane.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The buckets of one peer at one worker.
+#[derive(Debug)]
+pub struct Stripes {
+    /// When it was made: what the times are relative to.
+    origin: Instant,
+    on: [u8; BUCKETS],
+    /// When each bucket last had a packet, in milliseconds.
+    last: [u32; BUCKETS],
+    /// Times that a bucket went to another lane.
+    moved: u64,
+}
+
+impl Stripes {
+    /// Buckets that are on no lane yet.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self { origin: now, on: [NO_LANE; BUCKETS], last: [0; BUCKETS], moved: 0 }
+    }
+
+    /// The bucket of a hash.
+    #[inline]
+    #[must_use]
+    pub fn bucket(hash: u32) -> u8 {
+        hash.to_le_bytes()[0]
+    }
+
+    /// The lane, of `wanted`, for the packets of a bucket that come now.
+    #[inline]
+    pub fn lane(&mut self, bucket: u8, wanted: u8, is_up: impl Fn(u8) -> bool, now: Instant) -> u8 {
+        let place = usize::from(bucket);
+        let since = now.saturating_duration_since(self.origin).as_millis();
+        // After 49 days the difference of two times wraps, and reads as a pause at worst.
+        #[expect(clippy::cast_possible_truncation, reason = "times are compared modulo 2^32")]
+        let millis = since as u32;
+        let paused = u128::from(millis.wrapping_sub(self.last[place])) >= PAUSE.as_millis();
+        self.last[place] = millis;
+        let (preferred, on) = (bucket % wanted.max(1), self.on[place]);
+        let stays = on != NO_LANE && (on == preferred || !paused || !is_up(preferred)) && is_up(on);
+        if stays {
+            return on;
+        }
+        // The one that is really taken is remembered: else what comes would go to another as soon as that is up, and overtake.
+        let stand_in = || (0..wanted).find(|lane| is_up(*lane)).unwrap_or(0);
+        let lane = if is_up(preferred) { preferred } else { stand_in() };
+        if lane != on {
+            self.moved += u64::from(on != NO_LANE);
+            self.on[place] = lane;
+        }
+        lane
+    }
+
+    /// Times that a bucket went to another lane; only grows.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    #[test]
+    fn a_bucket_leaves_its_lane_when_that_is_down_and_comes_back_after_a_pause() {
+        let clock = ManualClock::default();
+        let mut stripes = Stripes::new(clock.now());
+        let all = |_| true;
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
+        assert_eq!(stripes.lane(7, 4, |lane| lane != 3, clock.now()), 0, "lane 0 stands in");
+        clock.advance(PAUSE / 2);
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 0, "what is under way there comes first");
+        clock.advance(PAUSE / 2);
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 0);
+        clock.advance(PAUSE);
+        assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
+        assert_eq!(stripes.moved(), 2);
+    }
+
+    #[test]
+    fn a_bucket_stays_where_it_began_while_lanes_come_up() {
+        let clock = ManualClock::default();
+        let mut stripes = Stripes::new(clock.now());
+        assert_eq!(stripes.lane(6, 4, |_| false, clock.now()), 0, "none is up: it waits");
+        assert_eq!(stripes.lane(6, 4, |lane| lane == 3, clock.now()), 3, "the only one stands in");
+        assert_eq!(stripes.lane(6, 4, |lane| lane != 2, clock.now()), 3, "lane 0 would be overtaking");
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 3, "and so would its own");
+        clock.advance(PAUSE);
+        assert_eq!(stripes.lane(6, 4, |_| true, clock.now()), 2);
+    }
+
+    #[test]
+    fn more_lanes_move_a_bucket_only_after_a_pause() {
+        let clock = ManualClock::default();
+        let mut stripes = Stripes::new(clock.now());
+        assert_eq!(stripes.lane(1, 1, |_| true, clock.now()), 0);
+        assert_eq!(stripes.lane(1, 2, |_| true, clock.now()), 0);
+        clock.advance(PAUSE);
+        assert_eq!(stripes.lane(1, 2, |_| true, clock.now()), 1);
+    }
+}

@@ -1,0 +1,186 @@
+//! What a worker puts aside of a lane until the control thread takes it.
+
+use std::{net::SocketAddr, sync::Mutex};
+
+use quic_core::{
+    ConnectionId,
+    record::{Event, Record, Recorder},
+};
+use wire::panics::lock;
+
+/// Records that a lane may make in one turn: two for each packet of a full receive batch, and as many sent.
+pub const RECORDER_RECORDS: usize = 16_384;
+
+/// Entries that wait at most. With as many under way to the client, and the recorder's, they stay within 4 MiB.
+const MOST_ENTRIES: usize = 40_000;
+
+const _: () = assert!(
+    (2 * MOST_ENTRIES * size_of::<Entry>()) + RECORDER_RECORDS * size_of::<Record>() <= 4 << 20,
+    "a capture stays within 4 MiB"
+);
+
+/// Something for the file.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// What happened on the lane.
+    Lane(Record),
+    /// What happened to it, so many microseconds after the capture began.
+    Note(u32, Note),
+    /// So many events found no room.
+    Lost(u32, u64),
+}
+
+/// What happens to a lane as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// It is recorded from now on, or its path has moved.
+    Began(Box<Began>),
+    /// Its state is another one.
+    Phase(Phase),
+}
+
+/// Which lane is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Began {
+    /// The socket's address.
+    pub local: SocketAddr,
+    /// Where its packets go; `None` while the listener does not know.
+    pub remote: Option<SocketAddr>,
+    /// What its received packets carry.
+    pub local_cid: ConnectionId,
+    /// Which opening of its index it is.
+    pub epoch: u64,
+}
+
+/// The state of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Its path is being validated.
+    Validating,
+    /// It carries payloads.
+    Up,
+    /// It has been replaced, and only receives.
+    Draining,
+    /// It is gone.
+    Ended,
+}
+
+impl Entry {
+    /// Whether it begins something, and is not a frame of the packet before.
+    fn is_head(&self) -> bool {
+        match self {
+            Self::Lane(record) => is_head(record),
+            Self::Note(..) | Self::Lost(..) => true,
+        }
+    }
+}
+
+fn is_head(record: &Record) -> bool {
+    !matches!(record.event, Event::Frame(_))
+}
+
+/// Where a lane's records wait. A packet is in it with all of its frames, or not at all. One that was made by default has no room.
+#[derive(Debug, Default)]
+pub struct Feed {
+    shared: Mutex<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    entries: Vec<Entry>,
+    /// Events that found no room since that was last said.
+    untold: u64,
+    /// And in all.
+    lost: u64,
+    /// When the last entry was made.
+    micros: u32,
+}
+
+impl Feed {
+    /// With all the memory that it will have: nothing is allocated while packets wait.
+    #[must_use]
+    pub fn with_room() -> Self {
+        let feed = Self::default();
+        lock(&feed.shared).entries.reserve_exact(MOST_ENTRIES + 1);
+        feed
+    }
+
+    /// Takes all that a recorder has.
+    pub fn append(&self, recorder: &mut Recorder) {
+        let records = recorder.records();
+        if records.is_empty() && recorder.lost() == 0 {
+            return;
+        }
+        let shared = &mut *lock(&self.shared);
+        shared.say_lost(records.first().map(|record| record.micros));
+        let mut fit = records.len().min(shared.room());
+        while records.get(fit).is_some_and(|record| !is_head(record)) {
+            fit -= 1;
+        }
+        let (kept, dropped) = records.split_at(fit);
+        shared.entries.extend(kept.iter().copied().map(Entry::Lane));
+        let heads = dropped.iter().filter(|record| is_head(record)).count() as u64;
+        shared.lose(heads + recorder.lost());
+        shared.micros = records.last().map_or(shared.micros, |record| record.micros);
+        recorder.clear();
+    }
+
+    /// Takes a note that was made so many microseconds after the capture began.
+    pub fn note(&self, micros: u32, note: Note) {
+        let shared = &mut *lock(&self.shared);
+        shared.say_lost(Some(micros));
+        if shared.room() > 0 {
+            shared.entries.push(Entry::Note(micros, note));
+        } else {
+            shared.lose(1);
+        }
+        shared.micros = micros;
+    }
+
+    /// Puts all that waits into `entries`, oldest first, in place of what was there; the last of it says how much was lost since,
+    /// if anything was.
+    pub(super) fn take(&self, entries: &mut Vec<Entry>) {
+        entries.clear();
+        let shared = &mut *lock(&self.shared);
+        if shared.entries.is_empty() && shared.untold == 0 {
+            return;
+        }
+        entries.reserve_exact(MOST_ENTRIES + 1);
+        std::mem::swap(entries, &mut shared.entries);
+        if shared.untold > 0 {
+            entries.push(Entry::Lost(shared.micros, std::mem::take(&mut shared.untold)));
+        }
+    }
+
+    /// Events that found no room so far; a packet is one, whatever its frames.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        lock(&self.shared).lost
+    }
+
+    /// Drops all that waits, and its memory: nobody asks for it any more.
+    pub fn abandon(&self) {
+        let shared = &mut *lock(&self.shared);
+        let lost = std::mem::take(&mut shared.entries).iter().filter(|entry| entry.is_head()).count();
+        shared.lose(lost as u64);
+    }
+}
+
+impl Shared {
+    fn room(&self) -> usize {
+        MOST_ENTRIES.min(self.entries.capacity()).saturating_sub(self.entries.len())
+    }
+
+    /// What was lost is told before what follows it.
+    fn say_lost(&mut self, micros: Option<u32>) {
+        if self.untold > 0 && self.room() > 0 {
+            let lost = std::mem::take(&mut self.untold);
+            self.entries.push(Entry::Lost(micros.unwrap_or(self.micros), lost));
+        }
+    }
+
+    fn lose(&mut self, events: u64) {
+        self.untold += events;
+        self.lost += events;
+    }
+}

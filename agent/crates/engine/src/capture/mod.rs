@@ -1,0 +1,155 @@
+//! Captures: what happens on a lane, or on the control connection, of one peer, as a qlog file for `culvert qlog`.
+//!
+//! | question | file |
+//! |---|---|
+//! | which captures run, who asks for what they have, when they end | `captures.rs` |
+//! | what a worker and the control thread share of one | this one: [`Capture`] |
+//! | how a lane's records wait for the control thread | `feed.rs` |
+//! | how the text that quinn-proto writes of a control connection waits | `tap.rs` |
+//! | how records become qlog events | `events.rs` |
+//! | the file: header and framing | `text.rs` |
+//! | where it is armed at a worker | `engine/src/worker/capture.rs` |
+//!
+//! ```text
+//!   lane ──► Recorder ── end of each turn ──► Feed ───┐
+//!   (worker, no lock per packet)                      ├── asked for by the client ──► events ──► text ──► its file
+//!   quinn-proto ── JSON ──► Tap ──────────────────────┘
+//! ```
+//!
+//! All of it is bounded: what finds no room is counted, and the file says so. A capture ends by itself when its time is over, or
+//! when nobody asks for what it has.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use wire::ids::PeerId;
+
+mod captures;
+mod events;
+mod feed;
+mod tap;
+mod text;
+
+pub use captures::{Captures, Order, Refusal, Taken};
+pub use feed::{Began, Feed, Note, Phase, RECORDER_RECORDS};
+pub use tap::{Tap, Taps};
+
+/// A capture that nobody asks for so long ends: its client is gone.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest capture. Its memory is bounded in any case; the times in the file lose their microseconds above that.
+pub const MOST_TIME: Duration = Duration::from_secs(600);
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The lane with this index, each time that it is opened.
+    Lane(u8),
+    /// Control connections, from the first packet of each that begins from now on.
+    Control,
+}
+
+/// One capture, as workers and the control thread share it.
+#[derive(Debug)]
+pub struct Capture {
+    /// Of which peer.
+    pub peer: PeerId,
+    /// Of what.
+    pub subject: Subject,
+    /// When it began; the times in the file are counted from then.
+    pub since: Instant,
+    until: Instant,
+    /// When what it has was last asked for, in milliseconds after it began.
+    asked: AtomicU64,
+    closed: AtomicBool,
+    /// Lanes or connections that were recorded.
+    begun: AtomicU32,
+    /// Lanes that are being recorded.
+    armed: AtomicU32,
+    /// What happens on a lane.
+    pub feed: Feed,
+    /// What quinn-proto writes.
+    pub tap: Tap,
+}
+
+impl Capture {
+    /// A capture that begins `now` and ends after `time`.
+    #[must_use]
+    pub fn new(peer: PeerId, subject: Subject, now: Instant, time: Duration) -> Self {
+        let feed = match subject {
+            Subject::Lane(_) => Feed::with_room(),
+            Subject::Control => Feed::default(),
+        };
+        Self {
+            peer,
+            subject,
+            since: now,
+            until: now + time,
+            asked: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            begun: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
+            feed,
+            tap: Tap::default(),
+        }
+    }
+
+    /// Whether nothing more is recorded: it was closed, its time is over, or nobody asked for long.
+    #[must_use]
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.closed.load(Ordering::Acquire) || now >= self.until || self.is_abandoned(now)
+    }
+
+    /// Ends it.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.tap.close();
+    }
+
+    /// What it has is asked for.
+    pub fn asked(&self, now: Instant) {
+        self.asked.store(self.millis(now), Ordering::Relaxed);
+    }
+
+    /// Whether nobody has asked for what it has for too long.
+    #[must_use]
+    pub fn is_abandoned(&self, now: Instant) -> bool {
+        let silence = self.millis(now).saturating_sub(self.asked.load(Ordering::Relaxed));
+        u128::from(silence) >= PATIENCE.as_millis()
+    }
+
+    /// A lane, or a connection, is recorded from now on.
+    pub fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        match self.subject {
+            Subject::Lane(_) => drop(self.armed.fetch_add(1, Ordering::AcqRel)),
+            Subject::Control => {}
+        }
+    }
+
+    /// A lane is no longer recorded, and all that was has been put into the feed.
+    pub fn lane_done(&self) {
+        self.armed.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// How many lanes or connections were recorded.
+    #[must_use]
+    pub fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether a worker may still put something into the feed.
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Acquire) > 0
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! What quinn-proto writes of control connections, until the control thread takes it.
+
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use quinn_proto::{QlogConfig, QlogStream};
+use wire::{ids::PeerId, panics::lock};
+
+use crate::capture::Capture;
+
+/// Bytes of text that wait at most.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Where the text waits: whole records, or none of a record.
+#[derive(Debug, Default)]
+pub struct Tap {
+    shared: Mutex<Shared>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    text: Vec<u8>,
+    /// Records that found no room since that was last said.
+    untold: u64,
+    /// And in all.
+    lost: u64,
+}
+
+impl Tap {
+    fn put(&self, record: &[u8]) {
+        let shared = &mut *lock(&self.shared);
+        if shared.text.len() + record.len() <= MOST_BYTES {
+            shared.text.extend_from_slice(record);
+        } else {
+            shared.untold += 1;
+            shared.lost += 1;
+        }
+    }
+
+    /// The text that waits, and how many records were lost behind it.
+    pub(super) fn take(&self) -> (Vec<u8>, u64) {
+        let shared = &mut *lock(&self.shared);
+        (std::mem::take(&mut shared.text), std::mem::take(&mut shared.untold))
+    }
+
+    /// Records that found no room so far.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        lock(&self.shared).lost
+    }
+
+    /// What is written from now on goes nowhere.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Drops all that waits.
+    pub(super) fn abandon(&self) {
+        self.close();
+        lock(&self.shared).text = Vec::new();
+    }
+}
+
+/// What quinn-proto writes the records of one connection to. Its header is not ours, and is left out.
+pub(super) struct Writer {
+    capture: Arc<Capture>,
+    record: Vec<u8>,
+    header: bool,
+}
+
+impl Writer {
+    pub(super) fn new(capture: Arc<Capture>) -> Self {
+        Self { capture, record: Vec::new(), header: true }
+    }
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // An error would be logged for each packet, for as long as the connection lives.
+        if self.capture.tap.closed.load(Ordering::Relaxed) {
+            self.record = Vec::new();
+            return Ok(bytes.len());
+        }
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.record.extend_from_slice(piece);
+            if piece.ends_with(b"\n") {
+                if !std::mem::replace(&mut self.header, false) {
+                    self.capture.tap.put(&self.record);
+                }
+                self.record.clear();
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The captures of control connections: asked when one begins.
+#[derive(Debug, Default)]
+pub struct Taps {
+    running: Mutex<Vec<Arc<Capture>>>,
+    any: AtomicBool,
+}
+
+impl Taps {
+    /// From now on the connections of its peer are recorded, from the first packet of each.
+    pub fn add(&self, capture: &Arc<Capture>) {
+        let mut running = lock(&self.running);
+        running.push(Arc::clone(capture));
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Where a connection of `peer` that begins now is to be recorded, if it is.
+    #[must_use]
+    pub fn stream(&self, peer: PeerId, now: Instant) -> Option<QlogStream> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let running = lock(&self.running);
+        let capture = running.iter().find(|capture| capture.peer == peer && !capture.is_over(now))?;
+        capture.begin();
+        let mut config = QlogConfig::default();
+        config.writer(Box::new(Writer::new(Arc::clone(capture)))).start_time(capture.since);
+        config.into_stream()
+    }
+
+    /// Ends those whose time is over, or that nobody asks for.
+    pub fn expire(&self, now: Instant) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut running = lock(&self.running);
+        running.retain(|capture| {
+            let over = capture.is_over(now);
+            if over {
+                capture.close();
+            }
+            if capture.is_abandoned(now) {
+                capture.tap.abandon();
+            }
+            !over
+        });
+        self.any.store(!running.is_empty(), Ordering::Release);
+    }
+}

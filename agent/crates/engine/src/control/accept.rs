@@ -1,0 +1,225 @@
+//! Handshakes that others start: whose are accepted, and how many at a time.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dataplane::lanes::UnderlayId;
+use gate::admission::{Admission, Room};
+use net::Path;
+use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
+use wire::messages::CloseReason;
+
+use crate::control::{
+    congestion::Congestion,
+    driver::{Begun, Control, ControlConnection},
+};
+
+/// How long a connection that another started may take until it is a session: handshake and hello, with losses.
+pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Handshakes that one knocking key may have under way at a worker: as many as a dialler keeps alive, if a quarter of those
+/// allowed are not fewer.
+const MOST_PER_KEY: usize = 4;
+
+/// Handshakes under way from which on a client without a knock must prove its address first (RFC 9000 §8.1.2), if half
+/// of those allowed are not fewer.
+const VALIDATE_FROM: usize = 32;
+
+/// Makes the TLS of one client at this address: with a knock, of that client alone.
+pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
+
+/// Makes the transport of one connection, from the knock that admitted it.
+pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
+
+/// Whose handshakes an endpoint accepts.
+pub struct Acceptance {
+    /// The QUIC parameters and the key of Retry tokens; its TLS accepts nobody.
+    pub server: Arc<ServerConfig>,
+    /// What takes the place of its TLS for each client.
+    pub tls: OwnTls,
+    /// What takes the place of its transport for each client.
+    pub transport: OwnTransport,
+    /// Whether the gate must have admitted it.
+    pub knock: bool,
+}
+
+/// The handshakes that others started and that are no session yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// They, oldest first, and with which key they knocked.
+    begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
+    /// As many as that. Each costs some 20 KiB until it is a session or ends.
+    most: usize,
+}
+
+impl Pending {
+    pub(super) fn new(most: usize) -> Self {
+        Self { begun: Vec::new(), most }
+    }
+
+    pub(super) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.begun.len()
+    }
+
+    fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
+        self.begun.push((handle, agreement));
+    }
+
+    /// A connection is a session now, or over.
+    pub(super) fn end(&mut self, handle: ConnectionHandle) {
+        self.begun.retain(|(begun, _)| *begun != handle);
+    }
+
+    fn room(&self) -> Room {
+        match self.begun.len() {
+            under_way if under_way >= self.most => Room::Full,
+            under_way if under_way >= self.most.div_ceil(2) => Room::Busy,
+            _ => Room::Free,
+        }
+    }
+
+    fn must_validate(&self) -> bool {
+        self.begun.len() >= VALIDATE_FROM.min(self.most.div_ceil(2))
+    }
+
+    /// The oldest handshake of this key, if it has as many as it may.
+    fn surplus(&self, agreement: &[u8; 32]) -> Option<ConnectionHandle> {
+        let mut of_key = self.begun.iter().filter(|(_, key)| key.as_ref() == Some(agreement));
+        let oldest = of_key.next()?.0;
+        (of_key.count() + 1 >= MOST_PER_KEY.min(self.most.div_ceil(4))).then_some(oldest)
+    }
+}
+
+impl Control {
+    /// How much room there is for handshakes that others start.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.pending.room()
+    }
+
+    /// Decides about a handshake that another starts; whether it began.
+    pub(super) fn incoming(
+        &mut self,
+        incoming: Incoming,
+        (underlay, local): (UnderlayId, Option<IpAddr>),
+        admission: Option<Admission>,
+        now: Instant,
+    ) -> bool {
+        let full = self.closed || self.pending.room() == Room::Full;
+        if !full
+            && self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
+            && self.pending.must_validate()
+            && !incoming.remote_address_validated()
+        {
+            self.retry(incoming, (underlay, local));
+            return false;
+        }
+        // The TLS of each client is made last: it costs more than all that is asked before.
+        let congestion = Arc::default();
+        let config = if full { None } else { self.own_config(&incoming, admission.as_ref(), &congestion) };
+        let Some(config) = config else {
+            self.stats.handshakes_ignored += 1;
+            self.endpoint.ignore(incoming);
+            return false;
+        };
+        let agreement = admission.map(|admission| admission.agreement);
+        if let Some(oldest) = agreement.and_then(|agreement| self.pending.surplus(&agreement)) {
+            self.close(oldest, CloseReason::Replaced, now);
+        }
+        self.scratch.clear();
+        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
+            Ok((handle, quinn)) => {
+                self.stats.handshakes_accepted += 1;
+                self.pending.begin(handle, agreement);
+                let by = Some(now + ESTABLISH_TIMEOUT);
+                let begun = Begun { peer: None, admission, congestion, establish_by: by, at: now };
+                self.insert(handle, ControlConnection::new(quinn, underlay, begun));
+                true
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                if refused.response.is_some() {
+                    self.stats.answers_suppressed += 1;
+                }
+                false
+            }
+        }
+    }
+
+    /// The configuration for one client, if it may begin a handshake at all.
+    fn own_config(
+        &self,
+        incoming: &Incoming,
+        admission: Option<&Admission>,
+        congestion: &Arc<Congestion>,
+    ) -> Option<Arc<ServerConfig>> {
+        let acceptance = self.acceptance.as_ref()?;
+        // An admission holds for the handshake that the client started, and for that alone.
+        let admission = admission.filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid);
+        if acceptance.knock && admission.is_none() {
+            return None;
+        }
+        let mut own = ServerConfig::clone(&acceptance.server);
+        own.crypto = (acceptance.tls)(admission, incoming.remote_address())?;
+        let mut transport = (acceptance.transport)(admission);
+        transport.congestion_controller_factory(Arc::clone(congestion) as _);
+        own.transport_config(Arc::new(transport));
+        Some(Arc::new(own))
+    }
+
+    /// Asks a client to prove its address.
+    fn retry(&mut self, incoming: Incoming, (underlay, local): (UnderlayId, Option<IpAddr>)) {
+        self.scratch.clear();
+        match self.endpoint.retry(incoming, &mut self.scratch) {
+            Ok(transmit) => {
+                let path = Path { destination: transmit.destination, source: local, tos: 0 };
+                self.stats.retries_sent += 1;
+                self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                self.endpoint.ignore(refused.into_incoming());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_four_handshakes_and_all_of_them_have_a_ceiling() {
+        let mut pending = Pending::new(16);
+        assert_eq!((pending.room(), pending.must_validate()), (Room::Free, false));
+        for place in 0..4 {
+            assert_eq!(pending.surplus(&[7; 32]), None);
+            pending.begin(ConnectionHandle(place), Some([7; 32]));
+        }
+        assert_eq!(pending.surplus(&[7; 32]), Some(ConnectionHandle(0)), "the oldest gives way");
+        assert_eq!(pending.surplus(&[8; 32]), None);
+        for place in 4..8 {
+            pending.begin(ConnectionHandle(place), None);
+        }
+        assert_eq!((pending.room(), pending.must_validate()), (Room::Busy, true));
+        for place in 8..16 {
+            pending.begin(ConnectionHandle(place), None);
+        }
+        assert_eq!(pending.room(), Room::Full);
+        pending.end(ConnectionHandle(2));
+        pending.end(ConnectionHandle(2));
+        assert_eq!((pending.room(), pending.surplus(&[7; 32])), (Room::Busy, None));
+        // Where there are few places a key has a quarter of them.
+        let mut few = Pending::new(4);
+        assert_eq!(few.surplus(&[7; 32]), None);
+        few.begin(ConnectionHandle(0), Some([7; 32]));
+        assert_eq!(few.surplus(&[7; 32]), Some(ConnectionHandle(0)));
+    }
+}

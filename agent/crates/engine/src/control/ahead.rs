@@ -1,0 +1,175 @@
+//! What quinn-proto holds of a peer's DATAGRAM frames in standard mode, and what becomes of each (pure).
+//!
+//! quinn-proto tells how many it has sent in packets, and how much memory the others take. It drops frames without a word: those
+//! that are longer than a path takes whose MTU has fallen, and all that it holds when the connection ends. So what it holds is kept
+//! here as well, and what it has dropped follows from the memory: it sends the oldest first, and drops by length.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use quinn_proto::Connection;
+
+use crate::control::transport::DATAGRAM_BUFFER_BYTES;
+
+/// What quinn-proto reckons a frame to take beside its data, in bytes.
+const OVERHEAD_BYTES: usize = size_of::<Bytes>();
+
+/// The frames of one connection that quinn-proto holds, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    frames: VecDeque<Held>,
+    /// What they take.
+    bytes: usize,
+    /// Frames that were sent before.
+    sent: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    len: usize,
+    /// Whether it carries a datagram, which the peer's account settles.
+    counted: bool,
+}
+
+/// What quinn-proto tells of its DATAGRAM frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    /// Frames that it has sent in packets, in all.
+    sent: u64,
+    /// What those take that it holds, in bytes.
+    bytes: usize,
+}
+
+impl Told {
+    /// What `quinn` tells now.
+    pub(super) fn by(quinn: &mut Connection) -> Self {
+        let room = quinn.datagrams().send_buffer_space() + OVERHEAD_BYTES;
+        Self { sent: quinn.stats().frame_tx.datagram, bytes: DATAGRAM_BUFFER_BYTES.saturating_sub(room) }
+    }
+}
+
+/// What became of frames that carry datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fates {
+    /// They were sent in packets.
+    pub(super) sent: u64,
+    /// The path takes no frames as long as they were.
+    pub(super) too_large: u64,
+}
+
+impl Ahead {
+    /// quinn-proto took a frame of `len` bytes.
+    pub(super) fn push(&mut self, len: usize, counted: bool) {
+        self.bytes += len + OVERHEAD_BYTES;
+        self.frames.push_back(Held { len, counted });
+    }
+
+    /// Whether quinn-proto holds none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// What became of frames since the last call. To be called whenever quinn-proto may have sent some: it drops frames before it
+    /// sends the others.
+    pub(super) fn settle(&mut self, told: Told) -> Fates {
+        let mut fates = Fates::default();
+        let newly = usize::try_from(told.sent - self.sent).unwrap_or(usize::MAX);
+        self.sent = told.sent;
+        if self.left_after(newly, usize::MAX) != told.bytes {
+            let mut lengths: Vec<usize> = self.frames.iter().map(|frame| frame.len).collect();
+            lengths.sort_unstable();
+            lengths.dedup();
+            // The longest are gone, and as few lengths as explain what is left.
+            let most = lengths.iter().rev().map(|len| len.saturating_sub(1));
+            let most = most.into_iter().find(|most| self.left_after(newly, *most) == told.bytes);
+            debug_assert!(most.is_some(), "{self:?} {told:?}");
+            let most = most.unwrap_or(usize::MAX);
+            let gone = self.frames.iter().filter(|frame| frame.counted && frame.len > most);
+            fates.too_large = gone.count() as u64;
+            self.frames.retain(|frame| frame.len <= most);
+        }
+        let newly = newly.min(self.frames.len());
+        fates.sent = self.frames.drain(..newly).map(|frame| u64::from(frame.counted)).sum();
+        self.bytes = self.frames.iter().map(|frame| frame.len + OVERHEAD_BYTES).sum();
+        fates
+    }
+
+    /// What would be left, in bytes, if those longer than `most` were dropped and the `newly` oldest of the others sent.
+    fn left_after(&self, newly: usize, most: usize) -> usize {
+        let cost = |frame: &Held| frame.len + OVERHEAD_BYTES;
+        if most == usize::MAX {
+            return self.bytes - self.frames.iter().take(newly).map(cost).sum::<usize>();
+        }
+        self.frames.iter().filter(|frame| frame.len <= most).skip(newly).map(cost).sum()
+    }
+
+    /// The connection has ended: how many frames that carry datagrams quinn-proto will not send.
+    pub(super) fn end(&mut self) -> u64 {
+        self.bytes = 0;
+        self.frames.drain(..).map(|frame| u64::from(frame.counted)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What quinn-proto does with frames: their lengths, and whether they carry datagrams.
+    #[derive(Default)]
+    struct Model {
+        frames: VecDeque<(usize, bool)>,
+        sent: u64,
+    }
+
+    impl Model {
+        fn told(&self) -> Told {
+            let bytes = self.frames.iter().map(|(len, _)| len + OVERHEAD_BYTES).sum();
+            Told { sent: self.sent, bytes }
+        }
+
+        fn drop_oversized(&mut self, most: usize) -> u64 {
+            let gone = self.frames.iter().filter(|(len, counted)| *len > most && *counted).count();
+            self.frames.retain(|(len, _)| *len <= most);
+            gone as u64
+        }
+
+        fn send(&mut self, most: usize) -> u64 {
+            let now = most.min(self.frames.len());
+            self.sent += now as u64;
+            self.frames.drain(..now).map(|(_, counted)| u64::from(counted)).sum()
+        }
+    }
+
+    proptest! {
+        /// Whatever is pushed, dropped and sent: each frame has the fate that it had there.
+        #[test]
+        fn every_frame_has_one_fate(
+            steps in prop::collection::vec(
+                (prop::collection::vec((0..1500_usize, any::<bool>()), 0..8), prop::option::of(1..1500_usize), 0..8_usize),
+                1..50,
+            ),
+        ) {
+            let (mut ahead, mut model, mut pushed) = (Ahead::default(), Model::default(), 0);
+            let (mut sum, mut last) = (Fates::default(), 0);
+            for (frames, most, send) in steps {
+                for (len, counted) in frames {
+                    ahead.push(len, counted);
+                    model.frames.push_back((len, counted));
+                    pushed += u64::from(counted);
+                }
+                let too_large = most.map_or(0, |most| model.drop_oversized(most));
+                let sent = model.send(send);
+                let fates = ahead.settle(model.told());
+                prop_assert_eq!(fates, Fates { sent, too_large });
+                sum.sent += fates.sent;
+                sum.too_large += fates.too_large;
+                last = model.frames.iter().map(|(_, counted)| u64::from(*counted)).sum();
+            }
+            prop_assert_eq!(ahead.end(), last);
+            prop_assert_eq!(sum.sent + sum.too_large + last, pushed);
+            prop_assert!(ahead.is_empty());
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The stream connections of one peer, as a worker sees them.
+//!
+//! ```text
+//!   Handshake ── TLS is done, Join sent ──► Joining ── Joined ──► Up ◄── a stream ──┐
+//!   (listener: Up once the Join is right)                          └── idle ──► Releasing ──► closed
+//! ```
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use quinn_proto::ConnectionHandle;
+use wire::join::{Join, MAX_STREAM_CONNECTIONS};
+
+use crate::control::vigil::Vigil;
+
+/// The handshakes of stream connections that a dialler has under way with one peer: a listener ends a key's oldest of four.
+const MOST_UNDER_WAY: usize = 3;
+
+/// The first pause after a stream connection that could not be made; each next one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// For how long a peer's wish for stream connections holds.
+const WISH_LASTS: Duration = Duration::from_secs(5);
+
+/// How far a stream connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Dialled: the handshake is under way.
+    Handshake,
+    /// Dialled: the join is not answered.
+    Joining,
+    /// It carries forwards.
+    Up,
+    /// Dialled: the far end was asked to close it, because it is idle.
+    Releasing,
+}
+
+impl Stage {
+    /// What an operator reads.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::Joining => "joining",
+            Self::Up => "up",
+            Self::Releasing => "releasing",
+        }
+    }
+}
+
+/// One stream connection.
+#[derive(Debug)]
+pub struct StreamConnection {
+    /// From 1 on; the control connection is number 0.
+    pub number: u8,
+    /// The connection.
+    pub handle: ConnectionHandle,
+    /// The peer's process that it leads to.
+    pub instance: [u8; 16],
+    /// Whether this end dialled it.
+    pub dialled: bool,
+    /// How far it has come, and since when.
+    pub stage: Stage,
+    /// Since when it has been in that stage.
+    pub since: Instant,
+    /// TCP forwards on it.
+    pub forwards: u32,
+    /// Since when it was seen without a forward.
+    pub idle_since: Option<Instant>,
+    /// Whether it answers.
+    pub vigil: Vigil,
+    /// When the far end was last told where we are.
+    pub told: Option<Instant>,
+    /// The ACK frames that had come when it was asked whether it outlived the session that was replaced. It takes no new forwards until
+    /// there are more.
+    pub asked: Option<u64>,
+}
+
+impl StreamConnection {
+    /// Brings it into another stage.
+    pub fn enter(&mut self, stage: Stage, now: Instant) {
+        (self.stage, self.since) = (stage, now);
+    }
+}
+
+/// A join that names a session which is not known here.
+#[derive(Debug)]
+pub struct EarlyJoin {
+    /// The connection that it came on.
+    pub handle: ConnectionHandle,
+    /// The join, whose proof of possession was right.
+    pub join: Join,
+}
+
+/// What became of a stream connection that was to be dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It carries forwards.
+    Up,
+    /// It was up, or was not needed any more.
+    Ended,
+    /// It could not be made.
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Slot {
+    #[default]
+    Closed,
+    UnderWay,
+    Up,
+    Paused {
+        until: Instant,
+    },
+}
+
+/// Which stream connections there are to be, at the worker that dials the peer.
+#[derive(Debug, Default)]
+pub struct Plan {
+    slots: [Slot; MAX_STREAM_CONNECTIONS as usize],
+    /// The next pause of each.
+    pauses: [Duration; MAX_STREAM_CONNECTIONS as usize],
+    wished: Option<Instant>,
+}
+
+impl Plan {
+    /// Somebody has forwards for stream connections.
+    pub fn wish(&mut self, now: Instant) {
+        self.wished = Some(now);
+    }
+
+    /// Whether somebody had a moment ago.
+    #[must_use]
+    pub fn is_wished(&self, now: Instant) -> bool {
+        self.wished.is_some_and(|at| now.saturating_duration_since(at) < WISH_LASTS)
+    }
+
+    /// The next to dial, of `count` with the control connection: it counts as under way from now on.
+    pub fn next(&mut self, count: u8, now: Instant) -> Option<u8> {
+        let under_way = self.slots.iter().filter(|slot| **slot == Slot::UnderWay).count();
+        if under_way >= MOST_UNDER_WAY {
+            return None;
+        }
+        let is_due = |slot: &Slot| match slot {
+            Slot::Closed => true,
+            Slot::Paused { until } => *until <= now,
+            Slot::UnderWay | Slot::Up => false,
+        };
+        let number = (1..count.min(MAX_STREAM_CONNECTIONS))
+            .find(|number| is_due(&self.slots[usize::from(*number)]))?;
+        self.slots[usize::from(number)] = Slot::UnderWay;
+        Some(number)
+    }
+
+    /// What became of one.
+    pub fn ended(&mut self, number: u8, outcome: Outcome, now: Instant) {
+        let place = usize::from(number);
+        let (Some(slot), Some(pause)) = (self.slots.get_mut(place), self.pauses.get_mut(place)) else {
+            return;
+        };
+        *slot = match outcome {
+            Outcome::Up => {
+                *pause = Duration::ZERO;
+                Slot::Up
+            }
+            Outcome::Ended => Slot::Closed,
+            Outcome::Failed => {
+                *pause = (*pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                Slot::Paused { until: now + *pause }
+            }
+        };
+    }
+}
+
+/// What one worker knows of a peer's stream connections.
+#[derive(Debug, Default)]
+pub struct StreamConnections {
+    /// Those at this worker.
+    pub all: Vec<StreamConnection>,
+    /// Joins that wait for their session.
+    pub early: Vec<EarlyJoin>,
+    /// Which there are to be; at the worker that dials the peer.
+    pub plan: Plan,
+    /// When this worker last asked for some.
+    pub asked: Option<Instant>,
+}
+
+impl StreamConnections {
+    /// The one that runs on this connection.
+    #[must_use]
+    pub fn find(&self, handle: ConnectionHandle) -> Option<&StreamConnection> {
+        self.all.iter().find(|connection| connection.handle == handle)
+    }
+
+    /// The one that runs on this connection.
+    pub fn find_mut(&mut self, handle: ConnectionHandle) -> Option<&mut StreamConnection> {
+        self.all.iter_mut().find(|connection| connection.handle == handle)
+    }
+
+    /// Takes the one that runs on this connection out.
+    pub fn take(&mut self, handle: ConnectionHandle) -> Option<StreamConnection> {
+        let place = self.all.iter().position(|connection| connection.handle == handle)?;
+        Some(self.all.swap_remove(place))
+    }
+
+    /// Those that take forwards.
+    pub fn carriers(&self) -> impl Iterator<Item = &StreamConnection> {
+        self.all.iter().filter(|connection| connection.stage == Stage::Up)
+    }
+}
+
+/// The TCP forwards of one peer at all workers, and who can take more.
+#[derive(Debug)]
+pub struct PeerForwards {
+    total: AtomicU32,
+    at: Box<[AtWorker]>,
+    /// Stream connections that carry forwards.
+    connections: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct AtWorker {
+    forwards: AtomicU32,
+    /// It has a connection for more.
+    takes: AtomicBool,
+}
+
+impl PeerForwards {
+    /// None yet, at so many workers.
+    #[must_use]
+    pub fn new(workers: u8) -> Self {
+        let at = (0..workers.max(1)).map(|_| AtWorker::default()).collect();
+        Self { total: AtomicU32::new(0), at, connections: AtomicU32::new(0) }
+    }
+
+    /// Forwards at all workers.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// A worker opens one; false if there are `most` already.
+    #[must_use]
+    pub fn open(&self, worker: u8, most: u32) -> bool {
+        if self.total.fetch_add(1, Ordering::Relaxed) >= most {
+            self.total.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        if let Some(at) = self.at.get(usize::from(worker)) {
+            at.forwards.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// One that [`PeerForwards::open`] counted is over.
+    pub fn close(&self, worker: u8) {
+        self.total.fetch_sub(1, Ordering::Relaxed);
+        if let Some(at) = self.at.get(usize::from(worker)) {
+            at.forwards.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a worker has a connection for more.
+    pub fn set_takes(&self, worker: u8, takes: bool) {
+        if let Some(at) = self.at.get(usize::from(worker)) {
+            at.takes.store(takes, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker that has fewer forwards than `worker` and takes more, the one with the fewest; none if `worker` has the fewest.
+    #[must_use]
+    pub fn less_busy_than(&self, worker: u8) -> Option<u8> {
+        let own = self.at.get(usize::from(worker))?.forwards.load(Ordering::Relaxed);
+        if own == 0 {
+            return None;
+        }
+        let others = (0..).zip(self.at.iter()).filter(|(_, at)| at.takes.load(Ordering::Relaxed));
+        let fewest = others.map(|(other, at)| (at.forwards.load(Ordering::Relaxed), other)).min()?;
+        (fewest.0 < own).then_some(fewest.1)
+    }
+
+    /// Stream connections that carry forwards, at all workers.
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// One more carries forwards; false if there are `most` already.
+    #[must_use]
+    pub fn connection_up(&self, most: u32) -> bool {
+        let full = self.connections.fetch_add(1, Ordering::Relaxed) >= most;
+        if full {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+        !full
+    }
+
+    /// One that [`PeerForwards::connection_up`] counted is gone.
+    pub fn connection_down(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    #[test]
+    fn three_are_under_way_at_most_and_one_that_failed_pauses_twice_as_long_each_time() {
+        let now = ManualClock::default().now();
+        let mut plan = Plan::default();
+        assert_eq!([(); 4].map(|()| plan.next(6, now)), [Some(1), Some(2), Some(3), None]);
+        plan.ended(2, Outcome::Up, now);
+        assert_eq!((plan.next(6, now), plan.next(6, now)), (Some(4), None));
+        plan.ended(1, Outcome::Failed, now);
+        assert_eq!((plan.next(6, now), plan.next(6, now)), (Some(5), None), "number 1 pauses");
+        for number in [3, 4, 5] {
+            plan.ended(number, Outcome::Up, now);
+        }
+        assert_eq!(plan.next(6, now), None);
+        let later = now + FIRST_PAUSE;
+        assert_eq!(plan.next(6, later), Some(1));
+        plan.ended(1, Outcome::Failed, later);
+        assert_eq!(plan.next(6, later + FIRST_PAUSE), None);
+        assert_eq!(plan.next(6, later + 2 * FIRST_PAUSE), Some(1));
+        plan.ended(4, Outcome::Ended, now);
+        assert_eq!(plan.next(6, later), Some(4), "at once: it was well");
+        assert_eq!(Plan::default().next(1, now), None, "the control connection is one of them");
+    }
+
+    #[test]
+    fn the_next_forward_goes_to_the_worker_that_has_the_fewest_and_takes_more() {
+        let forwards = PeerForwards::new(3);
+        assert_eq!(forwards.less_busy_than(0), None);
+        assert!(forwards.open(0, 3) && forwards.open(0, 3));
+        assert_eq!(forwards.less_busy_than(0), None, "no other takes any");
+        forwards.set_takes(1, true);
+        forwards.set_takes(2, true);
+        assert!(forwards.open(1, 3));
+        assert_eq!(forwards.less_busy_than(0), Some(2));
+        assert_eq!(forwards.less_busy_than(2), None);
+        assert!(!forwards.open(2, 3), "the ceiling is that of all workers");
+        forwards.close(0);
+        forwards.set_takes(2, false);
+        assert_eq!((forwards.less_busy_than(0), forwards.total()), (None, 2), "as many as worker 1");
+    }
+}

@@ -1,0 +1,395 @@
+//! When to dial a peer, and where.
+//!
+//! ```text
+//!   round    begins every second while datagrams wait, else ever more rarely; takes the next endpoint
+//!            lookup ──► first address ── 250 ms ──► first address of the other family
+//!                └─ no answer for half a second: what the lookup before said, else the next endpoint
+//!   attempt  lives beside the others, at most four; the first that becomes the session ends those without a
+//!            complete handshake, and the far end the rest: it keeps the one begun last
+//! ```
+//!
+//! Each round looks its endpoint up anew, so a name that moved is found; each takes addresses that the rounds before have
+//! not, so a dead one is left behind. After a success the order begins anew with the first endpoint.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use gate::identity::Endpoint;
+use net::Token;
+use quinn_proto::ConnectionHandle;
+use rand::{Rng, RngExt};
+
+/// Attempts that may be unanswered at once.
+const MAX_ATTEMPTS: usize = 4;
+
+/// Between rounds while traffic waits.
+const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest interval without traffic.
+pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// An address of the other family is dialled so long after the first (RFC 8305 §8: the connection attempt delay).
+const FAMILY_DELAY: Duration = Duration::from_millis(250);
+
+/// A lookup that takes longer than this is not waited for; its answer is used when it comes. Resolvers that are well answer
+/// in tens of milliseconds, and what they do not know at once within some hundred.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A lookup that has not been answered after this long never will be: the C library gives up after 10 to 30 s.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is to be done now to reach a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Look up this endpoint, then say under which token: [`Dialler::looks_up`].
+    LookUp(Endpoint),
+    /// Dial this address.
+    Dial(SocketAddr),
+}
+
+/// The dialling of one peer.
+#[derive(Debug)]
+pub struct Dialler {
+    targets: Vec<Target>,
+    /// Rounds since the last success; chooses the endpoint.
+    turn: usize,
+    /// Endpoints in a row that had no address to dial.
+    skipped: usize,
+    interval: Duration,
+    /// The earliest time of the next round; none if there is nothing to dial.
+    next: Option<Instant>,
+    /// When the last round began.
+    last: Option<Instant>,
+    /// The target of this round, and how many of its addresses were dialled.
+    current: (usize, usize),
+    /// When another address of this round's target is dialled.
+    second: Option<Instant>,
+    /// Until when the lookup of this round's target is waited for.
+    patience: Option<Instant>,
+    attempts: Vec<ConnectionHandle>,
+    /// The tokens of lookups that nobody waits for any more.
+    abandoned: Vec<Token>,
+}
+
+/// An endpoint, and what is known of it.
+#[derive(Debug)]
+struct Target {
+    endpoint: Endpoint,
+    /// What the last lookup that succeeded said, the families in turn.
+    known: Vec<SocketAddr>,
+    /// The next of them to dial.
+    cursor: usize,
+    /// The lookup that is under way.
+    lookup: Option<(Token, Instant)>,
+}
+
+impl Target {
+    fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, known: Vec::new(), cursor: 0, lookup: None }
+    }
+
+    fn next_address(&self) -> Option<SocketAddr> {
+        self.known.get(self.cursor % self.known.len().max(1)).copied()
+    }
+
+    /// Takes in what a lookup said; true if those are other addresses than before.
+    fn learn(&mut self, addresses: &[SocketAddr]) -> bool {
+        let same = addresses.len() == self.known.len()
+            && addresses.iter().all(|address| self.known.contains(address));
+        if !same {
+            self.known = interleaved(addresses);
+            self.cursor = 0;
+        }
+        !same
+    }
+}
+
+impl Dialler {
+    /// A dialler that starts at once, or never if there are no endpoints.
+    #[must_use]
+    pub fn new(endpoints: Vec<Endpoint>, now: Instant) -> Self {
+        let next = (!endpoints.is_empty()).then_some(now);
+        Self {
+            targets: endpoints.into_iter().map(Target::new).collect(),
+            turn: 0,
+            skipped: 0,
+            interval: BUSY_INTERVAL,
+            next,
+            last: None,
+            current: (0, 0),
+            second: None,
+            patience: None,
+            attempts: Vec::new(),
+            abandoned: Vec::new(),
+        }
+    }
+
+    /// When [`Dialler::step`] may have something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let next = self.next?;
+        [self.second, self.patience].into_iter().flatten().chain([next]).min()
+    }
+
+    /// The endpoint that is looked up under `token`.
+    #[must_use]
+    pub fn looked_up(&self, token: Token) -> Option<&Endpoint> {
+        let mut targets = self.targets.iter();
+        targets.find(|target| target.is_looked_up_as(token)).map(|target| &target.endpoint)
+    }
+
+    /// Whether a lookup is under way.
+    #[must_use]
+    pub fn is_resolving(&self) -> bool {
+        self.targets.iter().any(|target| target.lookup.is_some())
+    }
+
+    /// Whether this is the first round since the peer was lost, and no attempt of it is under way.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.turn <= 1 && self.attempts.is_empty()
+    }
+
+    /// Whether attempts have gone unanswered for a whole round.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        self.turn > 1 && !self.attempts.is_empty()
+    }
+
+    /// Whether another round has its time.
+    #[must_use]
+    pub fn is_scheduled(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// What is to be done now; asked again until there is nothing. Without traffic that waits, intervals grow to `slowest`.
+    pub fn step(
+        &mut self,
+        (traffic_waits, slowest): (bool, Duration),
+        now: Instant,
+        rng: &mut impl Rng,
+    ) -> Option<Step> {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        self.next?;
+        if due(self.second) {
+            self.second = None;
+            return self.another_address().map(Step::Dial);
+        }
+        if due(self.patience) {
+            self.patience = None;
+            match self.first_address(self.current.0, now) {
+                Some(address) => return Some(Step::Dial(address)),
+                None => self.pass(now),
+            }
+        }
+        while due(self.next) {
+            self.begin_round((traffic_waits, slowest), now, rng);
+            let place = self.current.0;
+            let target = self.targets.get_mut(place)?;
+            if target.lookup.is_none() {
+                self.patience = Some(now + LOOKUP_PATIENCE);
+                return Some(Step::LookUp(target.endpoint.clone()));
+            }
+            match self.first_address(place, now) {
+                Some(address) => return Some(Step::Dial(address)),
+                None => self.pass(now),
+            }
+        }
+        None
+    }
+
+    fn begin_round(&mut self, (traffic_waits, slowest): (bool, Duration), now: Instant, rng: &mut impl Rng) {
+        if traffic_waits {
+            self.interval = BUSY_INTERVAL;
+        }
+        self.next = Some(now + jittered(self.interval, rng));
+        if self.skipped == 0 {
+            self.interval = (self.interval * 2).min(slowest.clamp(BUSY_INTERVAL, IDLE_INTERVAL));
+        }
+        self.last = Some(now);
+        (self.second, self.patience) = (None, None);
+        self.current = (self.turn % self.targets.len().max(1), 0);
+        self.turn += 1;
+        for target in &mut self.targets {
+            let abandoned = target.lookup.take_if(|(_, since)| *since + LOOKUP_LIMIT <= now);
+            self.abandoned.extend(abandoned.map(|(token, _)| token));
+        }
+    }
+
+    /// This round's endpoint has no address to dial: the next one has its turn, unless all had.
+    fn pass(&mut self, now: Instant) {
+        self.skipped += 1;
+        if self.skipped < self.targets.len() {
+            self.next = Some(now);
+        } else {
+            self.skipped = 0;
+        }
+    }
+
+    /// The next address of a target, which becomes the round's; one of the other family follows soon.
+    fn first_address(&mut self, place: usize, now: Instant) -> Option<SocketAddr> {
+        let target = self.targets.get_mut(place)?;
+        let address = target.next_address()?;
+        target.cursor += 1;
+        let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
+        self.second = other.then_some(now + FAMILY_DELAY);
+        self.current = (place, 1);
+        Some(address)
+    }
+
+    fn another_address(&mut self) -> Option<SocketAddr> {
+        let target = self.targets.get_mut(self.current.0)?;
+        let address = target.next_address()?;
+        target.cursor += 1;
+        self.current.1 += 1;
+        Some(address)
+    }
+
+    /// The step asked for a lookup, which runs under this token.
+    pub fn looks_up(&mut self, token: Token, now: Instant) {
+        match self.targets.get_mut(self.current.0) {
+            Some(target) => target.lookup = Some((token, now)),
+            None => self.abandoned.push(token),
+        }
+    }
+
+    /// A lookup was answered; without addresses, it failed. The address to dial now, if there is one.
+    ///
+    /// Who was not waited for is dialled as well, if it has moved.
+    pub fn answered(&mut self, token: Token, addresses: &[SocketAddr], now: Instant) -> Option<SocketAddr> {
+        let place = self.targets.iter().position(|target| target.is_looked_up_as(token))?;
+        let target = self.targets.get_mut(place)?;
+        target.lookup = None;
+        let moved = !addresses.is_empty() && target.learn(addresses);
+        let waited = self.current.0 == place && self.patience.take().is_some();
+        self.next?;
+        if !waited && !moved {
+            return None;
+        }
+        let address = self.first_address(place, now);
+        if address.is_none() {
+            self.pass(now);
+        }
+        address
+    }
+
+    /// No attempt could be made at the address of the last step: the next one has its turn now.
+    pub fn failed(&mut self, now: Instant) {
+        let known = self.targets.get(self.current.0).map_or(0, |target| target.known.len());
+        if self.current.1 < known {
+            self.second = Some(now);
+        } else if self.attempts.is_empty() {
+            self.pass(now);
+        }
+    }
+
+    /// Traffic waits: the next round is at most a second behind the last one.
+    pub fn hurry(&mut self, now: Instant) {
+        let soon = self.last.map_or(now, |last| (last + BUSY_INTERVAL).max(now));
+        if let Some(next) = self.next.as_mut().filter(|next| **next > soon) {
+            *next = soon;
+        }
+    }
+
+    /// The operator names other endpoints; `wanted`: there is no connection. Returns the attempts to end, if there is nothing
+    /// to dial any more.
+    pub fn set_endpoints(
+        &mut self,
+        endpoints: Vec<Endpoint>,
+        wanted: bool,
+        now: Instant,
+    ) -> Vec<ConnectionHandle> {
+        if self.targets.iter().map(|target| &target.endpoint).eq(&endpoints) {
+            return Vec::new();
+        }
+        self.forget_lookups();
+        self.targets = endpoints.into_iter().map(Target::new).collect();
+        self.begin_anew();
+        if self.targets.is_empty() {
+            return self.stop();
+        }
+        if wanted {
+            self.next = Some(now);
+        }
+        Vec::new()
+    }
+
+    /// The tokens of lookups that nobody waits for any more.
+    pub fn take_abandoned(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.abandoned)
+    }
+
+    /// Waits for no lookup any more.
+    pub fn forget_lookups(&mut self) {
+        let lookups = self.targets.iter_mut().filter_map(|target| target.lookup.take());
+        self.abandoned.extend(lookups.map(|(token, _)| token));
+    }
+
+    /// An attempt has started; returns the oldest one if it is to make room for it.
+    pub fn started(&mut self, handle: ConnectionHandle) -> Option<ConnectionHandle> {
+        self.skipped = 0;
+        let surplus = (self.attempts.len() >= MAX_ATTEMPTS).then(|| self.attempts.remove(0));
+        self.attempts.push(handle);
+        surplus
+    }
+
+    /// An attempt ended; returns whether it was one of ours.
+    pub fn ended(&mut self, handle: ConnectionHandle) -> bool {
+        let before = self.attempts.len();
+        self.attempts.retain(|attempt| *attempt != handle);
+        self.attempts.len() < before
+    }
+
+    /// There is a connection: dial no more. Returns the attempts that are under way.
+    pub fn stop(&mut self) -> Vec<ConnectionHandle> {
+        self.next = None;
+        self.begin_anew();
+        std::mem::take(&mut self.attempts)
+    }
+
+    /// The connection was lost: dial again after `delay`, or without one after a moment that no two ends share.
+    pub fn restart(&mut self, delay: Option<Duration>, now: Instant, rng: &mut impl Rng) {
+        if !self.targets.is_empty() {
+            self.begin_anew();
+            self.next = Some(now + delay.unwrap_or_else(|| jittered(BUSY_INTERVAL, rng)));
+        }
+    }
+
+    fn begin_anew(&mut self) {
+        (self.interval, self.turn, self.skipped) = (BUSY_INTERVAL, 0, 0);
+        (self.second, self.patience, self.last) = (None, None, None);
+        for target in &mut self.targets {
+            target.cursor = 0;
+        }
+    }
+}
+
+impl Target {
+    fn is_looked_up_as(&self, token: Token) -> bool {
+        self.lookup.is_some_and(|(other, _)| other == token)
+    }
+}
+
+/// The families in turn, each in its order, beginning with that of the first (RFC 8305 §4).
+fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let first_is_v4 = addresses.first().is_some_and(SocketAddr::is_ipv4);
+    let of = |v4: bool| addresses.iter().filter(move |address| address.is_ipv4() == v4).copied();
+    let (mut one, mut other) = (of(first_is_v4), of(!first_is_v4));
+    let mut mixed = Vec::with_capacity(addresses.len());
+    while mixed.len() < addresses.len() {
+        mixed.extend(one.next());
+        mixed.extend(other.next());
+    }
+    mixed
+}
+
+/// Between half and all of `interval`.
+fn jittered(interval: Duration, rng: &mut impl Rng) -> Duration {
+    interval.mul_f64(rng.random_range(0.5..1.0))
+}
+
+#[cfg(test)]
+#[path = "dial_tests.rs"]
+mod tests;

@@ -1,0 +1,187 @@
+//! One control connection: what others may see of it, and what the driver does with it alone.
+
+use std::time::Instant;
+
+use dataplane::{
+    lanes::UnderlayId,
+    relay::{DropReason, Settlements},
+};
+use gate::admission::Admission;
+use net::Path;
+use quinn_proto::{Connection, Dir, Side, VarInt};
+use wire::messages::POSSESSION_LABEL;
+use zeroize::Zeroizing;
+
+use crate::control::{
+    ahead::{Ahead, Told},
+    congestion::{Congestion, pacing::Pace},
+    driver::{Begun, ControlConnection, Portion},
+    inward::Inward,
+    transport::{FIRST_STREAMS, streams_for},
+    windows::{Change, Shown},
+};
+
+impl ControlConnection {
+    pub(in crate::control) fn new(quinn: Connection, underlay: UnderlayId, begun: Begun) -> Self {
+        Self {
+            remote: quinn.remote_address(),
+            quinn,
+            underlay,
+            peer: begun.peer,
+            key: None,
+            held: None,
+            admission: begun.admission,
+            begun: begun.at,
+            pace: Pace::new(begun.congestion, begun.at),
+            control: None,
+            inward: Inward::new(),
+            portion: Portion::default(),
+            has_more: false,
+            streams: None,
+            outgoing: Vec::new(),
+            told: Vec::new(),
+            stream_number: None,
+            establish_by: begun.establish_by,
+            ahead: Ahead::default(),
+            frames_taken: 0,
+            mtu: 0,
+            dirty: false,
+            fed: false,
+            lost: false,
+            established: false,
+            forgotten: false,
+            spare: None,
+            most_forwards: FIRST_STREAMS,
+            windows: None,
+        }
+    }
+
+    /// Whether it was closed by either end, or lost.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.lost
+    }
+
+    /// Which end dialled: `Client` is this one.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.quinn.side()
+    }
+
+    /// When this end dialled it, or its first packet came.
+    #[must_use]
+    pub fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    /// The knock that let it in, if another dialled it and had to knock.
+    #[must_use]
+    pub fn admission(&self) -> Option<&Admission> {
+        self.admission.as_ref()
+    }
+
+    /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
+    #[must_use]
+    pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
+        let mut bytes = Zeroizing::new([0; 32]);
+        self.quinn.crypto_session().export_keying_material(bytes.as_mut(), POSSESSION_LABEL, &[]).ok()?;
+        Some(bytes)
+    }
+
+    /// The socket that it runs on.
+    #[must_use]
+    pub fn underlay(&self) -> UnderlayId {
+        self.underlay
+    }
+
+    /// Where the far end is.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), tos: 0 }
+    }
+
+    /// quinn-proto's connection.
+    #[must_use]
+    pub fn quinn(&self) -> &Connection {
+        &self.quinn
+    }
+
+    /// Its congestion control.
+    #[must_use]
+    pub fn congestion(&self) -> &Congestion {
+        self.pace.congestion()
+    }
+
+    /// Books what became of frames that quinn-proto held, after it gave `packets` of which `refused` found no room in the socket.
+    /// Which of the frames were in those nobody knows: they are equally full.
+    pub(super) fn settle_ahead(&mut self, refused: u64, packets: u64, settlements: &mut Settlements) {
+        if self.ahead.is_empty() {
+            return;
+        }
+        let fates = self.ahead.settle(Told::by(&mut self.quinn));
+        let Some(peer) = self.peer else { return };
+        let blocked = (fates.sent * refused).div_ceil(packets.max(1));
+        settlements.note(peer, fates.sent - blocked, None);
+        settlements.note(peer, blocked, Some(DropReason::SendBlocked));
+        settlements.note(peer, fates.too_large, Some(DropReason::SendTooLarge));
+    }
+
+    /// Books the frames that quinn-proto holds and will not send: the connection has ended.
+    pub(super) fn end_ahead(&mut self, settlements: &mut Settlements) {
+        self.settle_ahead(0, 1, settlements);
+        let left = self.ahead.end();
+        if let Some(peer) = self.peer {
+            settlements.note(peer, left, Some(DropReason::LaneClosed));
+        }
+    }
+
+    /// Lets the far end open twice the streams that it has open, within what the operator allows.
+    pub(super) fn grant_streams(&mut self) {
+        let open = u32::try_from(self.quinn.streams().remote_open_streams(Dir::Bi)).unwrap_or(u32::MAX);
+        let wanted = open.saturating_mul(2).max(FIRST_STREAMS).checked_next_power_of_two();
+        let most = streams_for(wanted.unwrap_or(u32::MAX).min(self.most_forwards));
+        if self.quinn.max_concurrent_streams(Dir::Bi) != u64::from(most) {
+            self.quinn.set_max_concurrent_streams(Dir::Bi, most);
+        }
+    }
+
+    pub(super) fn set_windows(&mut self, change: Change) {
+        if let Some(receive) = change.receive.and_then(|bytes| VarInt::from_u64(bytes).ok()) {
+            self.quinn.set_receive_window(receive);
+        }
+        if let Some(send) = change.send {
+            self.quinn.set_send_window(send);
+        }
+    }
+
+    pub(super) fn look_at_windows(&mut self, now: Instant) {
+        let Some(windows) = self.windows.as_mut().filter(|_| !self.lost) else { return };
+        let least_rtt = self.quinn.min_rtt();
+        if windows.is_due(least_rtt, now) {
+            let stats = self.quinn.stats();
+            let change = windows.look(
+                &Shown {
+                    least_rtt,
+                    rtt: stats.path.rtt,
+                    sent: stats.udp_tx.bytes,
+                    lost: stats.path.lost_bytes,
+                    blocked: stats.frame_rx.data_blocked,
+                },
+                now,
+            );
+            self.set_windows(change);
+        }
+    }
+
+    /// Writes as much of the queued control messages as the stream takes.
+    pub(super) fn write_control(&mut self) {
+        let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };
+        let mut stream = self.quinn.send_stream(id);
+        while !self.outgoing.is_empty() {
+            match stream.write(&self.outgoing) {
+                Ok(written) => drop(self.outgoing.drain(..written)),
+                Err(_) => return,
+            }
+        }
+    }
+}

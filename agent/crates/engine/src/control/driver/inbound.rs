@@ -1,0 +1,122 @@
+//! What quinn-proto has for us: its events, and the messages of the control stream.
+
+use gate::tls::peer_key;
+use quinn_proto::{ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
+
+use crate::control::{
+    driver::{Control, ControlConnection, Event, Portion, UNITS_PER_TURN},
+    inward::Pulled,
+};
+
+impl Control {
+    pub(super) fn exchange_endpoint_events(
+        &mut self,
+        handle: ConnectionHandle,
+        connection: &mut ControlConnection,
+    ) {
+        while let Some(event) = connection.quinn.poll_endpoint_events() {
+            if let Some(answer) = self.endpoint.handle_event(handle, event) {
+                connection.quinn.handle_event(answer);
+            }
+        }
+    }
+
+    pub(super) fn read_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        self.named.clear();
+        while let Some(event) = connection.quinn.poll() {
+            match event {
+                QuinnEvent::Connected => {
+                    if let Some(key) = peer_key(connection.quinn.crypto_session()) {
+                        self.events.push((handle, Event::Connected { key }));
+                    }
+                }
+                QuinnEvent::ConnectionLost { reason } => {
+                    self.pending.end(handle);
+                    connection.lost = true;
+                    connection.end_ahead(&mut self.settlements);
+                    self.events.push((handle, Event::Lost(reason)));
+                }
+                QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
+                QuinnEvent::DatagramReceived => self.events.push((handle, Event::Datagrams)),
+                // The worker offers what waits in every turn.
+                QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
+            }
+        }
+    }
+
+    fn stream_event(
+        &mut self,
+        handle: ConnectionHandle,
+        connection: &mut ControlConnection,
+        event: StreamEvent,
+    ) {
+        match event {
+            StreamEvent::Opened { .. } => {
+                // The dialler's first stream is the control stream.
+                if connection.control.is_none() && connection.quinn.side() == Side::Server {
+                    connection.control = connection.quinn.streams().accept(Dir::Bi);
+                    self.read_control(handle, connection);
+                }
+                // What waits for its turn waits on, and those with it.
+                if connection.streams.is_none() {
+                    self.events.push((handle, Event::Opened));
+                }
+                connection.grant_streams();
+            }
+            StreamEvent::Readable { id } if connection.control == Some(id) => {
+                self.read_control(handle, connection)
+            }
+            StreamEvent::Writable { id } if connection.control == Some(id) => connection.write_control(),
+            StreamEvent::Readable { id }
+            | StreamEvent::Writable { id }
+            | StreamEvent::Finished { id }
+            | StreamEvent::Stopped { id, .. } => {
+                // quinn-proto says so for each frame.
+                if self.named.insert(id) {
+                    self.events.push((handle, Event::Stream(id)));
+                }
+            }
+            StreamEvent::Available { .. } => self.events.push((handle, Event::MoreStreams)),
+        }
+    }
+
+    /// Takes what has come of the control stream.
+    pub(super) fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        let Some(id) = connection.control else { return };
+        let mut stream = connection.quinn.recv_stream(id);
+        let Ok(mut chunks) = stream.read(false) else { return };
+        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
+            if connection.inward.add(chunk.offset, chunk.bytes).is_err() {
+                self.events.push((handle, Event::Flooded));
+            }
+        }
+        // The transmission that it may ask for follows in any case: the connection is being polled.
+        let _transmit = chunks.finalize();
+        self.take_messages(handle, connection);
+    }
+
+    /// Hands out what a connection has to say, as much of it as a turn takes.
+    pub(super) fn take_messages(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        let Portion { turn, left } = connection.portion;
+        let mut left = if turn == self.turn { left } else { UNITS_PER_TURN };
+        while left > 0
+            && !connection.lost
+            && let Some(Pulled { message, units }) = connection.inward.pull()
+        {
+            left = left.saturating_sub(units);
+            let event = match message {
+                Ok(message) => {
+                    self.stats.messages_received += 1;
+                    Event::Message { message, units }
+                }
+                Err(error) => Event::Violation { error, units },
+            };
+            self.events.push((handle, event));
+        }
+        connection.portion = Portion { turn: self.turn, left };
+        let waits = !connection.lost && connection.inward.has_more();
+        if waits && !std::mem::replace(&mut connection.has_more, true) {
+            self.unread.push(handle);
+        }
+    }
+}

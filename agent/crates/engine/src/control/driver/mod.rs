@@ -1,0 +1,782 @@
+//! Drives quinn-proto: datagrams and time in, packets and events out.
+//!
+//! ```text
+//!   datagram ──► Endpoint::handle ──► Connection::handle_event ─┐
+//!   deadline ─────────────────────► Connection::handle_timeout ─┤ dirty
+//!                                                               ▼
+//!                       poll: endpoint events, packets into the outbox, deadline, application events
+//! ```
+//!
+//! | question | file |
+//! |---|---|
+//! | dialling, polling, sending | this one |
+//! | one connection: its counts, windows, messages that wait to be sent | `connection.rs` |
+//! | what quinn-proto has for us, the control stream | `inbound.rs` |
+//!
+//! The endpoint never answers a stranger by itself: whatever quinn-proto would send without a connection (version
+//! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Instant,
+};
+
+use bytes::{Bytes, BytesMut};
+use config::CongestionControl;
+use dataplane::{
+    lanes::{Lanes, UnderlayId, Underlays},
+    relay::{Settlement, Settlements},
+};
+use gate::admission::Admission;
+use net::Path;
+use quinn_proto::{
+    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
+    EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
+};
+use wire::{
+    hash::IssuedMap,
+    ids::PeerId,
+    messages::{CloseReason, Hello, Message, MessageError, Service},
+};
+
+use crate::control::{
+    Traffic,
+    accept::{Acceptance, Pending},
+    ahead::Ahead,
+    congestion::{
+        Congestion,
+        pacing::{Pace, RateAccount},
+    },
+    inward::Inward,
+    windows::{StreamMemory, Windows},
+};
+
+mod connection;
+mod inbound;
+
+/// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
+const MAX_OUTGOING: usize = 64 * 1024;
+
+/// What a connection may say in one turn, in units of what messages cost (`inward.rs`), and its last message beyond that: about
+/// 0.1 ms. An honest peer needs no more but for the openings of many lanes, which then take two turns.
+pub const UNITS_PER_TURN: u32 = 64;
+
+/// Events that there is room for without asking for memory: more than a turn has, as a rule.
+const SPARE_EVENTS: usize = 256;
+
+/// What happened on a control connection.
+#[derive(Debug)]
+pub enum Event {
+    /// The handshake is complete; the key is the far end's, proved by its certificate.
+    Connected {
+        /// The far end's public key.
+        key: [u8; 32],
+    },
+    /// A control message came.
+    Message {
+        /// What it says.
+        message: Message,
+        /// What it costs.
+        units: u32,
+    },
+    /// The far end broke the protocol of the control stream.
+    Violation {
+        /// How.
+        error: MessageError,
+        /// What that costs.
+        units: u32,
+    },
+    /// The far end opened streams for TCP forwards: [`Control::accept`] has them.
+    Opened,
+    /// A stream may have something to read, may take more, or was stopped by the far end.
+    Stream(StreamId),
+    /// The connection has ended; it is gone after this event, its packets and deadlines are not.
+    Lost(ConnectionError),
+    /// Plain DATAGRAM frames came.
+    Datagrams,
+    /// Path MTU discovery has found another size.
+    Mtu,
+    /// Its far end is at another address, which came from there.
+    Moved {
+        /// Where it was.
+        from: SocketAddr,
+        /// Where it is.
+        to: SocketAddr,
+    },
+    /// The far end does not read the control messages that wait for it.
+    Overflow,
+    /// The far end sends more control messages than may wait.
+    Flooded,
+    /// The far end lets us open more streams.
+    MoreStreams,
+    /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
+    Drained,
+}
+
+/// How a connection begins.
+pub(super) struct Begun {
+    /// The peer, if this end dialled it.
+    pub(super) peer: Option<PeerId>,
+    /// The knock that let it in, if the far end dialled it.
+    pub(super) admission: Option<Admission>,
+    /// What its controllers share with the driver.
+    pub(super) congestion: Arc<Congestion>,
+    /// When it is closed, unless it is a session by then.
+    pub(super) establish_by: Option<Instant>,
+    /// Now.
+    pub(super) at: Instant,
+}
+
+/// What a connection may still say in a turn, in units.
+#[derive(Clone, Copy, Debug, Default)]
+struct Portion {
+    turn: u64,
+    left: u32,
+}
+
+/// When something goes on: not before a time, and not before a turn.
+#[derive(Clone, Copy, Debug)]
+struct Later {
+    at: Instant,
+    turn: u64,
+}
+
+/// One control connection.
+pub struct ControlConnection {
+    quinn: Connection,
+    underlay: UnderlayId,
+    /// The peer that was dialled, or that proved its key.
+    pub peer: Option<PeerId>,
+    /// The key that the far end proved.
+    pub key: Option<[u8; 32]>,
+    /// The key that the far end proved, while our hello is held back: the session that there is may be heard again.
+    pub held: Option<[u8; 32]>,
+    /// When this end dialled it, or its first packet came.
+    begun: Instant,
+    /// The knock that let it in.
+    admission: Option<Admission>,
+    /// Its number, if it is a stream connection and not a peer's control connection.
+    pub stream_number: Option<u8>,
+    /// How fast its packets leave.
+    pace: Pace,
+    /// Our services that the far end was told of last.
+    pub told: Vec<Service>,
+    control: Option<StreamId>,
+    inward: Inward,
+    portion: Portion,
+    /// It is among those that have more to say than one turn takes.
+    has_more: bool,
+    /// Streams that the far end opened wait.
+    streams: Option<Later>,
+    outgoing: Vec<u8>,
+    /// An accepted connection that is no session by then is closed.
+    establish_by: Option<Instant>,
+    /// Frames of standard mode that quinn-proto holds.
+    ahead: Ahead,
+    /// DATAGRAM frames that were taken from quinn-proto, or are known to be lost there.
+    frames_taken: u64,
+    /// The last path MTU that was reported.
+    mtu: u16,
+    /// The last address of the far end that was reported.
+    remote: SocketAddr,
+    dirty: bool,
+    /// It is among those that packets have come for.
+    fed: bool,
+    lost: bool,
+    /// It has been a peer's session.
+    established: bool,
+    /// The endpoint has forgotten it, though it has not drained.
+    forgotten: bool,
+    /// A stream that was opened and not used: the far end does not know of it.
+    spare: Option<StreamId>,
+    /// TCP forwards that the far end may have open, when many are.
+    most_forwards: u32,
+    /// What it may hold, once it is a session.
+    windows: Option<Windows>,
+}
+
+/// What a connection is dialled with.
+#[derive(Debug)]
+pub struct Dial {
+    /// The TLS and the knock.
+    pub client: ClientConfig,
+    /// The QUIC parameters, but for the congestion control.
+    pub transport: TransportConfig,
+}
+
+/// Counts of the control plane; monotonic.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ControlStats {
+    /// Control messages sent.
+    pub messages_sent: u64,
+    /// Control messages received.
+    pub messages_received: u64,
+    /// Handshakes that others started.
+    pub handshakes_accepted: u64,
+    /// Handshakes not begun because too many were under way, or because the first packet was broken.
+    pub handshakes_ignored: u64,
+    /// Clients without a knock that were asked to prove their address, because many handshakes were under way.
+    pub retries_sent: u64,
+    /// Packets that quinn-proto would have sent to strangers.
+    pub answers_suppressed: u64,
+    /// Datagrams that belong to no lane and no connection.
+    pub unroutable: u64,
+    /// Control packets that found no room in the socket.
+    pub packets_blocked: u64,
+}
+
+/// All control connections of a worker.
+pub struct Control {
+    pub(super) endpoint: Endpoint,
+    /// Whose handshakes it accepts; nobody's, if it only dials.
+    pub(super) acceptance: Option<Acceptance>,
+    pub(super) pending: Pending,
+    /// Retry packets to be sent.
+    pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
+    /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
+    connections: IssuedMap<ConnectionHandle, Box<ControlConnection>>,
+    dirty: Vec<ConnectionHandle>,
+    /// Sessions that packets have come for, whose datagrams were not asked for since.
+    fed: Vec<ConnectionHandle>,
+    /// What became of datagrams that quinn-proto held.
+    settlements: Settlements,
+    /// Connections whose far end does not read what it asked for.
+    overflowing: Vec<ConnectionHandle>,
+    /// Connections that have more to say than one turn takes.
+    unread: Vec<ConnectionHandle>,
+    /// The number of the turn.
+    turn: u64,
+    /// Streams of the connection that is being polled that an event names already.
+    named: HashSet<StreamId>,
+    events: Vec<(ConnectionHandle, Event)>,
+    /// No further connection is accepted.
+    pub(super) closed: bool,
+    pub(super) scratch: Vec<u8>,
+    /// What it counted.
+    pub stats: ControlStats,
+    /// Of connections that are gone.
+    retired: Traffic,
+    /// What the windows of connections are taken from.
+    memory: Arc<StreamMemory>,
+}
+
+impl Control {
+    /// An endpoint that dials, and accepts whom `acceptance` names: `most_handshakes` at a time.
+    #[must_use]
+    pub fn new(
+        config: EndpointConfig,
+        acceptance: Option<Acceptance>,
+        most_handshakes: usize,
+        memory: Arc<StreamMemory>,
+    ) -> Self {
+        let server = acceptance.as_ref().map(|acceptance| Arc::clone(&acceptance.server));
+        Self {
+            endpoint: Endpoint::new(Arc::new(config), server, true, None),
+            acceptance,
+            pending: Pending::new(most_handshakes),
+            retries: Vec::new(),
+            connections: IssuedMap::default(),
+            dirty: Vec::new(),
+            fed: Vec::new(),
+            settlements: Settlements::default(),
+            overflowing: Vec::new(),
+            unread: Vec::new(),
+            turn: 1,
+            named: HashSet::new(),
+            events: Vec::new(),
+            closed: false,
+            scratch: Vec::with_capacity(64 * 1024),
+            stats: ControlStats::default(),
+            retired: Traffic::default(),
+            memory,
+        }
+    }
+
+    /// The operator wants so many handshakes of others at a time, at most.
+    pub fn set_most_handshakes(&mut self, most: usize) {
+        self.pending.set_most(most);
+    }
+
+    /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
+    pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
+        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+            connection.most_forwards = most;
+            connection.grant_streams();
+        }
+    }
+
+    /// Whether a stream can be opened now: [`Control::open_stream`] will.
+    pub fn has_stream(&mut self, handle: ConnectionHandle) -> bool {
+        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
+            return false;
+        };
+        if connection.spare.is_none() {
+            connection.spare = connection.quinn.streams().open(Dir::Bi);
+        }
+        connection.spare.is_some()
+    }
+
+    /// Opens a stream, if the far end lets us.
+    pub fn open_stream(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
+        self.has_stream(handle).then(|| self.connections.get_mut(&handle)?.spare.take()).flatten()
+    }
+
+    /// A forward has passed on `delivered` bytes of the far end, and its reader has stopped or goes on, if that has changed.
+    pub fn forward_moved(&mut self, handle: ConnectionHandle, delivered: u64, stalled: Option<bool>) {
+        if let Some(windows) =
+            self.connections.get_mut(&handle).and_then(|connection| connection.windows.as_mut())
+        {
+            windows.delivered(delivered);
+            if let Some(stopped) = stalled {
+                windows.stalled(stopped);
+            }
+        }
+    }
+
+    /// Sees to the connections whose windows may be larger than they need: those of idle ones shrink, too.
+    pub fn look_at_windows(&mut self) {
+        for handle in self.handles() {
+            let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
+            if windows.is_some_and(Windows::is_waiting) {
+                self.touch(handle);
+            }
+        }
+    }
+
+    /// Sets the congestion control of a connection, now that it is known whose it is: `account` is what may be sent to that peer.
+    pub fn set_congestion(
+        &mut self,
+        handle: ConnectionHandle,
+        control: CongestionControl,
+        account: Arc<RateAccount>,
+    ) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.pace.set(control, account);
+        }
+    }
+
+    /// The rate of a peer has changed: its connections at [`CongestionControl::Rate`] follow.
+    pub fn rate_changed(&mut self, peer: PeerId) {
+        for connection in self.connections.values_mut().filter(|connection| connection.peer == Some(peer)) {
+            connection.pace.follow_account();
+        }
+    }
+
+    /// Accepts no further connection: who dials meets silence, and whoever listens here next.
+    pub fn stop_accepting(&mut self) {
+        self.closed = true;
+    }
+
+    /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
+    pub fn dial(
+        &mut self,
+        peer: PeerId,
+        remote: SocketAddr,
+        underlay: UnderlayId,
+        config: Dial,
+        now: Instant,
+    ) -> Option<ConnectionHandle> {
+        let Dial { mut client, mut transport } = config;
+        let congestion = Arc::new(Congestion::default());
+        transport.congestion_controller_factory(Arc::clone(&congestion) as _);
+        client.transport_config(Arc::new(transport));
+        // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
+        let (handle, quinn) = self.endpoint.connect(now, client, remote, "culvert").ok()?;
+        let begun = Begun { peer: Some(peer), admission: None, congestion, establish_by: None, at: now };
+        self.insert(handle, ControlConnection::new(quinn, underlay, begun));
+        Some(handle)
+    }
+
+    /// Takes a datagram that the gate let through and that is no lane's. If it is the first of a handshake, `admission`
+    /// says whose; false then if none began.
+    pub fn datagram(
+        &mut self,
+        underlay: UnderlayId,
+        (remote, local): (SocketAddr, Option<IpAddr>),
+        ecn: u8,
+        (data, admission): (&[u8], Option<Admission>),
+        now: Instant,
+    ) -> bool {
+        self.scratch.clear();
+        let ecn = EcnCodepoint::from_bits(ecn);
+        match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                if let Some(connection) = self.connections.get_mut(&handle) {
+                    connection.quinn.handle_event(event);
+                    connection.pace.received(now);
+                    if connection.established && !connection.fed {
+                        connection.fed = true;
+                        self.fed.push(handle);
+                    }
+                    self.touch(handle);
+                }
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => {
+                return self.incoming(incoming, (underlay, local), admission, now);
+            }
+            Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
+            None => self.stats.unroutable += 1,
+        }
+        admission.is_none()
+    }
+
+    /// The deadline of a connection has come.
+    pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && connection.establish_by.is_some_and(|at| at <= now)
+        {
+            connection.establish_by = None;
+            self.close(handle, CloseReason::Idle, now);
+        }
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            if connection.quinn.poll_timeout().is_some_and(|at| at <= now) {
+                connection.quinn.handle_timeout(now);
+            }
+            self.touch(handle);
+        }
+    }
+
+    /// A connection by its handle.
+    #[must_use]
+    pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
+        self.connections.get(&handle).map(|connection| &**connection)
+    }
+
+    /// A connection by its handle; it is seen to in the next [`Control::poll`].
+    pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
+        self.touch(handle);
+        self.connections.get_mut(&handle).map(|connection| &mut **connection)
+    }
+
+    /// quinn-proto's connection, to use its streams.
+    pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
+        self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+    }
+
+    /// All connections.
+    pub fn iter(&self) -> impl Iterator<Item = &ControlConnection> {
+        self.connections.values().map(|connection| &**connection)
+    }
+
+    /// The handles of all connections.
+    #[must_use]
+    pub fn handles(&self) -> Vec<ConnectionHandle> {
+        let mut handles: Vec<ConnectionHandle> = self.connections.keys().copied().collect();
+        handles.sort_unstable_by_key(|handle| handle.0);
+        handles
+    }
+
+    /// Forgets a connection that is drained; its socket.
+    pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
+        self.pending.end(handle);
+        let mut connection = self.connections.remove(&handle)?;
+        connection.end_ahead(&mut self.settlements);
+        self.retired.add(&connection.quinn.stats());
+        Some(connection.underlay)
+    }
+
+    /// The connection is a peer's session now: it may live for as long as it likes.
+    pub fn established(&mut self, handle: ConnectionHandle, now: Instant) {
+        self.pending.end(handle);
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.establish_by = None;
+            connection.established = true;
+            let (windows, change) = Windows::new(&self.memory, now);
+            connection.windows = Some(windows);
+            connection.set_windows(change);
+            self.touch(handle);
+        }
+    }
+
+    /// A socket has room again: sees to the connections that run on it.
+    pub fn unblocked(&mut self, underlay: UnderlayId) {
+        let mut waiting = self.handles();
+        waiting.retain(|handle| {
+            self.connections.get(handle).is_some_and(|connection| connection.underlay == underlay)
+        });
+        for handle in waiting {
+            self.touch(handle);
+        }
+    }
+
+    /// What all connections sent and received, those that are gone included. Looks at each.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        let mut sum = self.retired;
+        for connection in self.iter() {
+            sum.add(&connection.quinn.stats());
+        }
+        sum
+    }
+
+    /// Handshakes that others have begun and not completed.
+    #[must_use]
+    pub fn handshakes_pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes one of the sessions that packets have come for: it may have datagrams.
+    pub fn take_fed(&mut self) -> Option<ConnectionHandle> {
+        let handle = self.fed.pop()?;
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.fed = false;
+        }
+        Some(handle)
+    }
+
+    /// Hands quinn-proto one frame of standard mode; `counted` if it carries a datagram, which is settled then.
+    ///
+    /// # Errors
+    /// quinn-proto's; the frame is then not taken.
+    pub fn send_frame(
+        &mut self,
+        handle: ConnectionHandle,
+        data: Bytes,
+        counted: bool,
+    ) -> Result<(), SendDatagramError> {
+        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
+            return Err(SendDatagramError::Disabled);
+        };
+        let len = data.len();
+        connection.quinn.datagrams().send(data, false)?;
+        connection.ahead.push(len, counted);
+        Ok(())
+    }
+
+    /// Notes that the worker took `taken` frames of standard mode from quinn-proto, which holds none now; returns how many more had
+    /// come, for which it had no room.
+    pub fn frames_taken(&mut self, handle: ConnectionHandle, taken: u64) -> u64 {
+        let Some(connection) = self.connections.get_mut(&handle) else { return 0 };
+        let came = connection.quinn.stats().frame_rx.datagram;
+        let lost = came.saturating_sub(connection.frames_taken + taken);
+        connection.frames_taken = came;
+        lost
+    }
+
+    /// What became of datagrams that quinn-proto held since the last call.
+    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
+        self.settlements.drain()
+    }
+
+    /// How many connections there are, draining ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty()
+    }
+
+    /// Queues a control message; the dialler's first opens the control stream.
+    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.control.is_none() && connection.quinn.side() == Side::Client {
+            connection.control = connection.quinn.streams().open(Dir::Bi);
+        }
+        message.encode(&mut connection.outgoing);
+        if let Message::Hello(Hello { services, .. }) | Message::ServicesChanged(services) = message {
+            connection.told.clone_from(services);
+        }
+        self.stats.messages_sent += 1;
+        self.touch(handle);
+        if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
+            // It asks and does not read the answers.
+            self.overflowing.push(handle);
+        }
+    }
+
+    /// Closes a connection with a reason that the far end is told.
+    pub fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && !connection.lost
+        {
+            self.pending.end(handle);
+            connection.lost = true;
+            connection.pace.closing();
+            connection.end_ahead(&mut self.settlements);
+            connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
+            self.touch(handle);
+        }
+    }
+
+    /// A turn begins: connections that had more to say go on.
+    pub fn begin_turn(&mut self) {
+        self.turn += 1;
+        for handle in std::mem::take(&mut self.unread) {
+            if let Some(connection) = self.connections.get_mut(&handle) {
+                connection.has_more = false;
+            }
+            self.touch(handle);
+        }
+    }
+
+    /// Whether a connection has more to say than this turn took.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// A stream that the far end opened for a TCP forward, the oldest that was not accepted yet.
+    pub fn accept(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
+        self.quinn(handle)?.streams().accept(Dir::Bi)
+    }
+
+    /// The other streams that the far end opened wait for a later turn, until `at`; [`Event::Opened`] comes again then.
+    pub fn accept_later(&mut self, handle: ConnectionHandle, at: Instant, now: Instant) {
+        let turn = self.turn;
+        if let Some(connection) = self.get_mut(handle) {
+            connection.streams = Some(Later { at, turn: turn + 1 });
+            if at <= now && !std::mem::replace(&mut connection.has_more, true) {
+                self.unread.push(handle);
+            }
+        }
+    }
+
+    /// Sees to every connection that something happened to: what it wants to send goes to its outbox, its next
+    /// deadline to `arm`, and what it has to say to `events`.
+    pub fn poll(
+        &mut self,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+        mut arm: impl FnMut(ConnectionHandle, Instant),
+        events: &mut Vec<(ConnectionHandle, Event)>,
+    ) {
+        for (underlay, path, packet) in self.retries.drain(..) {
+            // What finds no room is asked for again: the client repeats its Initial.
+            let _sent = underlays.packet(lanes, underlay, &path, packet.len(), now, |_, tail| {
+                tail.copy_from_slice(&packet);
+                Some(packet.len())
+            });
+        }
+        while let Some(handle) = self.dirty.pop() {
+            let Some(mut connection) = self.connections.remove(&handle) else { continue };
+            connection.dirty = false;
+            connection.write_control();
+            self.exchange_endpoint_events(handle, &mut connection);
+            self.take_messages(handle, &mut connection);
+            self.read_events(handle, &mut connection);
+            if connection.streams.is_some_and(|later| later.at <= now && later.turn <= self.turn) {
+                connection.streams = None;
+                self.events.push((handle, Event::Opened));
+            }
+            connection.write_control();
+            connection.look_at_windows(now);
+            self.transmit(&mut connection, lanes, underlays, now);
+            // Sending may have used up connection IDs or ended the draining period.
+            self.exchange_endpoint_events(handle, &mut connection);
+            if connection.lost && !connection.established && connection.quinn.side() == Side::Server {
+                // A stranger's handshake that failed needs no draining; quinn-proto would keep some for 30 s.
+                self.forget(handle, &mut connection);
+            }
+            if connection.quinn.is_drained() || connection.forgotten {
+                // It stays known until the worker has seen to what hangs on it, and calls `remove`.
+                self.events.push((handle, Event::Drained));
+                self.connections.insert(handle, connection);
+                continue;
+            }
+            let mtu = connection.quinn.current_mtu();
+            if mtu != connection.mtu && connection.peer.is_some() {
+                connection.mtu = mtu;
+                self.events.push((handle, Event::Mtu));
+            }
+            let (from, to) = (connection.remote, connection.quinn.remote_address());
+            if from != to {
+                connection.remote = to;
+                self.events.push((handle, Event::Moved { from, to }));
+            }
+            let deadlines = [
+                connection.quinn.poll_timeout(),
+                connection.establish_by,
+                connection.pace.deadline(),
+                connection.streams.map(|later| later.at),
+            ];
+            if let Some(at) = deadlines.into_iter().flatten().min() {
+                arm(handle, at);
+            }
+            self.connections.insert(handle, connection);
+        }
+        for handle in std::mem::take(&mut self.overflowing) {
+            self.events.push((handle, Event::Overflow));
+        }
+        events.append(&mut self.events);
+        self.events.shrink_to(SPARE_EVENTS);
+    }
+
+    pub(super) fn insert(&mut self, handle: ConnectionHandle, connection: ControlConnection) {
+        self.connections.insert(handle, Box::new(connection));
+        self.touch(handle);
+    }
+
+    /// Ends a connection within quinn-proto's endpoint, whatever its own state.
+    fn forget(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        if !connection.quinn.is_drained() && !connection.forgotten {
+            connection.forgotten = true;
+            self.endpoint.handle_event(handle, EndpointEvent::drained());
+        }
+    }
+
+    fn touch(&mut self, handle: ConnectionHandle) {
+        if let Some(connection) = self.connections.get_mut(&handle)
+            && !connection.dirty
+        {
+            connection.dirty = true;
+            self.dirty.push(handle);
+        }
+    }
+
+    fn transmit(
+        &mut self,
+        connection: &mut ControlConnection,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+    ) {
+        // What neither the socket nor the reserve of its outbox has room for stays in quinn-proto until they have.
+        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
+            self.scratch.clear();
+            let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
+            let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
+            let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
+            let Some(transmit) = transmit.or_else(|| {
+                // Acknowledgements that quinn-proto holds back while data waits for the window.
+                connection.pace.lift(&connection.quinn, now)?;
+                let transmit = connection.quinn.poll_transmit(now, 1, &mut self.scratch);
+                connection.pace.lower();
+                transmit
+            }) else {
+                connection.settle_ahead(0, 1, &mut self.settlements);
+                return;
+            };
+            connection.pace.sent(&connection.quinn, &transmit, now);
+            let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
+            let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
+            let packets = &self.scratch[..transmit.size];
+            let (mut refused, mut all) = (0, 0);
+            for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                let added =
+                    underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
+                        tail.copy_from_slice(packet);
+                        Some(packet.len())
+                    });
+                all += 1;
+                if !added {
+                    self.stats.packets_blocked += 1;
+                    refused += 1;
+                }
+            }
+            connection.settle_ahead(refused, all, &mut self.settlements);
+        }
+    }
+}
+
+/// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
+const MOST_SEGMENTS: usize = 44;
+
+/// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
+const MOST_PACKET_BYTES: usize = 1_500;

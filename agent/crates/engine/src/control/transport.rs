@@ -1,0 +1,85 @@
+//! The QUIC transport parameters of a control connection.
+
+use std::time::Duration;
+
+use gate::tls::{DEFAULT_MAX_PACKET, MIN_PACKET};
+use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
+
+use crate::control::windows;
+
+/// What quinn-proto may hold of DATAGRAM frames in each direction, in bytes. Standard mode only: lanes have queues of their own.
+/// 8 ms at 1 Gbit/s.
+pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
+
+/// TCP forwards that the other end may open before any is open. quinn-proto sets each up at once, which takes 200 bytes, so the
+/// number grows as it is used (`Control::poll`).
+pub const FIRST_STREAMS: u32 = 128;
+
+/// The transport parameters of a control connection.
+///
+/// `tcp_streams` is the number of TCP forwards that the other end may have open, beside the control stream: the first
+/// [`FIRST_STREAMS`] of them at once; `stream_bytes` is the memory of all forwards, from which windows are taken;
+/// `max_packet` is the upper end of path MTU discovery (at or below [`MIN_PACKET`] there is none).
+pub fn transport_config(
+    keepalive: Option<Duration>,
+    max_packet: Option<u16>,
+    tcp_streams: u32,
+    stream_bytes: usize,
+) -> TransportConfig {
+    // RFC 9308 §3.2 suggests it, because NAT mappings of UDP rarely live longer.
+    const IDLE_TIMEOUT_MS: u32 = 30_000;
+
+    let max_packet = max_packet.unwrap_or(DEFAULT_MAX_PACKET);
+    let discovery = (max_packet > MIN_PACKET).then(|| {
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(max_packet);
+        discovery
+    });
+    let mut config = TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(streams_for(tcp_streams.min(FIRST_STREAMS)))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
+        .keep_alive_interval(keepalive.filter(|interval| !interval.is_zero()))
+        .stream_receive_window(VarInt::from_u32(windows::stream_window(stream_bytes)))
+        .receive_window(VarInt::from_u64(windows::BASE).expect("128 KiB"))
+        .send_window(windows::BASE)
+        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
+        .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
+        .mtu_discovery_config(discovery);
+    config
+}
+
+/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
+pub(crate) fn streams_for(forwards: u32) -> VarInt {
+    VarInt::from_u32(forwards.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_packet_limit_turns_discovery_off() {
+        let shown = |max_packet| format!("{:?}", transport_config(None, max_packet, 0, 256 << 20));
+        assert!(shown(Some(1200)).contains("mtu_discovery_config: None"));
+        assert!(shown(None).contains("upper_bound: 1452"));
+        assert!(shown(Some(8952)).contains("upper_bound: 8952"));
+    }
+
+    #[test]
+    fn a_zero_keepalive_is_none_and_streams_are_not_all_allowed_at_once() {
+        let shown = format!("{:?}", transport_config(Some(Duration::ZERO), None, u32::MAX, 256 << 20));
+        assert!(shown.contains("keep_alive_interval: None"));
+        assert!(shown.contains("max_concurrent_bidi_streams: 129"));
+    }
+
+    #[test]
+    fn the_transport_parameters_are_those_of_the_document() {
+        let shown = format!("{:?}", transport_config(None, None, 4, 256 << 20));
+        for parameter in ["max_idle_timeout: Some(30000)", "bidi_streams: 5", "uni_streams: 0"] {
+            assert!(shown.contains(parameter), "{parameter}: {shown}");
+        }
+        assert_eq!(wire::cid::CONNECTION_ID_BYTES, 8);
+    }
+}

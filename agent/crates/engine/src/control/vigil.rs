@@ -1,0 +1,164 @@
+//! Whether the far end of a control connection answers, told once a second from the ACK frames that come while lanes are heard.
+
+use std::time::{Duration, Instant};
+
+/// Looks are a second apart. One that comes later than this says nothing: who looks has not listened either.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(1500);
+
+/// What a look at a control connection shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Something was acknowledged since the last look, or nothing was sent.
+    Answers,
+    /// Something was sent since anything was acknowledged: it is to be asked.
+    Waits,
+    /// Nothing was acknowledged for so long in which the lanes were heard that what was sent has been repeated in vain.
+    Deaf,
+}
+
+/// What a look sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// ACK frames that have come. Only they show that both directions work, and that it is the far end that speaks.
+    pub acks: u64,
+    /// Frames that have gone which ask for an ACK.
+    pub sent: u64,
+    /// For how long nothing was heard on any lane; `None` if nothing ever was.
+    pub lanes: Option<Duration>,
+    /// The round-trip time.
+    pub rtt: Duration,
+}
+
+/// What is known of a control connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Vigil {
+    acks: u64,
+    sent: u64,
+    /// When something was last found acknowledged, and when it was last looked at.
+    answered: Instant,
+    looked: Instant,
+    /// Whether something was sent since, and the peer was asked.
+    waits: bool,
+    /// For how long every look has found the lanes heard.
+    heard: Duration,
+    /// For how long nothing was acknowledged when a look last found them silent.
+    outage: Duration,
+}
+
+impl Vigil {
+    /// A connection on which so many ACK frames have come and frames that ask for one have gone.
+    #[must_use]
+    pub fn new((acks, sent): (u64, u64), now: Instant) -> Self {
+        Self {
+            acks,
+            sent,
+            answered: now,
+            looked: now,
+            waits: false,
+            heard: Duration::ZERO,
+            outage: Duration::ZERO,
+        }
+    }
+
+    /// Takes in what is seen now. What waits was to be asked, and the lanes too.
+    ///
+    /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), and sends nothing else while its congestion window is
+    /// full. So after an outage the next packet may be due after as long again: for that long, and at least for `patience`, the
+    /// lanes have to be heard before it is deaf. Both times are known to two looks.
+    pub fn look(&mut self, seen: Look, patience: Duration, now: Instant) -> Finding {
+        let interval = now.saturating_duration_since(self.looked);
+        if seen.acks != self.acks {
+            *self = Self::new((seen.acks, seen.sent), now);
+            return Finding::Answers;
+        }
+        self.looked = now;
+        if !self.waits {
+            self.waits = seen.sent != self.sent;
+            return if self.waits { Finding::Waits } else { Finding::Answers };
+        }
+        let heard = seen.lanes.is_some_and(|silence| silence < interval.max(seen.rtt * 2));
+        if heard && interval <= LONGEST_INTERVAL {
+            self.heard += interval;
+        } else {
+            self.heard = Duration::ZERO;
+            self.outage = now.saturating_duration_since(self.answered) + 2 * LONGEST_INTERVAL;
+        }
+        if self.heard >= patience.max(self.outage) { Finding::Deaf } else { Finding::Waits }
+    }
+
+    /// Whether something was sent since anything was acknowledged.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// For how long nothing was acknowledged.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.answered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const PATIENCE: Duration = Duration::from_secs(4);
+    const HEARD: Option<Duration> = Some(Duration::from_millis(900));
+
+    /// What each of these looks finds: seconds since the one before, ACK frames that have come, packets that have gone, for how long
+    /// the lanes were not heard.
+    fn findings(looks: &[(u32, u64, u64, Option<Duration>)]) -> Vec<Finding> {
+        let mut now = ManualClock::new(Duration::ZERO).now();
+        let mut vigil = Vigil::new((10, 10), now);
+        let look = |&(seconds, acks, sent, lanes): &_| {
+            now += SECOND * seconds;
+            vigil.look(Look { acks, sent, lanes, rtt: SECOND / 10 }, PATIENCE, now)
+        };
+        looks.iter().map(look).collect()
+    }
+
+    #[test]
+    fn silence_with_nothing_outstanding_is_no_fault() {
+        assert_eq!(findings(&[(1, 10, 10, HEARD); 60]), [Finding::Answers; 60]);
+    }
+
+    #[test]
+    fn what_is_answered_is_well_however_much_is_sent() {
+        let looks: Vec<_> = (1..60).map(|second| (1, 10 + second, 10 + 5 * second, HEARD)).collect();
+        assert!(findings(&looks).iter().all(|finding| *finding == Finding::Answers));
+    }
+
+    #[test]
+    fn it_is_deaf_when_only_the_lanes_are_heard_for_as_long_as_patience_has() {
+        use Finding::{Answers, Deaf, Waits};
+        let mut looks = [(1, 10, 11, HEARD); 8];
+        (looks[6].1, looks[7].1) = (11, 11);
+        assert_eq!(findings(&looks), [Waits, Waits, Waits, Waits, Deaf, Deaf, Answers, Answers]);
+    }
+
+    #[test]
+    fn after_an_outage_it_has_as_long_again_and_what_two_looks_cannot_tell() {
+        let mut looks = vec![(1, 10, 11, Some(SECOND)); 5];
+        looks.extend([(1, 10, 12, HEARD); 10]);
+        let mut expected = vec![Finding::Waits; 5 + 7];
+        expected.extend([Finding::Deaf; 3]);
+        assert_eq!(findings(&looks), expected, "five seconds, and three");
+    }
+
+    #[test]
+    fn lanes_that_come_and_go_make_nobody_deaf() {
+        let lanes = |second: u64| if second.is_multiple_of(2) { HEARD } else { Some(2 * SECOND) };
+        let looks: Vec<_> = (0..60).map(|second| (1, 10, 11 + second, lanes(second))).collect();
+        assert!(findings(&looks).iter().all(|finding| *finding == Finding::Waits));
+    }
+
+    #[test]
+    fn who_stood_still_says_nothing_of_others() {
+        let looks = [(1, 10, 11, HEARD), (60, 10, 11, HEARD), (1, 10, 11, HEARD), (1, 10, 11, HEARD)];
+        assert_eq!(findings(&looks), [Finding::Waits; 4]);
+        assert_eq!(findings(&[(60, 10, 11, HEARD), (1, 11, 11, HEARD)]), [Finding::Waits, Finding::Answers]);
+    }
+}

@@ -1,0 +1,533 @@
+//! Memory of TCP forwards: one pool for all connections of all workers, from which their flow-control windows are taken.
+//!
+//! ```text
+//!   BASE ──session──► INITIAL ──the rate needs more──► up to a quarter of the pool
+//!                        ▲                                  │
+//!                        └───── not needed for 10 s ────────┘
+//! ```
+//!
+//! A receive window is what the far end may send that nobody has read; a send window is what it has not acknowledged. Both start
+//! small and follow the bandwidth-delay product that the connection has shown. A forward whose reader has stopped keeps its part
+//! of the receive window: the far end says that it is blocked (DATA_BLOCKED), and the window grows by what such forwards may hold,
+//! so that the others, and the control messages, go on.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use dataplane::forward::tcp::PIECE;
+
+/// Both windows of a connection that is no session yet, in bytes each: more than a handshake and the first messages need. So many
+/// are granted whatever the pool has.
+pub const BASE: u64 = 128 << 10;
+
+/// Both windows of a session, in bytes each, if the pool has them: 100 Mbit/s over a round trip of 100 ms.
+const INITIAL: u64 = 1_250_000;
+
+/// Bandwidth-delay products in a receive window. A lost packet arrives a round trip later, and what follows it waits here.
+const RECEIVE_FACTOR: u64 = 4;
+
+/// Round trips' worth of data in a send window: what is in flight, what was lost, and what comes next.
+const SEND_FACTOR: u64 = 3;
+
+/// Either of them on a path that loses packets at random. At 200 Mbit/s and 10 % loss, some packet in each second is lost four times, and
+/// both windows hold what was sent after it.
+const LOSSY_FACTOR: u64 = 8;
+
+/// One byte lost of so many sent makes a path a lossy one.
+const NOTABLE_LOSS: u64 = 200;
+
+/// Windows are not looked at more often than this, however short the round trip.
+const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A window that was not needed for this time shrinks by half.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the far end may send on one stream that is not read, in bytes: a 20th of the pool (12.8 MiB by default), because it cannot be
+/// changed once a connection is made. That is 1.3 Gbit/s over 80 ms on a path without loss, 190 Mbit/s if it loses 10 %.
+#[must_use]
+pub fn stream_window(stream_bytes: usize) -> u32 {
+    /// A receiver that has more packets of a stream with gaps between them ends the connection.
+    const MOST: u64 = 32 << 20;
+    u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
+}
+
+/// What all TCP forwards of an agent have together.
+#[derive(Debug, Default)]
+pub struct StreamMemory {
+    most: AtomicU64,
+    taken: AtomicU64,
+    /// Of it, for forwards whose readers have stopped.
+    for_stalled: AtomicU64,
+    /// What forwards have read and could not pass on, beside the windows.
+    held: AtomicUsize,
+    /// How often a window did not grow for want of it.
+    refused: AtomicU64,
+    forwards: AtomicUsize,
+}
+
+impl StreamMemory {
+    /// A pool of `most` bytes.
+    #[must_use]
+    pub fn new(most: usize) -> Arc<Self> {
+        let pool = Self::default();
+        pool.set_most(most);
+        Arc::new(pool)
+    }
+
+    /// The operator wants another size: windows that are larger than it allows shrink as they are read.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that windows were granted, and those that forwards hold between TCP and a stream.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed) + self.held.load(Ordering::Relaxed) as u64
+    }
+
+    /// A forward held `before` bytes, and holds `now`.
+    pub fn hold(&self, before: usize, now: usize) {
+        if now > before {
+            self.held.fetch_add(now - before, Ordering::Relaxed);
+        } else if before > now {
+            self.held.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    /// What a forward may read before it knows that it can pass it on: little, once an eighth of the pool is held so.
+    #[must_use]
+    pub fn piece(&self) -> usize {
+        const LITTLE: usize = 4 << 10;
+        let scarce = self.held.load(Ordering::Relaxed) as u64 >= self.most.load(Ordering::Relaxed) / 8;
+        if scarce { LITTLE } else { PIECE }
+    }
+
+    /// How often a window did not grow for want of memory.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// TCP forwards of all peers at all workers.
+    #[must_use]
+    pub fn forwards(&self) -> usize {
+        self.forwards.load(Ordering::Relaxed)
+    }
+
+    /// A forward begins, and holds this many bytes.
+    pub fn enter(&self, held: usize) {
+        self.forwards.fetch_add(1, Ordering::Relaxed);
+        self.hold(0, held);
+    }
+
+    /// A forward has ended, which held this many bytes.
+    pub fn leave(&self, held: usize) {
+        self.forwards.fetch_sub(1, Ordering::Relaxed);
+        self.hold(held, 0);
+    }
+
+    /// Half of the pool is free.
+    fn is_idle(&self) -> bool {
+        self.taken() <= self.most.load(Ordering::Relaxed) / 2
+    }
+
+    /// The most that one connection gets for one of its windows.
+    fn most_for_one(&self) -> u64 {
+        (self.most.load(Ordering::Relaxed) / 4).max(BASE)
+    }
+
+    fn take_anyway(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let most = self.most.load(Ordering::Relaxed);
+        let held = self.held.load(Ordering::Relaxed) as u64;
+        let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| sum + held <= most);
+        let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        if !took {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        took
+    }
+
+    /// For forwards whose readers have stopped there is a quarter of the pool.
+    fn take_for_stalled(&self, bytes: u64) -> bool {
+        let most = self.most.load(Ordering::Relaxed) / 4;
+        let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= most);
+        if self.for_stalled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let took = self.take(bytes);
+        if !took {
+            self.for_stalled.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        took
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What a connection shows of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// The least round trip, without the queues that we fill ourselves.
+    pub least_rtt: Duration,
+    /// The round trip now.
+    pub rtt: Duration,
+    /// Bytes of its packets that were sent until now.
+    pub sent: u64,
+    /// Bytes of its packets that were lost until now.
+    pub lost: u64,
+    /// DATA_BLOCKED frames that came until now.
+    pub blocked: u64,
+}
+
+/// Windows to be set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The connection's receive window.
+    pub receive: Option<u64>,
+    /// The connection's send window.
+    pub send: Option<u64>,
+}
+
+/// The windows of one connection.
+#[derive(Debug)]
+pub struct Windows {
+    memory: Arc<StreamMemory>,
+    receive: u64,
+    send: u64,
+    /// Credit that the far end has from a larger receive window, which reading takes back.
+    owed: u64,
+    /// Of the receive window, for forwards whose readers have stopped.
+    for_stalled: u64,
+    /// Forwards whose readers have stopped.
+    stalled: u32,
+    /// Bytes that forwards have passed on since the windows were looked at.
+    delivered: u64,
+    /// As of the last look.
+    sent: u64,
+    lost: u64,
+    blocked: u64,
+    /// The far end was blocked, and the window has not grown since.
+    wants_room: bool,
+    /// Bandwidth-delay products in the receive window, and round trips' worth of data in the send window.
+    receive_factor: u64,
+    send_factor: u64,
+    looked: Instant,
+    /// When more than half of the receive window, and of the send window, was needed last.
+    needed: [Instant; 2],
+}
+
+impl Windows {
+    /// The windows of a connection that becomes a session, and what they are then.
+    #[must_use]
+    pub fn new(memory: &Arc<StreamMemory>, now: Instant) -> (Self, Change) {
+        memory.take_anyway(2 * BASE);
+        let mut windows = Self {
+            memory: Arc::clone(memory),
+            receive: BASE,
+            send: BASE,
+            owed: 0,
+            for_stalled: 0,
+            stalled: 0,
+            delivered: 0,
+            sent: 0,
+            lost: 0,
+            blocked: 0,
+            wants_room: false,
+            receive_factor: RECEIVE_FACTOR,
+            send_factor: SEND_FACTOR,
+            looked: now,
+            needed: [now; 2],
+        };
+        let mut change = Change::default();
+        if memory.is_idle() {
+            change.receive = windows.grow_receive(INITIAL);
+            change.send = windows.grow_send(INITIAL);
+        }
+        (windows, change)
+    }
+
+    /// A forward has passed on bytes of the far end.
+    pub fn delivered(&mut self, bytes: u64) {
+        self.delivered += bytes;
+        let paid = self.owed.min(bytes);
+        self.owed -= paid;
+        self.memory.give_back(paid);
+    }
+
+    /// The reader of a forward has stopped, or goes on.
+    pub fn stalled(&mut self, stopped: bool) {
+        self.stalled = if stopped { self.stalled + 1 } else { self.stalled.saturating_sub(1) };
+    }
+
+    /// Whether [`Windows::look`] may find something although nothing comes: a window to shrink, or room that is free again.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.receive > INITIAL || self.send > INITIAL || self.wants_room && self.stalled > 0
+    }
+
+    /// Whether [`Windows::look`] may find something.
+    #[must_use]
+    pub fn is_due(&self, least_rtt: Duration, now: Instant) -> bool {
+        self.stalled > 0 || now.saturating_duration_since(self.looked) >= LEAST_INTERVAL.max(least_rtt)
+    }
+
+    /// What the windows are to be, by what the connection shows.
+    pub fn look(&mut self, shown: &Shown, now: Instant) -> Change {
+        let mut change = Change::default();
+        if shown.blocked > self.blocked {
+            self.blocked = shown.blocked;
+            self.wants_room = true;
+            if self.stalled == 0 {
+                self.receive_factor = LOSSY_FACTOR;
+            }
+        }
+        if self.wants_room && self.stalled > 0 {
+            change.receive = self.make_room();
+        }
+        let elapsed = now.saturating_duration_since(self.looked);
+        if elapsed < LEAST_INTERVAL.max(shown.least_rtt) {
+            return change;
+        }
+        self.looked = now;
+        let delivered = std::mem::take(&mut self.delivered);
+        let sent = shown.sent.saturating_sub(std::mem::replace(&mut self.sent, shown.sent));
+        let lost = shown.lost.saturating_sub(std::mem::replace(&mut self.lost, shown.lost));
+        if lost >= sent / NOTABLE_LOSS && lost > 0 {
+            self.send_factor = LOSSY_FACTOR;
+        }
+        let receive = self.receive_factor * in_a_round_trip(delivered, shown.least_rtt, elapsed);
+        // The queue that a larger window fills must not make it larger still.
+        let send = (SEND_FACTOR * in_a_round_trip(sent, shown.rtt, elapsed))
+            .max(self.send_factor * in_a_round_trip(sent, shown.least_rtt, elapsed));
+        for (needed, used) in self.needed.iter_mut().zip([receive >= self.receive / 2, send >= self.send / 2])
+        {
+            if used {
+                *needed = now;
+            }
+        }
+        if receive > self.receive {
+            change.receive = self.grow_receive(receive).or(change.receive);
+        } else if self.stalled == 0 && now.saturating_duration_since(self.needed[0]) >= PATIENCE {
+            change.receive = self.shrink_receive(now).or(change.receive);
+        }
+        if send > self.send {
+            change.send = self.grow_send(send);
+        } else if now.saturating_duration_since(self.needed[1]) >= PATIENCE {
+            change.send = self.shrink_send(now);
+        }
+        change
+    }
+
+    /// Room for what others send beside forwards whose readers have stopped.
+    fn make_room(&mut self) -> Option<u64> {
+        let step = self.receive.min(u64::from(stream_window(usize::MAX)));
+        let room = self.memory.most_for_one().saturating_sub(self.receive).min(step);
+        if room == 0 {
+            self.memory.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        if !self.memory.take_for_stalled(room) {
+            return None;
+        }
+        self.wants_room = false;
+        self.for_stalled += room;
+        self.receive += room;
+        Some(self.receive)
+    }
+
+    /// Towards `wanted`, doubling at most: one burst is no rate.
+    fn grow_receive(&mut self, wanted: u64) -> Option<u64> {
+        let next = self.grown(self.receive, wanted)?;
+        self.receive = next;
+        self.wants_room = false;
+        Some(next)
+    }
+
+    fn grow_send(&mut self, wanted: u64) -> Option<u64> {
+        let next = self.grown(self.send, wanted)?;
+        self.send = next;
+        Some(next)
+    }
+
+    fn grown(&self, window: u64, wanted: u64) -> Option<u64> {
+        let doubled = (2 * window).max(INITIAL);
+        let next = wanted.min(doubled).min(self.memory.most_for_one());
+        (next > window && self.memory.take(next - window)).then_some(next)
+    }
+
+    fn shrink_receive(&mut self, now: Instant) -> Option<u64> {
+        self.needed[0] = now;
+        self.receive_factor = RECEIVE_FACTOR;
+        let next = (self.receive / 2).max(INITIAL);
+        let less = self.receive.checked_sub(next).filter(|less| *less > 0)?;
+        let of_stalled = self.for_stalled.min(less);
+        self.for_stalled -= of_stalled;
+        self.memory.for_stalled.fetch_sub(of_stalled, Ordering::Relaxed);
+        // The far end may still send it, once: reading takes it back.
+        self.owed += less;
+        self.receive = next;
+        Some(next)
+    }
+
+    fn shrink_send(&mut self, now: Instant) -> Option<u64> {
+        self.needed[1] = now;
+        self.send_factor = SEND_FACTOR;
+        let next = (self.send / 2).max(INITIAL);
+        let less = self.send.checked_sub(next).filter(|less| *less > 0)?;
+        self.memory.give_back(less);
+        self.send = next;
+        Some(next)
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.memory.give_back(self.receive + self.send + self.owed);
+        self.memory.for_stalled.fetch_sub(self.for_stalled, Ordering::Relaxed);
+    }
+}
+
+/// Bytes in a round trip, at the rate of `bytes` in `elapsed`.
+fn in_a_round_trip(bytes: u64, rtt: Duration, elapsed: Duration) -> u64 {
+    let bytes = u128::from(bytes) * rtt.as_nanos() / elapsed.as_nanos().max(1);
+    u64::try_from(bytes).unwrap_or(u64::MAX / 8).min(u64::MAX / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    const POOL: usize = 256 << 20;
+
+    fn shown(rtt_ms: u64) -> Shown {
+        let rtt = Duration::from_millis(rtt_ms);
+        Shown { least_rtt: rtt, rtt, sent: 0, lost: 0, blocked: 0 }
+    }
+
+    #[test]
+    fn windows_follow_the_rate_and_shrink_when_it_is_gone() {
+        let memory = StreamMemory::new(POOL);
+        let mut now = ManualClock::default().now();
+        let (mut windows, first) = Windows::new(&memory, now);
+        assert_eq!(first, Change { receive: Some(INITIAL), send: Some(INITIAL) });
+        // 200 Mbit/s over 80 ms.
+        for _ in 0..10 {
+            now += Duration::from_millis(80);
+            windows.delivered(2_000_000);
+            windows.look(&shown(80), now);
+        }
+        assert_eq!(windows.receive, 8_000_000);
+        assert_eq!(windows.send, INITIAL, "nothing was sent");
+        assert_eq!(memory.taken(), 8_000_000 + INITIAL);
+        now += PATIENCE;
+        assert_eq!(windows.look(&shown(80), now).receive, Some(4_000_000));
+        assert_eq!(memory.taken(), 8_000_000 + INITIAL, "the far end has the credit still");
+        windows.delivered(5_000_000);
+        assert_eq!(memory.taken(), 4_000_000 + INITIAL);
+        drop(windows);
+        assert_eq!(memory.taken(), 0);
+    }
+
+    #[test]
+    fn a_path_that_loses_packets_has_windows_for_those_that_are_lost_again() {
+        let memory = StreamMemory::new(POOL);
+        let mut now = ManualClock::default().now();
+        let (mut windows, _) = Windows::new(&memory, now);
+        let mut path = shown(80);
+        for lost in [0, 20_000] {
+            for _ in 0..10 {
+                now += Duration::from_millis(80);
+                windows.delivered(1_000_000);
+                path = Shown {
+                    sent: path.sent + 1_000_000,
+                    lost: path.lost + lost,
+                    blocked: path.blocked + u64::from(lost > 0),
+                    ..path
+                };
+                windows.look(&path, now);
+            }
+            let factors =
+                if lost == 0 { (RECEIVE_FACTOR, SEND_FACTOR) } else { (LOSSY_FACTOR, LOSSY_FACTOR) };
+            assert_eq!((windows.receive, windows.send), (factors.0 * 1_000_000, factors.1 * 1_000_000));
+        }
+        now += Duration::from_millis(80);
+        let queued = Shown { rtt: Duration::from_millis(160), sent: path.sent + 1_000_000, ..path };
+        assert_eq!(
+            windows.look(&queued, now).send,
+            None,
+            "what is sent in a longer round trip may be our own queue"
+        );
+    }
+
+    #[test]
+    fn a_short_way_needs_no_window_however_fast_it_is() {
+        let memory = StreamMemory::new(POOL);
+        let mut now = ManualClock::default().now();
+        let (mut windows, _) = Windows::new(&memory, now);
+        for _ in 0..10 {
+            now += LEAST_INTERVAL;
+            // 8 Gbit/s.
+            windows.delivered(10_000_000);
+            let queued = Shown { least_rtt: Duration::from_micros(100), ..shown(10) };
+            assert_eq!(windows.look(&queued, now), Change::default());
+        }
+    }
+
+    #[test]
+    fn forwards_that_are_not_read_leave_room_for_the_others_within_a_quarter_of_the_pool() {
+        let memory = StreamMemory::new(POOL);
+        let now = ManualClock::default().now();
+        let (mut windows, _) = Windows::new(&memory, now);
+        let blocked = |blocked| Shown { blocked, ..shown(1) };
+        assert_eq!(windows.look(&blocked(1), now), Change::default(), "the rate decides");
+        windows.stalled(true);
+        assert_eq!(windows.look(&blocked(1), now).receive, Some(2 * INITIAL));
+        assert_eq!(windows.look(&blocked(1), now).receive, None, "once for each time");
+        let (mut others, mut count) = (Vec::new(), 2);
+        while windows.look(&blocked(count), now).receive.is_some() {
+            count += 1;
+        }
+        for _ in 0..6 {
+            let (mut other, _) = Windows::new(&memory, now);
+            other.stalled(true);
+            for count in 1..9 {
+                other.look(&blocked(count), now);
+            }
+            others.push(other);
+        }
+        assert!(memory.for_stalled.load(Ordering::Relaxed) <= POOL as u64 / 4);
+        assert!(memory.refused() > 0);
+        drop((windows, others));
+        assert_eq!((memory.taken(), memory.for_stalled.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn the_windows_of_256_connections_stay_within_the_pool() {
+        let memory = StreamMemory::new(POOL);
+        let mut now = ManualClock::default().now();
+        let mut all: Vec<Windows> = (0..256).map(|_| Windows::new(&memory, now).0).collect();
+        for _ in 0..5 {
+            now += Duration::from_millis(100);
+            for windows in &mut all {
+                windows.delivered(10_000_000);
+                windows.look(&shown(100), now);
+            }
+        }
+        assert!(memory.taken() <= POOL as u64, "{}", memory.taken());
+        assert!(memory.refused() > 0);
+        assert!(all.iter().all(|windows| windows.receive >= BASE));
+    }
+}

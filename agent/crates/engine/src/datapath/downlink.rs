@@ -1,0 +1,626 @@
+//! From the peer to local sockets, in packet order: [`Downlink::buffer`], then [`Downlink::packet`], then
+//! [`Downlink::frame`] and [`Downlink::deliver`].
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use config::Config;
+use dataplane::{
+    forward::{Locals, tun::TunSide},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
+    relay::{DropReason, FlowId, Origin, Standing},
+};
+use gate::{Arrival, Gate, Verdict};
+use net::{
+    Path, ReceiveBatch,
+    batch::{MOST_SEGMENTS, Meta},
+    steering,
+};
+use quic_core::{ConnectionId, OpenError};
+use wire::{
+    context::{Context, FlowNumber, Header},
+    ids::{LocalId, PeerId},
+};
+
+use crate::{
+    control::driver::Control,
+    datapath::{
+        flows::keeper,
+        pieces::Cutting,
+        shares::Shares,
+        uplink::Uplink,
+        work::{self, Work},
+    },
+    peer::Peer,
+    worker::{Doors, Outgoing, Strangers},
+};
+
+/// What the downlink of a worker needs.
+pub struct Downlink<'a> {
+    /// The peers.
+    pub peers: &'a mut [Peer],
+    /// What datagrams pass that are no lane's.
+    pub gate: &'a mut Gate,
+    /// Where they go then.
+    pub control: &'a mut Control,
+    /// All lanes.
+    pub lanes: &'a mut Lanes,
+    /// Their sockets.
+    pub underlays: &'a mut Underlays,
+    /// The sockets that payloads are delivered to.
+    pub locals: &'a mut Locals,
+    /// The device that IP packets are delivered to.
+    pub tun: Option<&'a mut TunSide>,
+    /// Opens the sockets of new flows.
+    pub doors: &'a mut Doors,
+    /// The services that peers may use.
+    pub config: &'a Config,
+    /// What to do when the batch is done, and scratch space.
+    pub notes: &'a mut Notes,
+    /// What belongs to other workers.
+    pub outgoing: &'a mut Outgoing,
+    /// What is a stranger's.
+    pub strangers: &'a mut Strangers,
+    /// Which worker this is, and of how many.
+    pub place: (u8, u8),
+    /// Time of this turn.
+    pub now: Instant,
+}
+
+/// What a pass over a batch leaves to be done, and scratch space that keeps its capacity.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// Flows that came to be.
+    pub new_flows: Vec<(PeerId, FlowId)>,
+    /// Lanes that came up or moved.
+    pub lanes_up: Vec<LaneId>,
+    /// Lanes whose peer asked whether their packets come from us, and the data of its PATH_CHALLENGE.
+    pub challenged: Vec<(LaneId, [u8; 8])>,
+    /// Lanes whose peer broke the protocol.
+    pub violations: Vec<(LaneId, OpenError)>,
+    /// The first IP packet of a peer from a source that is not its own: the peer, and the source.
+    pub spoofed: Option<(PeerId, IpAddr)>,
+    /// Peers of whose datagrams pieces are missing.
+    pub incomplete: Vec<PeerId>,
+    /// What the passes of this turn took.
+    pub work: Work,
+    /// What peers ask this worker for.
+    pub shares: Shares,
+    /// Ranges of the payloads of one packet within its buffer.
+    ranges: Vec<Range<usize>>,
+    /// Flows whose opening is to be confirmed, each once per batch.
+    pub(super) confirm: Vec<(PeerId, u8, FlowNumber)>,
+    /// Where the last payload went; forgotten between batches and whenever a flow may have changed.
+    recent: Option<Recent>,
+}
+
+/// Where the payloads of a flow go. Most of a batch belongs to the flow of the payload before.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    peer: PeerId,
+    lane: u8,
+    /// What precedes its payloads.
+    header: Header,
+    way: Way,
+    /// The buffer of the last payload, and where it ends there.
+    slot: usize,
+    end: usize,
+}
+
+/// The local end of a flow, for payloads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) socket: LocalId,
+    pub(super) destination: Option<SocketAddr>,
+    pub(super) source: Option<IpAddr>,
+    burst: u16,
+}
+
+/// Where one datagram of the underlay came from.
+#[derive(Clone, Copy, Debug)]
+struct Origins {
+    underlay: UnderlayId,
+    path: Path,
+    slot: usize,
+    /// How long it waited in the kernel.
+    age: Duration,
+}
+
+/// Where a batch of the underlay was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// The socket.
+    pub underlay: UnderlayId,
+    /// Its place in `transport.listen`, if it is one of those.
+    pub port: Option<usize>,
+}
+
+/// A datagram's place in a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Which buffer it is in.
+    slot: usize,
+    /// Its number there.
+    datagram: usize,
+}
+
+impl Downlink<'_> {
+    /// Takes a received batch of one underlay socket, beginning at `from`, until the turn has had its share of work; returns where it goes
+    /// on in the next turn. Payloads are listed for delivery, not yet delivered.
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received, from: Place) -> Option<Place> {
+        self.batch_from(batch, received, from, false)
+    }
+
+    /// Takes all of a batch that another worker received.
+    pub fn whole_batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
+        let rest = self.batch_from(batch, received, Place::default(), true);
+        debug_assert_eq!(rest, None, "nothing of it is left");
+    }
+
+    fn batch_from(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        received: Received,
+        from: Place,
+        whole: bool,
+    ) -> Option<Place> {
+        self.notes.recent = None;
+        let mut rest = None;
+        for slot in from.slot..batch.len() {
+            let datagram = if slot == from.slot { from.datagram } else { 0 };
+            if let Some(datagram) = self.buffer(batch, received, Place { slot, datagram }, whole) {
+                rest = Some(Place { slot, datagram });
+                break;
+            }
+        }
+        self.confirm();
+        rest
+    }
+
+    /// Confirms the openings of a batch.
+    fn confirm(&mut self) {
+        while let Some((peer, lane, number)) = self.notes.confirm.pop() {
+            self.say(peer, lane, Context::Confirmed(number));
+        }
+    }
+
+    /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection (then `lane` is
+    /// 0), or another worker received them on lane `lane`.
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, peer: PeerId, lane: u8) {
+        self.notes.recent = None;
+        self.notes.work.frames(batch.len());
+        let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
+        for slot in 0..batch.len() {
+            let range = 0..batch.buffer(slot).len();
+            let late = time.is_some_and(|time| batch.meta(slot).age > time);
+            if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
+            self.frame(batch, slot, range, (peer, lane));
+        }
+        self.confirm();
+    }
+
+    /// Takes one buffer, datagrams of one 4-tuple that GRO joined, beginning at `from`. Returns the first one that it leaves,
+    /// because the turn has had its share, unless it is to take the `whole`.
+    fn buffer(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        received: Received,
+        from: Place,
+        whole: bool,
+    ) -> Option<usize> {
+        let Place { slot, datagram: first } = from;
+        let meta = *batch.meta(slot);
+        let origins = Origins {
+            underlay: received.underlay,
+            path: Path { destination: meta.source, source: meta.local, tos: 0 },
+            slot,
+            age: meta.age,
+        };
+        let mut known: Option<(ConnectionId, LaneId)> = None;
+        for (number, place) in meta.segments().enumerate().skip(first) {
+            if !whole && self.notes.work.is_over() {
+                return Some(number);
+            }
+            let datagram = &batch.buffer(slot)[place.clone()];
+            let lane = quic_core::destination(datagram).and_then(|cid| match known {
+                Some((last, lane)) if last == cid => Some(lane),
+                Some(_) | None => {
+                    let lane = self.lanes.of_cid(cid)?;
+                    known = Some((cid, lane));
+                    Some(lane)
+                }
+            });
+            match lane {
+                Some(lane) => self.packet(batch, &origins, lane, place),
+                None => {
+                    let meta = Meta { len: datagram.len(), segment: datagram.len().max(1), ..meta };
+                    self.outside(received, meta, datagram);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or a stranger's.
+    fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
+        let Received { underlay, port } = received;
+        if let Some(port) = port
+            && let owner = steering::owner(datagram, self.place.1)
+            && owner != self.place.0
+        {
+            // Strangers must not fill the way to another worker, so they are told apart here already.
+            match self.gate.screen(datagram, self.now) {
+                true => self.outgoing.packet(owner, port, meta, datagram),
+                false => self.strangers.push(port, meta, datagram),
+            }
+            return;
+        }
+        let arrival = Arrival { source: meta.source, listening: port.is_some(), room: self.control.room() };
+        let admission = match self.gate.check(datagram, arrival, self.now) {
+            Verdict::Pass => None,
+            Verdict::Admit(admission) => Some(admission),
+            Verdict::Retry => {
+                let (packet, now) = (self.gate.retry_packet(), self.now);
+                let path = Path { destination: meta.source, source: meta.local, tos: 0 };
+                // What finds no room is asked for again: the client repeats its Initial.
+                let _sent =
+                    self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
+                        tail.copy_from_slice(packet);
+                        Some(packet.len())
+                    });
+                return;
+            }
+            Verdict::Stranger => {
+                if let Some(port) = port {
+                    self.strangers.push(port, meta, datagram);
+                }
+                return;
+            }
+        };
+        let addresses = (meta.source, meta.local);
+        let begun = self.control.datagram(underlay, addresses, meta.ecn, (datagram, admission), self.now);
+        if let Some(admission) = admission.filter(|_| !begun) {
+            self.gate.handshake_ended(&admission);
+        }
+    }
+
+    /// Opens one packet of a lane in place and takes its frames.
+    fn packet(&mut self, batch: &mut ReceiveBatch, origins: &Origins, id: LaneId, place: Range<usize>) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        if !self.notes.shares.admits(slot.peer) {
+            return;
+        }
+        let before = self.notes.work.done();
+        let (meta, buffer) = batch.buffer_mut(origins.slot);
+        let ecn = meta.ecn;
+        let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
+            Ok(opened) => opened,
+            Err(error) => {
+                // The lane has counted it. Only what ends a lane needs more.
+                if let OpenError::Violation(_) | OpenError::IntegrityLimit = error {
+                    self.notes.violations.push((id, error));
+                }
+                self.notes.shares.charge(slot.peer, 0);
+                return;
+            }
+        };
+        if let Some(recorder) = slot.core.recorder_mut() {
+            recorder.note_ecn(ecn);
+        }
+        let mut ranges = std::mem::take(&mut self.notes.ranges);
+        ranges.clear();
+        ranges.extend(
+            opened
+                .datagrams()
+                .map(|datagram| place.start + datagram.range.start..place.start + datagram.range.end),
+        );
+        self.notes.work.frames(ranges.len());
+        let (challenge, response, number) =
+            (opened.path_challenge, opened.path_response, opened.packet_number);
+        let (peer, index) = (slot.peer, slot.index);
+        slot.came_by(&origins.path, (number, place.len()), || self.doors.random_bytes(), self.now);
+        if let Some(data) = response
+            && slot.on_path_response(data, self.now)
+        {
+            self.notes.lanes_up.push(id);
+        }
+        self.lanes.touch(id);
+        if let Some(data) = challenge {
+            self.answer_challenge(id, origins, data, place.len());
+            self.notes.challenged.push((id, data));
+        }
+        let late = self.peers.get(peer.0 as usize).is_some_and(|state| origins.age > state.config.queue.time);
+        if late {
+            ranges.retain(|range| !self.expired(&batch.buffer(origins.slot)[range.clone()], peer));
+        }
+        let mut rest = &ranges[..];
+        while let [first, after @ ..] = rest {
+            if let [context @ (0 | 1), ..] = batch.buffer(origins.slot)[first.clone()] {
+                // What is moved down after it would land on it: it stays where it is until it is written.
+                self.notes.recent = None;
+                self.ip(batch, origins.slot, first.start + 1..first.end, context == 1, peer);
+                rest = after;
+                continue;
+            }
+            match self.run(batch, origins.slot, rest, (peer, index)) {
+                0 => {
+                    self.frame(batch, origins.slot, first.clone(), (peer, index));
+                    rest = after;
+                }
+                taken => rest = &rest[taken..],
+            }
+        }
+        self.notes.ranges = ranges;
+        self.notes.shares.charge(peer, self.notes.work.done() - before);
+    }
+
+    /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
+    fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
+        let payload_at = match Context::decode(data) {
+            Some(
+                Context::Packet { payload_at, .. }
+                | Context::Flow { payload_at, .. }
+                | Context::Open { payload_at, .. },
+            ) => payload_at,
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let cutting = Cutting { number, datagram, total, offset };
+                return self.late_piece(peer, cutting, data.len() - payload_at);
+            }
+            Some(
+                Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)
+                | Context::Unsupported(_),
+            )
+            | None => return false,
+        };
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
+        state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
+        state.relay.downlink.drop(DropReason::Expired, 1);
+        true
+    }
+
+    /// Takes as many of the frames at `ranges` as are datagrams of the flow of the payload before and of one length; returns
+    /// how many. They end up end to end: one piece for the kernel.
+    #[inline]
+    fn run(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        ranges: &[Range<usize>],
+        (peer, lane): (PeerId, u8),
+    ) -> usize {
+        let Some(recent) = self.notes.recent.as_mut().filter(|recent| recent.is_of(peer, lane)) else {
+            return 0;
+        };
+        let (header, Some(first)) = (recent.header.as_slice(), ranges.first()) else { return 0 };
+        let segment = first.len().saturating_sub(header.len());
+        if segment == 0 {
+            return 0;
+        }
+        let start = if recent.slot == slot { recent.end } else { first.start + header.len() };
+        let (mut end, mut count) = (start, 0);
+        for range in ranges {
+            if range.len() != first.len() || !batch.buffer(slot)[range.clone()].starts_with(header) {
+                break;
+            }
+            end = batch.move_down(slot, range.start + header.len()..range.end, end).end;
+            count += 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        (recent.slot, recent.end) = (slot, end);
+        let way = recent.way;
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.relay.downlink.receive(count as u64, (end - start) as u64);
+            state.relay.stats.downlink_bytes += (end - start) as u64;
+        }
+        match self.locals.delivery(way.socket) {
+            Some(list) => {
+                let to = (way.destination, way.source);
+                list.push_run(to, peer.0, slot, start..end, segment, way.burst);
+            }
+            None => {
+                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                    state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
+                }
+            }
+        }
+        count
+    }
+
+    /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot`.
+    fn frame(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        range: Range<usize>,
+        (peer, lane): (PeerId, u8),
+    ) {
+        let buffer = batch.buffer(slot);
+        let data = &buffer[range.clone()];
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let context = Context::decode(data);
+        self.notes.recent = None;
+        let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
+        if known.is_none()
+            && let Some(context) = &context
+            && state.is_too_fast(context, self.now)
+        {
+            state.refuse_opening(context, data.len());
+            return;
+        }
+        if known.is_none()
+            && let Some(context) = &context
+            && let Some(worker) = keeper(&state.relay, context, self.place)
+        {
+            let payload = context.payload_at().map(|at| data.len() - at);
+            self.outgoing.frame(worker, (peer, lane), payload, *batch.meta(slot), data);
+            return;
+        }
+        let account = &mut state.relay.downlink;
+        match context {
+            Some(Context::Packet { partial, payload_at }) => {
+                self.ip(batch, slot, range.start + payload_at..range.end, partial, peer);
+            }
+            Some(Context::Flow { number, payload_at }) => {
+                account.receive(1, (data.len() - payload_at) as u64);
+                let payload = range.start + payload_at..range.end;
+                match known {
+                    Some(flow) => {
+                        let end = payload.end;
+                        let way = self.deliver((peer, lane), flow, slot, payload);
+                        let header = Context::Flow { number, payload_at: 0 }.encode();
+                        self.notes.recent = way.map(|way| Recent { peer, lane, header, way, slot, end });
+                    }
+                    None => {
+                        account.drop(DropReason::UnknownFlow, 1);
+                        self.say_unknown(peer, lane, number);
+                    }
+                }
+            }
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let bytes = range.start + payload_at..range.end;
+                let cutting = Cutting { number, datagram, total, offset };
+                self.piece(batch, (slot, bytes), (peer, lane), cutting, known);
+            }
+            Some(Context::Open { number, service, payload_at }) => {
+                account.receive(1, (data.len() - payload_at) as u64);
+                let payload = range.start + payload_at..range.end;
+                match self.opened(peer, lane, number, service) {
+                    Ok(flow) => {
+                        self.deliver((peer, lane), flow, slot, payload);
+                    }
+                    Err(reason) => self.drop(peer, reason),
+                }
+            }
+            Some(Context::OpenEmpty { number, service }) => {
+                state.relay.stats.count_received(&Context::OpenEmpty { number, service });
+                // A refusal has been sent; there is no datagram to count.
+                let _refused = self.opened(peer, lane, number, service).is_err();
+            }
+            Some(
+                message @ (Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)),
+            ) => {
+                state.relay.stats.count_received(&message);
+                self.message(peer, message);
+            }
+            Some(Context::Unsupported(_)) => {
+                account.receive(1, data.len() as u64);
+                account.drop(DropReason::UnknownContext, 1);
+            }
+            None => {
+                account.receive(1, data.len() as u64);
+                account.drop(DropReason::Malformed, 1);
+            }
+        }
+    }
+
+    /// Lists a payload for delivery to its flow's socket, and says where that is.
+    fn deliver(
+        &mut self,
+        (peer, lane): (PeerId, u8),
+        id: FlowId,
+        slot: usize,
+        payload: Range<usize>,
+    ) -> Option<Way> {
+        let way = self.way_to((peer, lane), id)?;
+        self.peers.get_mut(peer.0 as usize)?.relay.stats.downlink_bytes += payload.len() as u64;
+        self.list(peer, &way, slot, payload);
+        Some(way)
+    }
+
+    /// Where the payloads of a flow go, one of which has come on `lane`: it is confirmed, if it was not yet.
+    #[inline]
+    pub(super) fn way_to(&mut self, (peer, lane): (PeerId, u8), id: FlowId) -> Option<Way> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let flow = state.relay.flows.get_mut(id)?;
+        flow.last_active = self.now;
+        let way = match flow.origin {
+            Origin::Upstream { socket, service } => {
+                // Answers take the lane that the flow came by.
+                flow.lane = lane;
+                let burst = self.config.services.get(service).map_or(1, |service| service.burst);
+                Way { socket, destination: None, source: None, burst }
+            }
+            Origin::Ingress { client, .. } => {
+                let newly_confirmed = flow.standing != Standing::Confirmed;
+                flow.standing = Standing::Confirmed;
+                if newly_confirmed && let Some(mut uplink) = self.uplink(peer) {
+                    uplink.confirmed(id);
+                }
+                let destination = Some(client.address);
+                Way { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
+            }
+        };
+        Some(Way { burst: self.locals.burst(way.burst), ..way })
+    }
+
+    /// Lists a payload for delivery.
+    #[inline]
+    fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
+        match self.locals.delivery(way.socket) {
+            Some(list) => list.push(way.destination, way.source, peer.0, slot, payload, way.burst),
+            None => self.drop(peer, DropReason::SocketOpen),
+        }
+    }
+
+    pub(super) fn say(&mut self, peer: PeerId, lane: u8, message: Context) {
+        if let Some(mut uplink) = self.uplink(peer) {
+            // What finds no room is said again when the peer repeats its opening or its datagram.
+            uplink.say(lane, message);
+        }
+    }
+
+    /// Says that a flow is not known, unless the peer has heard that too often of late.
+    pub(super) fn say_unknown(&mut self, peer: PeerId, lane: u8, number: FlowNumber) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if state.allowances.answers.take(1, self.now) {
+            self.notes.work.charge(work::ANSWER);
+            self.say(peer, lane, Context::Unknown(number));
+        }
+    }
+
+    pub(super) fn drop(&mut self, peer: PeerId, reason: DropReason) {
+        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+            state.relay.downlink.drop(reason, 1);
+        }
+    }
+
+    /// The way back to a peer.
+    pub(super) fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
+    }
+
+    /// Answers a PATH_CHALLENGE in a packet of `len` bytes to where it came from (RFC 9000 §8.2.2), unless the lane is draining.
+    fn answer_challenge(&mut self, id: LaneId, origins: &Origins, data: [u8; 8], len: usize) {
+        let now = self.now;
+        let most = self.lanes.get_mut(id).and_then(|slot| slot.answer_bytes(&origins.path, len));
+        let Some(most) = most else { return };
+        self.underlays.packet(self.lanes, origins.underlay, &origins.path, most, now, |lanes, tail| {
+            lanes.get_mut(id)?.core.seal_path_response(data, tail, now).ok()
+        });
+    }
+}
+
+impl Recent {
+    #[inline]
+    fn is_of(&self, peer: PeerId, lane: u8) -> bool {
+        self.peer == peer && self.lane == lane
+    }
+}
+
+/// Answers to clients per send: a client's socket is as patient as the service's would be.
+const INGRESS_BURST: u16 = MOST_SEGMENTS;

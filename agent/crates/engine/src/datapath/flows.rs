@@ -1,0 +1,182 @@
+//! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
+
+use dataplane::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
+use wire::{
+    context::{Context, FlowNumber, Refusal, ServiceNumber},
+    ids::PeerId,
+};
+
+use crate::datapath::{downlink::Downlink, work};
+
+impl Downlink<'_> {
+    /// The flow of an opening, which comes to be if this is its first.
+    pub(super) fn opened(
+        &mut self,
+        peer: PeerId,
+        lane: u8,
+        number: FlowNumber,
+        service: ServiceNumber,
+    ) -> Result<FlowId, DropReason> {
+        let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
+        if state.relay.flows.is_ours(number) {
+            // The peer opens flows in the other half of the numbers only.
+            return Err(DropReason::Malformed);
+        }
+        let result = match state.relay.flows.of_number(number) {
+            Some(flow) => Ok(flow),
+            None => {
+                let accepted = self.accept(peer, lane, number, service);
+                if accepted.is_err()
+                    && let Some(state) = self.peers.get(peer.0 as usize)
+                {
+                    state.relay.flows.registry().unclaim(number);
+                }
+                accepted
+            }
+        };
+        match result {
+            Ok(flow) => {
+                let confirmation = (peer, lane, number);
+                if self.notes.confirm.last() != Some(&confirmation) {
+                    self.notes.confirm.push(confirmation);
+                }
+                Ok(flow)
+            }
+            Err(Unopened::Refused(refusal, reason)) => {
+                self.say(peer, lane, Context::Refused(number, refusal));
+                Err(reason)
+            }
+            Err(Unopened::TooFast) => Err(DropReason::FlowRate),
+        }
+    }
+
+    /// Accepts a flow: a socket of its own to the service.
+    fn accept(
+        &mut self,
+        peer: PeerId,
+        lane: u8,
+        number: FlowNumber,
+        service: ServiceNumber,
+    ) -> Result<FlowId, Unopened> {
+        let unknown = Unopened::Refused(Refusal::Limit, DropReason::UnknownFlow);
+        let state = self.peers.get_mut(peer.0 as usize).ok_or(unknown)?;
+        if self.notes.work.is_spent() || !state.allowances.flows.take(1, self.now) {
+            state.relay.stats.openings_refused += 1;
+            return Err(Unopened::TooFast);
+        }
+        self.notes.work.charge(work::OPENING);
+        let place = service.0 as usize;
+        let unknown = Unopened::Refused(Refusal::UnknownService, DropReason::UnknownService);
+        let offered = self.config.services.get(place).filter(|service| service.udp).ok_or(unknown)?;
+        if !state.config.services.contains(&place) {
+            return Err(Unopened::Refused(Refusal::NotAllowed, DropReason::NotAllowed));
+        }
+        if state.relay.is_full(self.config.limits.flows) {
+            return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
+        }
+        if state.relay.flows.registry().is_out_of_sockets() {
+            state.relay.stats.sockets_refused += 1;
+            state.relay.socket_error = Some(net::process::out_of_descriptors());
+            return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
+        }
+        let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
+            state.relay.stats.sockets_refused += 1;
+            state.relay.socket_error = Some(error);
+            Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)
+        })?;
+        let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
+        self.locals.set_flow(socket, id);
+        state.relay.stats.flows_accepted += 1;
+        self.notes.new_flows.push((peer, id));
+        Ok(id)
+    }
+
+    /// Takes a message about a flow.
+    pub(super) fn message(&mut self, peer: PeerId, message: Context) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let relay = &mut state.relay;
+        match message {
+            Context::Confirmed(number) => {
+                if let Some(id) = own_flow(relay, number)
+                    && let Some(flow) = relay.flows.get_mut(id)
+                {
+                    flow.standing = Standing::Confirmed;
+                    if let Some(mut uplink) = self.uplink(peer) {
+                        uplink.confirmed(id);
+                    }
+                }
+            }
+            Context::Unknown(number) => {
+                if let Some(flow) = own_flow(relay, number).and_then(|id| relay.flows.get_mut(id)) {
+                    if flow.standing == Standing::Confirmed {
+                        flow.standing = Standing::Opening;
+                    }
+                } else if let Some(id) = relay.flows.of_number(number) {
+                    // The opener has forgotten it: answers have nowhere to go.
+                    self.end_flow(peer, id);
+                }
+            }
+            Context::Refused(number, refusal) => {
+                if let Some(id) = own_flow(relay, number) {
+                    for run in relay.awaiting.take_flow(id) {
+                        relay.uplink.drop(DropReason::FlowRefused, run.count() as u64);
+                    }
+                    if refusal.is_temporary() {
+                        self.end_flow(peer, id);
+                    } else {
+                        relay.flows.refuse(id);
+                    }
+                }
+            }
+            Context::Closed(number) => {
+                if let Some(id) = relay.flows.of_number(number) {
+                    self.end_flow(peer, id);
+                }
+            }
+            Context::Flow { .. }
+            | Context::Piece { .. }
+            | Context::Open { .. }
+            | Context::OpenEmpty { .. }
+            | Context::Packet { .. }
+            | Context::Unsupported(_) => {}
+        }
+    }
+
+    fn end_flow(&mut self, peer: PeerId, id: FlowId) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        if let Some(flow) = state.relay.remove_flow(id) {
+            self.notes.work.charge(work::CLOSING);
+            state.relay.stats.flows_closed += 1;
+            match flow.origin {
+                Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                Origin::Ingress { .. } => {}
+            }
+        }
+    }
+}
+
+/// Why an opening leads to no flow.
+#[derive(Clone, Copy, Debug)]
+enum Unopened {
+    /// The peer is told so.
+    Refused(Refusal, DropReason),
+    /// The peer opens flows faster than it may: it hears nothing, and its next datagram asks again.
+    TooFast,
+}
+
+/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
+pub(super) fn keeper(relay: &DatagramRelay, context: &Context, (own, workers): (u8, u8)) -> Option<u8> {
+    if workers == 1 {
+        return None;
+    }
+    let number = context.flow()?;
+    if context.opens() && !relay.flows.is_ours(number) {
+        return Some(relay.flows.registry().claim(number, own)).filter(|keeper| *keeper != own);
+    }
+    relay.flows.elsewhere(number)
+}
+
+/// The flow with this number, if it was opened at this end.
+fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {
+    relay.flows.of_number(number).filter(|_| relay.flows.is_ours(number))
+}

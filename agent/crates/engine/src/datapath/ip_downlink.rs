@@ -1,0 +1,93 @@
+//! From the peers to the TUN device: [`Downlink::ip`], after [`Downlink::packet`](crate::datapath::downlink) has opened the QUIC packet.
+
+use std::ops::Range;
+
+use dataplane::relay::DropReason;
+use ip::{
+    ecn::{self, Decapsulated},
+    mss,
+    view::IpView,
+};
+use net::ReceiveBatch;
+use wire::ids::PeerId;
+
+use crate::datapath::downlink::Downlink;
+
+impl Downlink<'_> {
+    /// Takes an IP packet of `peer`, which lies at `range` of the buffer in `slot`; it is listed for the device or dropped.
+    pub(super) fn ip(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        range: Range<usize>,
+        partial: bool,
+        peer: PeerId,
+    ) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let bytes = range.len() as u64;
+        state.relay.downlink.receive(1, bytes);
+        state.relay.stats.tun_downlink.0 += 1;
+        state.relay.stats.tun_downlink.1 += bytes;
+        if !state.is_live() {
+            // What was under way when it was removed.
+            state.relay.downlink.drop(DropReason::PeerRemoved, 1);
+            return;
+        }
+        let Some(tun) = self.tun.as_deref_mut() else {
+            state.relay.downlink.drop(DropReason::NoTun, 1);
+            return;
+        };
+        let outer = batch.meta(slot).ecn;
+        // Where the outer packet says what the inner one does, or nothing, there is nothing to change.
+        let same_ecn = outer == 0 || inner_class(&batch.buffer(slot)[range.clone()]) & 0b11 == outer;
+        if same_ecn && tun.push_alike(batch, (slot, range.clone()), partial, peer) {
+            state.relay.stats.downlink_bytes += bytes;
+            return;
+        }
+        let Ok(view) = IpView::parse(&batch.buffer(slot)[range.clone()]) else {
+            state.relay.downlink.drop(DropReason::Malformed, 1);
+            return;
+        };
+        // A checksum that cannot be completed would be delivered wrong.
+        if partial && view.checksum_place().is_none() {
+            state.relay.downlink.drop(DropReason::Malformed, 1);
+            return;
+        }
+        if !tun.is_of(view.source, peer) {
+            state.relay.downlink.drop(DropReason::Spoofed, 1);
+            self.notes.spoofed.get_or_insert((peer, view.source));
+            return;
+        }
+        let range = range.start..range.start + view.len;
+        let most = state.inner_mtu(tun.most_mtu, self.now);
+        let (_, buffer) = batch.buffer_mut(slot);
+        let packet = &mut buffer[range.clone()];
+        if !same_ecn {
+            match ecn::decapsulate(view.traffic_class & 0b11, outer) {
+                Decapsulated::Keep => {}
+                Decapsulated::Mark(bits) => ecn::set_ecn(packet, bits),
+                Decapsulated::Drop => {
+                    state.relay.downlink.drop(DropReason::NotEcnCapable, 1);
+                    return;
+                }
+            }
+        }
+        if let Some(mtu) = most
+            && mss::clamp(packet, &view, mtu, partial)
+        {
+            tun.totals.mss_clamped += 1;
+        }
+        state.relay.stats.downlink_bytes += view.len as u64;
+        tun.push(batch, (slot, range), &view, partial, peer);
+    }
+}
+
+/// The traffic class of an IP packet whose headers have not been checked; anything of what is none.
+#[inline]
+fn inner_class(packet: &[u8]) -> u8 {
+    match packet {
+        [first, second, ..] if first >> 4 == 6 => first << 4 | second >> 4,
+        [_, second, ..] => *second,
+        [_] | [] => 0,
+    }
+}

@@ -1,0 +1,296 @@
+//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::carry`], then
+//! [`Uplink::packets`] and [`Uplink::seal_packets`].
+
+use std::time::Instant;
+
+use dataplane::{
+    forward::tun::{Answer, TunDrop, TunSide},
+    lanes::{Lanes, Payloads, PushError, Underlays},
+    relay::{Belongs, DropReason, PacketClass, Stripes},
+};
+use ip::{
+    cut::Cut,
+    ecn,
+    fragment::Fragments,
+    mss,
+    view::IpView,
+    vnet::{Gso, VnetHeader},
+};
+use net::ReceiveBatch;
+use wire::{
+    context::{Context, Header},
+    ids::PeerId,
+};
+
+use crate::{
+    datapath::uplink::{Uplink, Way},
+    peer::Peer,
+    worker::Outgoing,
+};
+
+/// What the way from the TUN device needs.
+pub struct IpUplink<'a> {
+    /// The peers.
+    pub peers: &'a mut [Peer],
+    /// The device.
+    pub tun: &'a mut TunSide,
+    /// All lanes of the worker.
+    pub lanes: &'a mut Lanes,
+    /// Their sockets.
+    pub underlays: &'a mut Underlays,
+    /// What goes to other workers: a packet's lane is there.
+    pub outgoing: &'a mut Outgoing,
+    /// Time of this turn.
+    pub now: Instant,
+}
+
+impl IpUplink<'_> {
+    /// Takes the packets that were just read from the device; `sent_to` is called with each peer that some were for.
+    pub fn batch(&mut self, batch: &mut ReceiveBatch, mut sent_to: impl FnMut(PeerId)) {
+        for slot in 0..batch.len() {
+            let Some(vnet) = self.tun.headers.get(slot).copied() else { return };
+            let (_, packet) = batch.buffer_mut(slot);
+            if let Some(peer) = self.packet(packet, &vnet) {
+                sent_to(peer);
+            }
+        }
+    }
+
+    /// Takes one packet, or several in one; returns whose it is.
+    fn packet(&mut self, packet: &mut [u8], vnet: &VnetHeader) -> Option<PeerId> {
+        let viewed = match vnet.gso {
+            Gso::None => IpView::parse(packet),
+            Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => IpView::super_packet(packet),
+        };
+        let Ok(view) = viewed else {
+            self.drop(TunDrop::Malformed);
+            return None;
+        };
+        let Some(peer) = self.tun.routes.lookup(view.destination) else {
+            self.drop(TunDrop::NoRoute);
+            self.tun.answer(packet, &view, Answer::Unreachable, self.now);
+            return None;
+        };
+        let most = self.peers.get(peer.0 as usize)?.inner_mtu(self.tun.most_mtu, self.now);
+        if let Some(mtu) = most {
+            if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
+                self.tun.totals.mss_clamped += 1;
+            }
+            if self.fragments((packet, &view), vnet, (peer, mtu)) {
+                return Some(peer);
+            }
+        }
+        self.carry((packet, &view), vnet, (peer, most))
+    }
+
+    /// Cuts IPv4 packets that are too large, if their sender allows that, and takes the fragments; false if nothing was done.
+    #[inline]
+    fn fragments(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        to: (PeerId, u16),
+    ) -> bool {
+        if view.dont_fragment || view.len <= usize::from(to.1) {
+            return false;
+        }
+        // A fragment cannot be completed: its checksum is in another one.
+        let Ok(cut) = Cut::new(vnet, packet, view, false) else { return false };
+        if cut.largest() <= usize::from(to.1) {
+            return false;
+        }
+        let mut whole = std::mem::take(&mut self.tun.whole);
+        for index in 0..cut.count() {
+            whole.clear();
+            cut.append(index, &mut whole);
+            self.fragment(&mut whole, to);
+        }
+        self.tun.whole = whole;
+        true
+    }
+
+    /// Takes one packet, in fragments if it is too large.
+    fn fragment(&mut self, packet: &mut [u8], (peer, mtu): (PeerId, u16)) {
+        let Ok(view) = IpView::parse(packet) else { return self.drop(TunDrop::Malformed) };
+        let Some(fragments) = Fragments::new(packet, &view, mtu) else {
+            self.carry((packet, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            return;
+        };
+        let mut fragment = std::mem::take(&mut self.tun.fragment);
+        for index in 0..fragments.count() {
+            fragments.write(index, &mut fragment);
+            if let Ok(view) = IpView::parse(&fragment) {
+                self.carry((&mut fragment, &view), &VnetHeader::default(), (peer, Some(mtu)));
+            }
+        }
+        self.tun.fragment = fragment;
+    }
+
+    /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
+    fn carry(
+        &mut self,
+        (packet, view): (&mut [u8], &IpView),
+        vnet: &VnetHeader,
+        (peer, most): (PeerId, Option<u16>),
+    ) -> Option<PeerId> {
+        let state = self.peers.get_mut(peer.0 as usize)?;
+        let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
+        // What the cut borrows is needed whole for an answer; so the sizes come first.
+        let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
+            self.drop(TunDrop::Malformed);
+            return None;
+        };
+        let (count, bytes) = (cut.count() as u64, cut.bytes() as u64);
+        self.tun.totals.received += count;
+        state.relay.uplink.receive(count, bytes);
+        state.relay.stats.tun_uplink.0 += count;
+        state.relay.stats.tun_uplink.1 += bytes;
+        let refused = if !state.is_live() {
+            Some(DropReason::PeerRemoved)
+        } else if state.link.as_ref().is_some_and(|link| !link.takes_packets) {
+            Some(DropReason::NoTun)
+        } else if most.is_some_and(|mtu| cut.largest() > usize::from(mtu)) {
+            Some(DropReason::TooLarge)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            state.relay.uplink.drop(reason, count);
+            let answer = match (reason, most) {
+                (DropReason::TooLarge, Some(mtu)) => Answer::TooBig(mtu),
+                _ => Answer::Unreachable,
+            };
+            self.tun.answer(packet, view, answer, self.now);
+            return None;
+        }
+        let class = PacketClass {
+            bucket: Stripes::bucket(view.flow_hash()),
+            partial: cut.is_partial(),
+            tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
+            lane: None,
+        };
+        let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
+        let lane = uplink.packets(&cut, class);
+        if let Some(count_of_lane) = self.tun.totals.by_lane.get_mut(usize::from(lane)) {
+            *count_of_lane += count;
+        }
+        Some(peer)
+    }
+
+    fn drop(&mut self, reason: TunDrop) {
+        self.tun.totals.received += 1;
+        self.tun.totals.dropped[reason as usize] += 1;
+    }
+}
+
+impl Uplink<'_> {
+    /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
+    fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
+        let (header, marks) = (context(class), (class.tos, self.age()));
+        let lane = self.stripe(class.bucket);
+        let sent = if self.relay.queue.is_empty() {
+            let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
+            self.seal_packets(lane, &payloads, |outgoing, worker, place| {
+                outgoing.packets(worker, place, header, cut, marks);
+            })
+        } else {
+            0
+        };
+        if sent < cut.count() {
+            let mut rest = Vec::new();
+            for index in sent..cut.count() {
+                cut.append(index, &mut rest);
+            }
+            let segment = cut.header().len() + cut.segment();
+            let belongs = Belongs::Packets(class);
+            self.relay.queue.push(belongs, &rest, segment, (self.now, self.now), &mut self.relay.uplink);
+        }
+        lane
+    }
+
+    /// Takes over IP packets of one flow that another worker wants to be sent on lane `lane`, which this one keeps; they are in
+    /// the account already. What finds no room waits here.
+    pub(super) fn take_over_packets(
+        &mut self,
+        lane: u8,
+        header: Header,
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
+        let payloads = Payloads::new(header.as_slice(), data, segment, tos);
+        // The way is not another worker's: whoever calls has made sure.
+        let sent =
+            if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
+        if sent < payloads.count() {
+            let rest = data.get(sent * segment..).unwrap_or_default();
+            // They were read by another worker of this agent.
+            let hash = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default());
+            let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let partial =
+                matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane) });
+            let times = (self.arrived, self.now);
+            self.relay.queue.push(belongs, rest, segment, times, &mut self.relay.uplink);
+        }
+    }
+
+    /// Sends IP packets that waited; returns how many were dealt with.
+    pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
+        let (header, marks) = (context(class), (class.tos, self.age()));
+        let given = class
+            .lane
+            .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
+        let lane = given.unwrap_or_else(|| self.stripe(class.bucket));
+        let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
+        let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
+        self.seal_packets(lane, &payloads, |outgoing, worker, place| {
+            outgoing.payloads(worker, place, (header, counted), (data, segment), marks);
+        })
+    }
+
+    /// Puts IP packets into packets of the lane that they are given, or of the one in its place; `hand_over` gives them to the
+    /// worker that keeps it. Returns how many were dealt with; the rest finds no lane or no room.
+    fn seal_packets(
+        &mut self,
+        lane: u8,
+        payloads: &Payloads<'_>,
+        hand_over: impl FnOnce(&mut Outgoing, u8, (PeerId, u8)),
+    ) -> usize {
+        let Some(way) = self.way(lane) else { return 0 };
+        let count = payloads.count();
+        if let Way::Worker(worker, lane) = way {
+            hand_over(self.outgoing, worker, (self.peer, lane));
+            self.relay.uplink.handed_over += count as u64;
+            return count;
+        }
+        let mut place = 0;
+        while place < count {
+            let left = payloads.skip(place);
+            let (sent, result) = self.send(way, &left);
+            self.note_sent(sent, left.bytes_of(sent));
+            place += sent;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { .. }) => {
+                    self.relay.uplink.drop(DropReason::TooLarge, 1);
+                    place += 1;
+                }
+                Err(PushError::Blocked | PushError::NotUp) => return place,
+            }
+        }
+        count
+    }
+
+    /// The lane for the packets of a bucket.
+    fn stripe(&mut self, bucket: u8) -> u8 {
+        let Some(link) = self.link.as_deref() else { return 0 };
+        let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
+        let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
+        stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
+    }
+}
+
+/// The context of IP packets.
+fn context(class: PacketClass) -> Header {
+    Context::Packet { partial: class.partial, payload_at: 0 }.encode()
+}

@@ -1,0 +1,51 @@
+//! START HERE: the way of a datagram through the agent.
+//!
+//! ```text
+//!  UPLINK: local socket → peer                           DOWNLINK: peer → local socket
+//!
+//!  net: udp.rs        recvmmsg, GRO: a batch             net: udp.rs        recvmmsg, GRO: a batch
+//!  uplink.rs          runs of one flow; admit,           downlink.rs
+//!      │              queue or send                          │              connection ID → lane, or control
+//!  relay/flow.rs      client → flow → header             quic-core: open.rs unprotect, check, decrypt in place
+//!      │                                                     │              → ranges of the receive buffer
+//!  lanes/outbox.rs    frames into the tail of            wire: context.rs   context → flow
+//!      │              the socket's send batch            relay/flow.rs      flow → socket, client address
+//!  quic-core: seal.rs encrypt in place                   forward/mod.rs     listed by socket, end to end
+//!  net: udp.rs        sendmmsg, GSO                      net: udp.rs        sendmmsg, gather, GSO
+//! ```
+//!
+//! IP packets take the same way between other ends:
+//!
+//! ```text
+//!  UPLINK: TUN device → peer                             DOWNLINK: peer → TUN device
+//!
+//!  net: tun.rs        read: packets, super-packets       downlink.rs, as above
+//!  ip_uplink.rs                                          ip_downlink.rs
+//!      │              destination → peer, hash → lane        │              source checked, ECN
+//!  ip: view, cut      headers; one becomes many          ip: merge.rs       many become one
+//!  lanes/outbox.rs    as above                           net: tun.rs        writev: headers, pieces
+//! ```
+//!
+//! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` in the crate `dataplane`, the rest in the crate that is named.
+//!
+//! What belongs to no lane goes from `downlink.rs` through the gate (the crate `gate`) to the control connections, and strangers' datagrams
+//! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
+//! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole.
+//!
+//! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
+//! `received = delivered + in queue + Σ dropped(reason)`.
+//!
+//! * Nothing is allocated per datagram; a queue item, made only when a lane is missing or full, is a batch.
+//! * A bad datagram costs itself only: its error is counted, never returned out of a batch.
+//! * Time is read once per turn of the worker.
+//! * What a turn takes is bounded in frames and in what they ask for, not in datagrams alone: `work.rs`.
+//! * A worker that falls behind drops packets of the peers that ask for most, before it opens them: `shares.rs`.
+
+pub mod downlink;
+mod flows;
+mod ip_downlink;
+pub mod ip_uplink;
+mod pieces;
+pub mod shares;
+pub mod uplink;
+pub mod work;

@@ -1,0 +1,244 @@
+//! Datagrams that fit into no packet: cut into pieces on the way to the peer, put together on the way from it. Both ends have
+//! said that they can, and the service wants it; else such a datagram is dropped.
+
+use std::ops::Range;
+
+use dataplane::{
+    lanes::{Frame, PushError},
+    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
+};
+use net::ReceiveBatch;
+use wire::{
+    context::{Context, FlowNumber, Header, MOST_DATAGRAM},
+    ids::PeerId,
+};
+
+use crate::datapath::{
+    downlink::Downlink,
+    uplink::{TooLarge, Uplink, Way},
+};
+
+/// A datagram that is being cut: which one, and how much of it is in packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cutting {
+    pub(super) number: FlowNumber,
+    pub(super) datagram: u32,
+    pub(super) total: u16,
+    pub(super) offset: u16,
+}
+
+impl Cutting {
+    fn header(&self) -> Header {
+        let &Self { number, datagram, total, offset } = self;
+        Context::Piece { number, datagram, total, offset, payload_at: 0 }.encode()
+    }
+}
+
+/// How far a datagram was cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// All of it is in packets.
+    Done,
+    /// There is no room, or no lane, for more of it.
+    Stopped(PushError, Cutting),
+    /// Even a piece would have to be too small.
+    TooSmall {
+        /// The largest payload that fits now.
+        most: usize,
+    },
+}
+
+impl Uplink<'_> {
+    /// Whether datagrams of a flow that fit into no packet travel in pieces.
+    pub(super) fn may_fragment(&self, origin: &Origin) -> bool {
+        self.link.as_deref().is_some_and(|link| link.takes_pieces) && self.wants_pieces(origin)
+    }
+
+    /// Whether the service of a flow wants that.
+    pub(super) fn wants_pieces(&self, origin: &Origin) -> bool {
+        match *origin {
+            Origin::Ingress { ingress, .. } => {
+                self.relay.service(ingress).is_some_and(|service| service.fragment)
+            }
+            Origin::Upstream { service, .. } => self.relay.fragments_of(service),
+        }
+    }
+
+    /// The datagram `data` of a flow, of which nothing is in packets; `None` if it is larger than any that can be.
+    pub(super) fn cutting(&mut self, number: FlowNumber, data: &[u8]) -> Option<Cutting> {
+        let total = u16::try_from(data.len()).ok().filter(|total| usize::from(*total) <= MOST_DATAGRAM)?;
+        Some(Cutting { number, datagram: self.relay.name_datagram(), total, offset: 0 })
+    }
+
+    /// Puts what is left of a datagram into packets. Its last piece alone is counted: what becomes of that packet is what
+    /// becomes of the datagram.
+    pub(super) fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], tos: u8) -> Progress {
+        loop {
+            let header = cutting.header();
+            let rest = Frame { header: header.as_slice(), payload: left, counted: true, tos };
+            let most = match self.push(way, rest) {
+                Ok(()) => {
+                    self.relay.stats.fragmented.0 += 1;
+                    self.relay.stats.fragmented.1 += 1;
+                    self.note_sent(1, usize::from(cutting.total));
+                    return Progress::Done;
+                }
+                Err(PushError::TooLarge { most }) => most,
+                Err(error @ (PushError::Blocked | PushError::NotUp)) => {
+                    return Progress::Stopped(error, cutting);
+                }
+            };
+            let (piece, after) = left.split_at(most.min(left.len()));
+            let fits = piece.len() >= LEAST_PIECE && !after.is_empty();
+            let Some(offset) = u16::try_from(piece.len()).ok().filter(|_| fits) else {
+                return Progress::TooSmall { most };
+            };
+            match self.push(way, Frame { payload: piece, counted: false, ..rest }) {
+                Ok(()) => {}
+                Err(error) => return Progress::Stopped(error, cutting),
+            }
+            self.relay.stats.fragmented.1 += 1;
+            cutting.offset += offset;
+            left = after;
+        }
+    }
+
+    /// Goes on with the first of `left` datagrams, `data`, which was cut in part or, without `begun`, not at all. Returns what
+    /// is to be remembered of it if it has to wait.
+    pub(super) fn go_on(
+        &mut self,
+        (way, number): (Way, FlowNumber),
+        data: &[u8],
+        begun: Option<Begun>,
+        left: usize,
+    ) -> Option<Begun> {
+        let cutting = match (begun, self.cutting(number, data)) {
+            (Some(Begun { datagram, offset, .. }), Some(new)) => {
+                let offset = u16::try_from(offset).unwrap_or(u16::MAX);
+                Cutting { datagram, offset, ..new }
+            }
+            (None, Some(new)) => new,
+            (_, None) => {
+                self.drop_too_large(data.len(), MOST_DATAGRAM, false);
+                return None;
+            }
+        };
+        let rest = data.get(usize::from(cutting.offset)..).unwrap_or_default();
+        match self.cut(way, cutting, rest, self.tos) {
+            Progress::Done => None,
+            Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
+                Some(Begun { left, datagram, offset: offset.into() })
+            }
+            Progress::TooSmall { most } => {
+                self.drop_too_large(data.len(), most, false);
+                None
+            }
+        }
+    }
+
+    /// Drops one datagram that fits into no packet; see [`TooLarge`] for `wanted`.
+    pub(super) fn drop_too_large(&mut self, size: usize, most: usize, wanted: bool) {
+        self.relay.uplink.drop(DropReason::TooLarge, 1);
+        *self.too_large = Some(TooLarge { size, most, wanted });
+    }
+
+    /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to the worker that keeps lane `lane`: each by
+    /// itself, under a number of its own if it has to be cut there.
+    pub(super) fn hand_over_large(
+        &mut self,
+        (worker, lane): (u8, u8),
+        number: FlowNumber,
+        (data, segment): (&[u8], usize),
+        mut begun: Option<Begun>,
+    ) {
+        for datagram in data.chunks(segment.max(1)) {
+            let begun = begun.take();
+            let Some(new) = self.cutting(number, datagram) else {
+                self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
+                continue;
+            };
+            let (name, offset) = begun.map_or((new.datagram, 0), |begun| (begun.datagram, begun.offset));
+            let cutting =
+                Cutting { datagram: name, offset: u16::try_from(offset).unwrap_or(u16::MAX), ..new };
+            let rest = datagram.get(offset..).unwrap_or_default();
+            let header = cutting.header();
+            let marks = (self.tos, self.age());
+            self.outgoing.payloads(worker, (self.peer, lane), (header, 1), (rest, rest.len()), marks);
+            self.relay.uplink.handed_over += 1;
+        }
+    }
+
+    /// Takes over a datagram of which nothing, or what precedes `rest`, is in packets: it goes out whole if it fits.
+    pub(super) fn take_over_large(&mut self, way: Way, cutting: Cutting, rest: &[u8], tos: u8) {
+        if cutting.offset == 0 {
+            let header = Context::Flow { number: cutting.number, payload_at: 0 }.encode();
+            let whole = Frame { header: header.as_slice(), payload: rest, counted: true, tos };
+            if self.push(way, whole).is_ok() {
+                return self.note_sent(1, rest.len());
+            }
+        }
+        match self.cut(way, cutting, rest, tos) {
+            Progress::Done => {}
+            Progress::Stopped(PushError::NotUp, _) => self.relay.uplink.drop(DropReason::LaneClosed, 1),
+            Progress::Stopped(PushError::Blocked | PushError::TooLarge { .. }, _) => {
+                self.relay.uplink.drop(DropReason::SendBlocked, 1);
+            }
+            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, false),
+        }
+    }
+}
+
+impl Downlink<'_> {
+    /// Takes a piece, whose bytes lie at `bytes` of the buffer in `slot`, of a flow that is `known` here or unknown.
+    pub(super) fn piece(
+        &mut self,
+        batch: &ReceiveBatch,
+        (slot, bytes): (usize, Range<usize>),
+        (peer, lane): (PeerId, u8),
+        cutting: Cutting,
+        known: Option<FlowId>,
+    ) {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        state.relay.stats.reassembled.1 += 1;
+        let Cutting { number, datagram, total, offset } = cutting;
+        let Some(flow) = known else {
+            // It counts, and is answered, once: with the piece that begins it.
+            if offset == 0 {
+                state.relay.downlink.receive(1, bytes.len() as u64);
+                state.relay.downlink.drop(DropReason::UnknownFlow, 1);
+                self.say_unknown(peer, lane, number);
+            }
+            return;
+        };
+        let Some(way) = self.way_to((peer, lane), flow) else { return };
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let relay = &mut state.relay;
+        let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };
+        let bytes = &batch.buffer(slot)[bytes];
+        let taken =
+            relay.reassembly.take(&piece, bytes, relay.reassembly_bytes, self.now, &mut relay.downlink);
+        let Some(whole) = taken else {
+            if self.notes.incomplete.last() != Some(&peer) {
+                self.notes.incomplete.push(peer);
+            }
+            return;
+        };
+        relay.stats.reassembled.0 += 1;
+        relay.stats.downlink_bytes += whole.len() as u64;
+        let to = (way.destination, way.source);
+        if !self.locals.deliver_alone(way.socket, to, peer.0, whole, batch) {
+            self.drop(peer, DropReason::SocketOpen);
+        }
+    }
+
+    /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together elsewhere.
+    pub(super) fn late_piece(&mut self, peer: PeerId, cutting: Cutting, bytes: usize) -> bool {
+        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let relay = &mut state.relay;
+        let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
+        relay.stats.reassembled.1 += 1;
+        let (named, reason) = ((flow, cutting.datagram), DropReason::Expired);
+        relay.reassembly.give_up(named, bytes, self.now, reason, &mut relay.downlink);
+        true
+    }
+}

@@ -1,0 +1,327 @@
+//! Who gives way when peers that share a listening socket together send more than its worker takes (pure).
+//!
+//! The kernel has one receive buffer for all peers of a socket. If the worker falls behind, that buffer fills, and what it has no room for is
+//! lost, whoever sent it. So the worker reads on, and drops packets of the peers that ask for most before they cost anything: unopened.
+//!
+//! ```text
+//!   each receive call filled its batch, for 10 ms  ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
+//!   a call left room                               ─▶  in time  it grows by a part in 128 every 2 ms, until nobody is held back
+//!
+//!   heavy: asked for more than the average of the peers that sent something, in the 10 ms before
+//! ```
+//!
+//! A peer that is alone is never heavy: what the worker does not take of its packets waits in the kernel, and is lost there.
+
+use std::time::{Duration, Instant};
+
+use wire::ids::PeerId;
+
+/// For how long receive calls must have found more than they took. A worker that the scheduler kept waiting has caught up by then.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// How long what peers ask for is added up.
+const WINDOW: Duration = Duration::from_millis(10);
+
+/// Between two changes of the allowance: a turn under load takes about as long.
+const STEP: Duration = Duration::from_millis(2);
+
+/// Changes of the allowance at a time, after a long turn.
+const MOST_STEPS: u128 = 16;
+
+/// What a packet costs beside its frames, in frames: it is opened, and acknowledged.
+const PACKET: u64 = 4;
+
+/// What a heavy peer may ask for in a turn at the least, in frames: some packets.
+const LEAST: u64 = 512;
+
+/// From here on nobody is held back: more than a turn takes.
+const UNLIMITED: u64 = 4 * crate::datapath::work::PER_TURN;
+
+/// Of so many packets that were dropped unopened, the part that a turn did not have to do: a look at the connection ID is an eighth of
+/// what a datagram costs, or less.
+#[must_use]
+pub fn saved(dropped: u64) -> u64 {
+    dropped - dropped / 8
+}
+
+/// What peers ask one worker for, and how much of it heavy ones get.
+#[derive(Debug)]
+pub struct Shares {
+    /// Of each listening socket: since when receive calls found more than they took.
+    full_since: Vec<Option<Instant>>,
+    /// What a heavy peer may ask for in a turn, in frames.
+    allowance: u64,
+    changed: Option<Instant>,
+    turn: u64,
+    window: u64,
+    window_begun: Option<Instant>,
+    /// By the place of the peer.
+    peers: Vec<Asked>,
+    /// Who asked for something in this window.
+    active: Vec<PeerId>,
+    /// Whether more than one peer asked for something in the window before.
+    contended: bool,
+    dropped: u64,
+}
+
+/// What a peer asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    /// In the window with this number.
+    window: u64,
+    in_window: u64,
+    /// In the turn with this number.
+    turn: u64,
+    in_turn: u64,
+    /// For its last packet that was opened.
+    last: u64,
+    /// The last window in which it is heavy, for what it asked for in the one before.
+    heavy_in: u64,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self {
+            full_since: Vec::new(),
+            allowance: UNLIMITED,
+            changed: None,
+            turn: 0,
+            window: 1,
+            window_begun: None,
+            peers: Vec::new(),
+            active: Vec::new(),
+            contended: false,
+            dropped: 0,
+        }
+    }
+}
+
+impl Shares {
+    /// A turn begins.
+    pub fn begin_turn(&mut self, now: Instant) {
+        self.turn += 1;
+        if now >= *self.window_begun.get_or_insert(now) + WINDOW {
+            self.window_begun = Some(now);
+            self.begin_window();
+        }
+        let steps = (now - *self.changed.get_or_insert(now)).as_nanos() / STEP.as_nanos();
+        if steps == 0 {
+            return;
+        }
+        self.changed = Some(now);
+        let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + PATIENCE);
+        for _ in 0..steps.min(MOST_STEPS) {
+            self.allowance = if is_behind && self.contended {
+                (self.allowance - self.allowance / 4).max(LEAST)
+            } else {
+                (self.allowance + self.allowance / 128).min(UNLIMITED)
+            };
+        }
+    }
+
+    /// A receive call at the listening socket `port` filled its whole batch, or left room.
+    pub fn received(&mut self, port: usize, is_full: bool, now: Instant) {
+        if self.full_since.len() <= port {
+            self.full_since.resize(port + 1, None);
+        }
+        let since = &mut self.full_since[port];
+        *since = is_full.then(|| since.unwrap_or(now));
+    }
+
+    /// Whether a packet of `peer` is opened; if not, it is counted as dropped.
+    #[inline]
+    pub fn admits(&mut self, peer: PeerId) -> bool {
+        self.allowance >= UNLIMITED || self.admits_at_load(peer)
+    }
+
+    fn admits_at_load(&mut self, peer: PeerId) -> bool {
+        let Some(asked) = self.peers.get(peer.0 as usize).copied() else { return true };
+        if asked.heavy_in != self.window || asked.turn != self.turn || asked.in_turn < self.allowance {
+            return true;
+        }
+        // It asks for as much as before, though it gets nothing.
+        self.ask(peer, asked.last);
+        self.dropped += 1;
+        false
+    }
+
+    /// A packet of `peer` was opened; `frames` is what was in it and what that asked for.
+    #[inline]
+    pub fn charge(&mut self, peer: PeerId, frames: u64) {
+        if self.peers.len() <= peer.0 as usize {
+            self.peers.resize(peer.0 as usize + 1, Asked::default());
+        }
+        self.ask(peer, frames + PACKET);
+        self.peers[peer.0 as usize].last = frames + PACKET;
+    }
+
+    #[inline]
+    fn ask(&mut self, peer: PeerId, frames: u64) {
+        let Some(asked) = self.peers.get_mut(peer.0 as usize) else { return };
+        if asked.window != self.window {
+            (asked.window, asked.in_window) = (self.window, 0);
+            self.active.push(peer);
+        }
+        if asked.turn != self.turn {
+            (asked.turn, asked.in_turn) = (self.turn, 0);
+        }
+        asked.in_window += frames;
+        asked.in_turn += frames;
+    }
+
+    fn begin_window(&mut self) {
+        self.window += 1;
+        let total: u64 = self.active.iter().map(|peer| self.peers[peer.0 as usize].in_window).sum();
+        let average = total / (self.active.len() as u64).max(1);
+        self.contended = self.active.len() > 1;
+        for peer in self.active.drain(..) {
+            let asked = &mut self.peers[peer.0 as usize];
+            if asked.in_window > average {
+                asked.heavy_in = self.window;
+            }
+        }
+    }
+
+    /// Packets that were dropped unopened.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    const HEAVY: PeerId = PeerId(3);
+    const LIGHT: PeerId = PeerId(1);
+
+    /// Turns of a millisecond, in each of which packets come of both: how many of them were admitted.
+    fn turns(
+        shares: &mut Shares,
+        clock: &ManualClock,
+        count: u32,
+        offered: [u32; 2],
+        is_full: bool,
+    ) -> [u32; 2] {
+        let mut admitted = [0; 2];
+        for _ in 0..count {
+            clock.advance(Duration::from_millis(1));
+            shares.begin_turn(clock.now());
+            shares.received(0, is_full, clock.now());
+            for (place, (peer, frames)) in [(HEAVY, 100), (LIGHT, 1)].into_iter().enumerate() {
+                for _ in 0..offered[place] {
+                    if shares.admits(peer) {
+                        shares.charge(peer, frames);
+                        admitted[place] += 1;
+                    }
+                }
+            }
+        }
+        admitted
+    }
+
+    #[test]
+    fn nobody_gives_way_to_a_worker_that_is_in_time() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        assert_eq!(turns(&mut shares, &clock, 500, [1_000, 10], false), [500_000, 5_000]);
+        assert_eq!(shares.dropped(), 0);
+    }
+
+    #[test]
+    fn who_asks_for_most_gives_way_to_a_worker_that_is_behind() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        turns(&mut shares, &clock, 200, [1_000, 10], true);
+        let [heavy, light] = turns(&mut shares, &clock, 100, [1_000, 10], true);
+        assert_eq!(light, 1_000, "all of the other's");
+        // What a turn lets it ask for, and the packet that is beyond that.
+        assert!((400..=600).contains(&heavy), "{heavy} of 100,000");
+        assert!(shares.dropped() > 99_000);
+    }
+
+    /// A worker that has `work` frames' worth of time in each turn of 4 ms, and a socket that holds `room` packets: how many packets of
+    /// either are opened, and how many of the light peer's find the socket full, in turns in which so many come of each.
+    fn socket(
+        shares: &mut Shares,
+        clock: &ManualClock,
+        count: u32,
+        come: [u32; 2],
+        (work, room): (u64, usize),
+    ) -> ([u32; 2], u32) {
+        let (mut queue, mut opened, mut lost) = (VecDeque::new(), [0; 2], 0);
+        for _ in 0..count {
+            for place in 0..come[0] {
+                // The few of the light peer come in between.
+                let is_lights_turn = place % (come[0] / come[1]) == 0;
+                for peer in [Some(HEAVY), is_lights_turn.then_some(LIGHT)].into_iter().flatten() {
+                    match queue.len() < room {
+                        true => queue.push_back(peer),
+                        false => lost += u32::from(peer == LIGHT),
+                    }
+                }
+            }
+            clock.advance(Duration::from_millis(4));
+            shares.begin_turn(clock.now());
+            let mut spent = 0;
+            while spent < work {
+                let call = queue.len().min(32);
+                shares.received(0, call == 32, clock.now());
+                for peer in queue.drain(..call) {
+                    if shares.admits(peer) {
+                        shares.charge(peer, 1);
+                        opened[usize::from(peer == LIGHT)] += 1;
+                        spent += 8;
+                    } else {
+                        spent += 1;
+                    }
+                }
+                if call < 32 {
+                    break;
+                }
+            }
+        }
+        (opened, lost)
+    }
+
+    #[test]
+    fn a_worker_that_keeps_dropping_reads_all_that_comes_and_still_takes_most_of_what_it_could() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        // Twice what fits: 1,024 packets a turn.
+        let load = ([2_048, 4], (8 * 1_024, 4_096));
+        socket(&mut shares, &clock, 100, load.0, load.1);
+        let ([heavy, light], lost) = socket(&mut shares, &clock, 1_000, load.0, load.1);
+        assert_eq!((light, lost), (4_000, 0));
+        assert!(
+            heavy >= 600_000,
+            "{heavy} of the greedy one's were taken, 870,000 would have been at the best"
+        );
+    }
+
+    #[test]
+    fn a_short_delay_of_the_worker_costs_nobody_anything() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        for _ in 0..100 {
+            turns(&mut shares, &clock, 9, [1_000, 10], true);
+            turns(&mut shares, &clock, 1, [1_000, 10], false);
+        }
+        assert_eq!(shares.dropped(), 0);
+    }
+
+    #[test]
+    fn a_peer_that_is_alone_is_not_held_back() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        assert_eq!(turns(&mut shares, &clock, 500, [1_000, 0], true), [500_000, 0]);
+    }
+
+    #[test]
+    fn who_gave_way_has_all_again_soon_after() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        turns(&mut shares, &clock, 300, [1_000, 10], true);
+        // From the least to all: 625 steps of 2 ms.
+        turns(&mut shares, &clock, 1_300, [1_000, 10], false);
+        assert_eq!(turns(&mut shares, &clock, 100, [1_000, 10], false), [100_000, 1_000]);
+    }
+}

@@ -1,0 +1,542 @@
+//! From local sockets to the peer, in packet order: [`Uplink::ingress`] or [`Uplink::upstream`], then
+//! [`Uplink::carry`], then [`Uplink::seal`].
+
+use std::time::{Duration, Instant};
+
+use config::Limits;
+use dataplane::{
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    relay::{
+        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
+        fragments::LEAST_PIECE,
+    },
+};
+use net::{ReceiveBatch, batch::Meta};
+use wire::{
+    context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
+    ids::{IngressId, LocalId, PeerId},
+};
+
+use crate::{datapath::pieces::Cutting, peer::Link, worker::Outgoing};
+
+/// What the uplink of one peer needs.
+pub struct Uplink<'a> {
+    /// Which peer.
+    pub peer: PeerId,
+    /// The peer's relay.
+    pub relay: &'a mut DatagramRelay,
+    /// The way to the peer; `None` while it is not connected.
+    pub link: Option<&'a mut Link>,
+    /// All lanes of the worker.
+    pub lanes: &'a mut Lanes,
+    /// Their sockets.
+    pub underlays: &'a mut Underlays,
+    /// What goes to other workers: a flow's own lane is down, or this worker has none.
+    pub outgoing: &'a mut Outgoing,
+    /// The traffic class of what carries payloads that have none of their own.
+    pub tos: u8,
+    /// Time of this turn.
+    pub now: Instant,
+    /// When what is being sent came to this host.
+    pub arrived: Instant,
+    /// Notes the largest payload that fits when one did not.
+    pub too_large: &'a mut Option<TooLarge>,
+}
+
+/// What a call of [`Uplink::drain`] left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Nothing waits.
+    Empty,
+    /// More waits, and there may be room for it.
+    More,
+    /// After so many datagrams there was no lane, or no room.
+    Blocked(usize),
+}
+
+/// A payload that fits into no packet to this peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// Its size in bytes.
+    pub size: usize,
+    /// The largest size that fits, in bytes.
+    pub most: usize,
+    /// Its service wants such datagrams to travel in pieces, and the peer cannot put them together.
+    pub wanted: bool,
+}
+
+/// What carries a frame to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Lane(LaneId),
+    /// The control connection: standard mode.
+    Plain,
+    /// The worker that keeps a lane, and the lane's index; in standard mode, the owner of the control connection.
+    Worker(u8, u8),
+}
+
+/// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A flow that was silent for this long overtakes nothing when it goes back to its own lane: what it sent before has long
+/// been handed over.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Flows that came to be in a pass over a batch: the worker watches over their idle time.
+pub type NewFlows = Vec<FlowId>;
+
+impl Uplink<'_> {
+    /// Datagrams of clients came to a local port.
+    pub fn ingress(
+        &mut self,
+        batch: &ReceiveBatch,
+        (socket, ingress): (LocalId, IngressId),
+        limits: &Limits,
+        new_flows: &mut NewFlows,
+    ) {
+        for slot in 0..batch.len() {
+            let (meta, data) = (batch.meta(slot), batch.buffer(slot));
+            let client = Client { socket, address: meta.source, local: meta.local };
+            let known = self.relay.flows.of_client(&client);
+            let flow = match known {
+                Some(flow) => flow,
+                None => {
+                    let full = self.relay.is_full(limits.flows);
+                    match self.open(client, ingress, full) {
+                        Ok(flow) => {
+                            new_flows.push(flow);
+                            flow
+                        }
+                        Err(reason) => {
+                            let datagrams = meta.datagrams() as u64;
+                            self.relay.uplink.receive(datagrams, data.len() as u64);
+                            self.relay.uplink.drop(reason, datagrams);
+                            continue;
+                        }
+                    }
+                }
+            };
+            self.carry(flow, data, meta);
+        }
+    }
+
+    /// A service's answers came to the socket of one flow.
+    pub fn upstream(&mut self, batch: &ReceiveBatch, flow: FlowId) {
+        for slot in 0..batch.len() {
+            let (meta, data) = (batch.meta(slot), batch.buffer(slot));
+            self.carry(flow, data, meta);
+        }
+    }
+
+    /// Sends a run of one flow's datagrams, or queues it, or drops it if it has waited in the kernel for too long.
+    fn carry(&mut self, id: FlowId, data: &[u8], meta: &Meta) {
+        let (segment, datagrams) = (meta.segment, meta.datagrams());
+        self.relay.uplink.receive(datagrams as u64, data.len() as u64);
+        let now = self.now;
+        let Some(flow) = self.relay.flows.get_mut(id) else {
+            self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
+            return;
+        };
+        flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
+        flow.last_active = now;
+        if meta.age > self.relay.queue.time_limit() {
+            self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
+            return;
+        }
+        let arrived = now.checked_sub(meta.age).unwrap_or(now);
+        self.arrived = arrived;
+        let empty = self.relay.queue.is_empty();
+        let (sent, begun) = if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
+        if sent < datagrams {
+            let rest = data.get(sent * segment..).unwrap_or_default();
+            let queue = &mut self.relay.queue;
+            let taken = queue.push(Belongs::Flow(id), rest, segment, (arrived, now), &mut self.relay.uplink);
+            if begun.is_some()
+                && taken > 0
+                && let Some(run) = queue.newest_mut()
+            {
+                run.begun = begun;
+            }
+        }
+    }
+
+    /// Sends what waits, as far as there are lanes and room, and no more once `most` datagrams were sent.
+    pub fn drain(&mut self, most: usize) -> Drained {
+        self.relay.expire(self.now);
+        let mut done = 0;
+        while done < most {
+            let Some(mut run) = self.relay.queue.pop_in_time(self.now, &mut self.relay.uplink) else {
+                return Drained::Empty;
+            };
+            self.arrived = run.arrived;
+            let (sent, begun) = match run.belongs {
+                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.begun),
+                Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
+            };
+            run.begun = begun;
+            if sent < run.count() {
+                self.relay.queue.put_back(run, sent);
+                return Drained::Blocked(done + sent);
+            }
+            done += sent;
+        }
+        if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
+    }
+
+    /// A flow was confirmed: what waited for that follows now.
+    pub fn confirmed(&mut self, id: FlowId) {
+        self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
+        let mut runs = self.relay.awaiting.take_flow(id);
+        if !runs.is_empty() {
+            // What of the flow came to the queue meanwhile is younger, and stays behind.
+            runs.extend(self.relay.queue.take_flow(id));
+        }
+        for mut run in runs {
+            self.arrived = run.arrived;
+            let sealed = if self.relay.queue.is_empty() {
+                self.seal(id, run.data(), run.segment, run.count(), run.begun)
+            } else {
+                (0, run.begun)
+            };
+            let sent;
+            (sent, run.begun) = sealed;
+            self.relay.queue.put_back_last(run, sent);
+        }
+    }
+
+    /// Sends a message about a flow, on lane `index` if it is up; false if there is no way or no room now.
+    pub fn say(&mut self, index: u8, message: Context) -> bool {
+        let Some(way) = self.way(index) else { return false };
+        let header = message.encode();
+        let sent = match way {
+            Way::Worker(worker, lane) => {
+                let marks = (self.tos, Duration::ZERO);
+                self.outgoing.payloads(worker, (self.peer, lane), (header, 0), (&[], 1), marks);
+                true
+            }
+            Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
+        };
+        if sent {
+            self.relay.stats.count_sent(&message);
+        }
+        sent
+    }
+
+    /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
+    /// among those that await a confirmation. The rest finds no lane or no room; the first of it may be `begun`, as the first of
+    /// all may have been.
+    fn seal(
+        &mut self,
+        id: FlowId,
+        data: &[u8],
+        segment: usize,
+        datagrams: usize,
+        begun: Option<Begun>,
+    ) -> (usize, Option<Begun>) {
+        let mut begun = begun.filter(|begun| begun.left == datagrams);
+        let all = (datagrams, None);
+        let Some(flow) = self.relay.flows.get(id) else {
+            self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
+            return all;
+        };
+        let (standing, origin) = (flow.standing, flow.origin);
+        let index =
+            flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
+        if standing == Standing::Refused {
+            self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
+            return all;
+        }
+        // What waits goes first: nothing overtakes within a flow.
+        if self.relay.awaiting.holds(id) {
+            self.await_confirmation(id, data, segment);
+            return all;
+        }
+        let Some(way) = self.way(index) else { return (0, begun) };
+        let Some(service) = self.service_of(&origin) else {
+            self.relay.uplink.drop(DropReason::UnknownService, datagrams as u64);
+            return all;
+        };
+        self.note_move(id, way);
+        let Some(flow) = self.relay.flows.get(id) else { return all };
+        let (header, short, number) = (flow.header(service), flow.confirmed_header(), flow.number);
+        if standing == Standing::Opening {
+            // The far end has forgotten the flow, and what came of the datagram with it.
+            begun = None;
+        }
+        if let Way::Worker(worker, lane) = way {
+            // Smaller ones fit into any packet.
+            if segment >= LEAST_PIECE && self.may_fragment(&origin) {
+                match standing {
+                    Standing::Opening => self.await_confirmation(id, data, segment),
+                    Standing::Confirmed | Standing::Refused => {
+                        self.hand_over_large((worker, lane), number, (data, segment), begun);
+                    }
+                }
+                return all;
+            }
+            let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
+            let marks = (self.tos, self.age());
+            self.outgoing.payloads(worker, (self.peer, lane), (header, counted), (data, segment), marks);
+            self.relay.uplink.handed_over += u64::from(counted);
+            return all;
+        }
+        let mut place = 0;
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            if begun.is_some() {
+                let first = &rest[..rest.len().min(segment)];
+                begun = self.go_on((way, number), first, begun, datagrams - place);
+                if begun.is_some() {
+                    return (place, begun);
+                }
+                place += 1;
+                continue;
+            }
+            let payloads = Payloads::new(header.as_slice(), rest, segment, self.tos);
+            let (sent, result) = self.send(way, &payloads);
+            self.note_sent(sent, (sent * segment).min(rest.len()));
+            place += sent;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { most }) => {
+                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let size = rest.len().min(segment);
+                    let most_confirmed =
+                        (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
+                    let pieces = size <= MOST_DATAGRAM && self.may_fragment(&origin);
+                    if standing == Standing::Opening && (size <= most_confirmed || pieces) {
+                        // It fits only without the opening form, or in pieces, which do not open a flow: it and what follows
+                        // wait for the confirmation.
+                        self.await_confirmation(id, rest, segment);
+                        return all;
+                    }
+                    if pieces {
+                        begun = self.go_on((way, number), &rest[..size], None, datagrams - place);
+                        if begun.is_some() {
+                            return (place, begun);
+                        }
+                    } else {
+                        let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
+                        self.drop_too_large(size, most_confirmed, wanted);
+                    }
+                    place += 1;
+                }
+                Err(PushError::Blocked | PushError::NotUp) => return (place, None),
+            }
+        }
+        all
+    }
+
+    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps, and what has `waited` since it came
+    /// to this host. `counted` of the datagrams are in an account.
+    pub fn take_over(
+        &mut self,
+        (index, waited): (u8, Duration),
+        (header, counted): (Header, u32),
+        (data, segment): (&[u8], usize),
+        tos: u8,
+    ) {
+        self.relay.uplink.taken_over += u64::from(counted);
+        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
+        if counted > 0 && waited > self.relay.queue.time_limit() {
+            self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
+            return;
+        }
+        let way = self.way(index).filter(|way| match way {
+            Way::Lane(_) | Way::Plain => true,
+            // It has gone round once: the lane went down meanwhile.
+            Way::Worker(..) => false,
+        });
+        let Some(way) = way else {
+            self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
+            return;
+        };
+        let context = Context::decode(header.as_slice());
+        if let Some(Context::Packet { .. }) = context {
+            return self.take_over_packets(index, header, (data, segment), tos);
+        }
+        if let Some(Context::Piece { number, datagram, total, offset, .. }) = context {
+            return self.take_over_large(way, Cutting { number, datagram, total, offset }, data, tos);
+        }
+        if counted == 0 {
+            // What finds no room is said again when the peer repeats itself.
+            let _said = self.send_message(way, header.as_slice()).is_ok();
+            return;
+        }
+        let (mut place, datagrams) = (0, count(data, segment));
+        while place < datagrams {
+            let rest = data.get(place * segment..).unwrap_or_default();
+            let payloads = Payloads::new(header.as_slice(), rest, segment, tos);
+            let (sent, result) = self.send(way, &payloads);
+            self.note_sent(sent, (sent * segment).min(rest.len()));
+            place += sent;
+            let left = (datagrams - place) as u64;
+            match result {
+                Ok(()) => {}
+                Err(PushError::TooLarge { most }) => {
+                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let size = rest.len().min(segment);
+                    if let Some(Context::Open { number, .. }) = context
+                        && let Some(keeper) = self.relay.flows.elsewhere(number)
+                        && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
+                    {
+                        // It fits only without the opening form: it and what follows wait where the flow lives.
+                        let counted = u32::try_from(left).unwrap_or(u32::MAX);
+                        self.relay.uplink.handed_over += left;
+                        let age = self.age();
+                        self.outgoing.returned(keeper, self.peer, (header, counted), (rest, segment), age);
+                        return;
+                    }
+                    self.drop_too_large(size, most, false);
+                    place += 1;
+                }
+                Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
+                Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
+            }
+        }
+    }
+
+    /// Takes back datagrams that did not fit beside the opening form, where their flow lives: they wait for its confirmation, and
+    /// have `waited` since they came to this host.
+    pub fn take_back(
+        &mut self,
+        waited: Duration,
+        (header, counted): (Header, u32),
+        (data, segment): (&[u8], usize),
+    ) {
+        self.relay.uplink.taken_over += u64::from(counted);
+        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
+        let number = Context::decode(header.as_slice()).and_then(|context| context.flow());
+        match number.and_then(|number| self.relay.flows.of_number(number)) {
+            Some(flow) => self.await_confirmation(flow, data, segment),
+            None => self.relay.uplink.drop(DropReason::UnknownFlow, u64::from(counted)),
+        }
+    }
+
+    /// For how long what is being sent has been at this host.
+    #[inline]
+    pub(super) fn age(&self) -> Duration {
+        self.now.saturating_duration_since(self.arrived)
+    }
+
+    /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
+    #[inline]
+    pub(super) fn way(&self, index: u8) -> Option<Way> {
+        let link = self.link.as_deref()?;
+        if link.standard {
+            return Some(if link.plain.is_some() { Way::Plain } else { Way::Worker(link.pool.owner(), 0) });
+        }
+        Some(match link.pool.pick(self.lanes, index)? {
+            Place::Here(lane) => Way::Lane(lane),
+            Place::There(worker, lane) => Way::Worker(worker, lane),
+        })
+    }
+
+    /// Puts datagrams into packets; returns how many, and why the next of them was not.
+    pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived),
+            (Way::Plain, None) | (Way::Worker(..), _) => (0, Err(PushError::NotUp)),
+        }
+    }
+
+    /// Counts datagrams that were put into packets.
+    pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize) {
+        self.relay.in_outbox += datagrams as u64;
+        self.relay.stats.uplink_bytes += bytes as u64;
+    }
+
+    /// Puts a message about a flow into a packet.
+    fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
+        self.push(way, Frame { header, payload: &[], counted: false, tos: self.tos })
+    }
+
+    /// Puts one frame into a packet.
+    pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
+        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
+            (Way::Plain, Some(plain)) => {
+                // A piece is as old as its datagram; a message begins to wait here.
+                let since = if frame.payload.is_empty() { self.now } else { self.arrived };
+                plain.push(frame, since)
+            }
+            (Way::Plain, None) | (Way::Worker(..), _) => Err(PushError::NotUp),
+        }
+    }
+
+    /// The number by which the peer knows the service of a flow; an accepted flow needs none.
+    fn service_of(&self, origin: &Origin) -> Option<ServiceNumber> {
+        match *origin {
+            Origin::Ingress { ingress, .. } => self.relay.service(ingress).map(|service| service.number),
+            Origin::Upstream { .. } => Some(ServiceNumber(0)),
+        }
+    }
+
+    /// Notes it when a flow takes another lane than before.
+    fn note_move(&mut self, id: FlowId, way: Way) {
+        let index = match way {
+            Way::Lane(lane) => match self.lanes.get(lane) {
+                Some(slot) => slot.index,
+                None => return,
+            },
+            Way::Worker(_, index) => index,
+            Way::Plain => return,
+        };
+        let Some(flow) = self.relay.flows.get_mut(id) else { return };
+        if index != flow.on {
+            self.relay.stats.flows_moved += u64::from(flow.on != NO_LANE);
+            flow.on = index;
+        }
+        if index == flow.lane {
+            flow.paused = false;
+        }
+    }
+
+    /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
+    fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
+        let now = self.now;
+        let times = (self.arrived, now);
+        self.relay.awaiting.push(Belongs::Flow(id), data, segment, times, &mut self.relay.uplink);
+        let Some(flow) = self.relay.flows.get(id) else { return };
+        let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
+        if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
+            return;
+        }
+        let Some(service) = self.service_of(&origin) else { return };
+        if self.say(lane, Context::OpenEmpty { number, service })
+            && let Some(flow) = self.relay.flows.get_mut(id)
+        {
+            flow.asked = Some(now);
+        }
+    }
+
+    /// Opens a flow for a client.
+    fn open(&mut self, client: Client, ingress: IngressId, full: bool) -> Result<FlowId, DropReason> {
+        if full {
+            return Err(DropReason::FlowLimit);
+        }
+        let idle = match (self.relay.service(ingress), &self.link) {
+            (Some(service), _) => service.idle,
+            (None, Some(_)) => return Err(DropReason::UnknownService),
+            // Not connected yet: the peer has not said for how long its flows live.
+            (None, None) => DEFAULT_IDLE,
+        };
+        let lane = |turn| self.link.as_ref().map_or(NO_LANE, |link| link.pool.lane_for(turn));
+        self.relay.stats.flows_opened += 1;
+        Ok(self.relay.flows.open((client, ingress), lane, idle, self.now))
+    }
+}
+
+/// How long a flow opened before the first connection may be silent.
+const DEFAULT_IDLE: Duration = Duration::from_secs(60);
+
+/// The header of a datagram of a confirmed flow.
+fn short_header(number: FlowNumber) -> Header {
+    Context::Flow { number, payload_at: 0 }.encode()
+}
+
+/// How many datagrams of `segment` bytes a buffer holds; an empty buffer is one empty datagram.
+fn count(data: &[u8], segment: usize) -> usize {
+    if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) }
+}

@@ -1,0 +1,43 @@
+//! How the workers come to run another configuration.
+
+use std::sync::Arc;
+
+use config::{Config, reload::Plan};
+use net::ports::Ports;
+use wire::fault::{self, Fault};
+
+use crate::{
+    roster::{Revision, Roster, RosterError},
+    worker::Exchange,
+};
+
+/// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
+/// each worker.
+///
+/// # Errors
+/// A peer that was added while the agent ran is in the way; nothing has changed then.
+pub fn follow(
+    config: Config,
+    plan: &Plan,
+    (roster, exchange): (&Roster, &Exchange),
+    shares: Vec<Ports>,
+) -> Result<Arc<Config>, RosterError> {
+    roster.revise(revision(&config, plan))?;
+    fault::point(Fault::Follow);
+    let config = Arc::new(config);
+    exchange.configure(&config, shares);
+    Ok(config)
+}
+
+/// What a plan, whose configuration is `config`, makes of the list of peers.
+pub fn revision(config: &Config, plan: &Plan) -> Revision {
+    Revision {
+        mode: config.access.mode,
+        open_services: config.access.services.clone(),
+        limits: config.limits,
+        removed: plan.removed.clone(),
+        changed: plan.changed.clone(),
+        added: plan.added.clone(),
+        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
+    }
+}

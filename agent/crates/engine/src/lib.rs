@@ -1,0 +1,23 @@
+//! The workers of an agent, and what they share.
+//!
+//! | what | module |
+//! |---|---|
+//! | one worker: its loop, its sockets, sessions, lanes and forwards, and the messages between workers | [`worker`] |
+//! | the way of a datagram through a worker | [`datapath`] |
+//! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
+//! | one peer, as a worker sees it | [`peer`] |
+//! | all peers, and who may connect | [`roster`] |
+//! | how a reload reaches the workers | [`follow`] |
+//! | the TUN device, its addresses and routes | [`tunnel`] |
+//! | counters for Prometheus, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
+
+pub mod capture;
+pub mod control;
+pub mod datapath;
+pub mod follow;
+pub mod health;
+pub mod metrics;
+pub mod peer;
+pub mod roster;
+pub mod tunnel;
+pub mod worker;

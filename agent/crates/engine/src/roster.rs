@@ -1,0 +1,596 @@
+//! Who the peers are, while the workers run: read without a lock, changed one at a time.
+//!
+//! ```text
+//!   gate, handshakes ──► snapshot of the keys      (no lock, no allocation)
+//!   control socket   ──► add, remove ──┐
+//!   reload           ──► revise ───────┤
+//!   open mode        ──► admit ────────┤ one lock: the snapshot, and an order to every worker
+//!   idle open peers  ──► expire ───────┘
+//!
+//!   vacant ── add, admit ──► live ── remove, expire ──► leaving ── every worker has nothing of it left ──► vacant
+//! ```
+//!
+//! A peer's place in the list is its [`PeerId`]. It is given to another peer only once every worker has said that nothing
+//! of the old one is left there, so that what was said of one peer never reaches another.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use arc_swap::ArcSwap;
+use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, PeerOrigin, defaults};
+use gate::{
+    admission::{Admits, Allowlist},
+    identity::PublicKey,
+};
+use ipnet::IpNet;
+use wire::{
+    fault::{self, Fault},
+    ids::PeerId,
+    panics::lock,
+};
+
+use crate::worker::Exchange;
+
+/// Characters of the key in such a name.
+const OPEN_NAME_CHARS: usize = 8;
+
+/// How a peer came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The configuration names it.
+    Config,
+    /// It was added while an agent ran, and is in the state file.
+    State,
+    /// It came by itself, in open mode.
+    Open,
+}
+
+impl Origin {
+    /// In one word, as JSON and logs have it.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::State => "state",
+            Self::Open => "open",
+        }
+    }
+}
+
+impl From<PeerOrigin> for Origin {
+    fn from(origin: PeerOrigin) -> Self {
+        match origin {
+            PeerOrigin::Config => Self::Config,
+            PeerOrigin::State => Self::State,
+        }
+    }
+}
+
+/// Why the list was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RosterError {
+    /// Another peer has this name.
+    #[error("there is a peer {0:?} already (remedy: another name, or remove that one first)")]
+    NameTaken(Arc<str>),
+    /// Names of this form are given to peers of open mode.
+    #[error("the name {0:?} is kept for peers of open mode (remedy: another name)")]
+    NameReserved(Arc<str>),
+    /// A peer has this key.
+    #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
+    KeyTaken(Arc<str>),
+    /// A peer has this prefix of `allowed_ips`.
+    #[error("peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix)")]
+    PrefixTaken(IpNet, Arc<str>),
+    /// It is ours.
+    #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
+    OwnKey,
+    /// No private key belongs to it.
+    #[error("this is no Ed25519 public key (remedy: write what `culvert pubkey` prints at the peer)")]
+    NoKey,
+    /// As many peers as may be are known.
+    #[error("{0} peers are known, more may not be (remedy: remove some, or a higher limits.peers)")]
+    Full(usize),
+    /// As many peers of open mode as may be are there.
+    #[error("{0} peers of open mode are there, more may not be (remedy: a higher limits.open_peers)")]
+    OpenFull(usize),
+    /// Only known peers may connect.
+    #[error("access.mode is not \"open\"")]
+    NotOpen,
+    /// No peer has this name.
+    #[error("there is no peer {0:?} (remedy: see `culvert peer list`)")]
+    Unknown(Arc<str>),
+}
+
+/// A peer of the list.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its place.
+    pub id: PeerId,
+    /// Its name, keys, endpoints and settings.
+    pub peer: Arc<config::Peer>,
+    /// How it came to be known.
+    pub origin: Origin,
+}
+
+/// What a reload changes of the list: the peers of the configuration, and who else may come.
+#[derive(Clone, Debug)]
+pub struct Revision {
+    /// Whose handshake is completed from now on.
+    pub mode: AccessMode,
+    /// What peers of open mode may use from now on, as indices into [`Config::services`].
+    pub open_services: Vec<usize>,
+    /// The ceilings from now on.
+    pub limits: config::Limits,
+    /// Names of peers of the configuration that it no longer has.
+    pub removed: Vec<Arc<str>>,
+    /// Peers that kept their names and are otherwise different.
+    pub changed: Vec<config::Peer>,
+    /// Peers that the configuration did not have.
+    pub added: Vec<config::Peer>,
+    /// All keys that the configuration now names.
+    pub named: Vec<PublicKey>,
+}
+
+/// Who the peers are.
+pub struct Roster {
+    own_key: PublicKey,
+    rules: ArcSwap<Rules>,
+    keys: ArcSwap<Keys>,
+    book: Mutex<Book>,
+    /// The workers, once there are any.
+    exchange: OnceLock<Arc<Exchange>>,
+}
+
+/// Who may come, and how many.
+struct Rules {
+    mode: AccessMode,
+    /// What peers of open mode may use.
+    open_services: Vec<usize>,
+    limits: config::Limits,
+}
+
+/// The list.
+struct Book {
+    slots: Vec<Slot>,
+    /// Keys of peers of the configuration that were removed while an agent ran: a reload does not let them in again as
+    /// long as the configuration goes on naming them.
+    shut_out: Vec<PublicKey>,
+}
+
+/// Whose keys are known.
+#[derive(Default)]
+struct Keys {
+    by_key: HashMap<[u8; 32], PeerId>,
+    by_agreement: HashMap<[u8; 32], PeerId>,
+}
+
+struct Slot {
+    peer: Arc<config::Peer>,
+    origin: Origin,
+    /// The X25519 keys, as far as the Ed25519 keys have one.
+    agreements: Vec<[u8; 32]>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Live,
+    /// A bit for each worker that may have something of it left.
+    Leaving(u64),
+    Vacant,
+}
+
+impl Slot {
+    fn is_live(&self) -> bool {
+        self.state == State::Live
+    }
+}
+
+impl Roster {
+    /// The peers of the configuration; `own_key` is nobody else's.
+    #[must_use]
+    pub fn new(config: &Config, own_key: PublicKey) -> Arc<Self> {
+        let slot = |peer: &config::Peer| Slot {
+            agreements: peer.public_keys.iter().filter_map(PublicKey::agreement).collect(),
+            origin: peer.origin.into(),
+            peer: Arc::new(peer.clone()),
+            state: State::Live,
+        };
+        let slots: Vec<Slot> = config.peers.iter().map(slot).collect();
+        Arc::new(Self {
+            own_key,
+            rules: ArcSwap::from_pointee(Rules {
+                mode: config.access.mode,
+                open_services: config.access.services.clone(),
+                limits: config.limits,
+            }),
+            keys: ArcSwap::from_pointee(Keys::of(&slots)),
+            book: Mutex::new(Book { slots, shut_out: Vec::new() }),
+            exchange: OnceLock::new(),
+        })
+    }
+
+    /// Names the workers that are told of every change from now on; the first exchange named stays.
+    pub fn attach(&self, exchange: &Arc<Exchange>) {
+        self.exchange.get_or_init(|| Arc::clone(exchange));
+    }
+
+    /// The peer with this Ed25519 key. Takes no lock and no memory.
+    #[must_use]
+    pub fn peer_of(&self, key: &[u8; 32]) -> Option<PeerId> {
+        self.keys.load().by_key.get(key).copied()
+    }
+
+    /// Whether the holder of this Ed25519 key may connect.
+    #[must_use]
+    pub fn allows(&self, key: &[u8; 32]) -> bool {
+        self.is_open() || self.peer_of(key).is_some()
+    }
+
+    /// Whether unknown keys may connect.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        match self.rules.load().mode {
+            AccessMode::Allowlist => false,
+            AccessMode::Open => true,
+        }
+    }
+
+    /// The peers that are known, in the order of their places.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        let slots = &lock(&self.book).slots;
+        fault::point(Fault::Roster);
+        let listed = |(id, slot): (u32, &Slot)| Listed {
+            id: PeerId(id),
+            peer: Arc::clone(&slot.peer),
+            origin: slot.origin,
+        };
+        (0..).zip(slots.iter()).filter(|(_, slot)| slot.is_live()).map(listed).collect()
+    }
+
+    /// Adds a peer; every worker is told before anything can name it. A peer of open mode that has one of its keys makes
+    /// way.
+    ///
+    /// # Errors
+    /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
+    pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
+        let slots = &mut lock(&self.book).slots;
+        let mut known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
+        self.suits(&peer, &known)?;
+        known.push(&peer);
+        self.fits(known.len())?;
+        Ok(self.let_in(slots, peer, origin))
+    }
+
+    /// Removes a peer: its keys open nothing from now on, and every worker ends what it has. In open mode its holder may
+    /// come back, as anyone may.
+    ///
+    /// # Errors
+    /// No peer has that name.
+    pub fn remove(&self, name: &str) -> Result<Listed, RosterError> {
+        let Book { slots, shut_out } = &mut *lock(&self.book);
+        let place = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
+        let place = place.ok_or_else(|| RosterError::Unknown(name.into()))?;
+        let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
+        match origin {
+            Origin::Config => shut_out.extend(&peer.public_keys),
+            Origin::State | Origin::Open => {}
+        }
+        self.leave(slots, place);
+        Ok(Listed { id: id_of(place), peer, origin })
+    }
+
+    /// Follows a changed configuration: all of it, or nothing. Its peers that were removed while the agent ran stay shut out.
+    ///
+    /// # Errors
+    /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
+    pub fn revise(&self, revision: Revision) -> Result<(), RosterError> {
+        let book = &mut *lock(&self.book);
+        let (wanted, leaving) = self.check(book, &revision)?;
+        let Book { slots, shut_out } = book;
+        let Revision { mode, open_services, limits, named: keys, .. } = revision;
+        for place in leaving {
+            self.leave(slots, place);
+        }
+        let services_changed = self.rules.load().open_services != open_services;
+        self.rules.store(Arc::new(Rules { mode, open_services: open_services.clone(), limits }));
+        for place in 0..slots.len() {
+            let guest = slots.get(place).filter(|slot| slot.is_live() && slot.origin == Origin::Open);
+            match (guest, mode) {
+                (Some(_), AccessMode::Allowlist) => self.leave(slots, place),
+                (Some(guest), AccessMode::Open) if services_changed => {
+                    let services = open_services.clone();
+                    let guest = config::Peer { services, ..config::Peer::clone(&guest.peer) };
+                    self.change(slots, place, guest);
+                }
+                (Some(_), AccessMode::Open) | (None, _) => {}
+            }
+        }
+        // Changed ones first: one that is new may have the prefix or the key that another has given up.
+        let (changed, added): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|peer| {
+            named(slots).any(|slot| slot.origin == Origin::Config && slot.peer.name == peer.name)
+        });
+        for peer in changed {
+            let same = |slot: &Slot| slot.is_live() && slot.peer.name == peer.name;
+            if let Some(place) = slots.iter().position(same) {
+                self.guests_leave(slots, &peer);
+                self.change(slots, place, peer);
+            }
+        }
+        for peer in added {
+            self.let_in(slots, peer, Origin::Config);
+        }
+        shut_out.retain(|key| keys.contains(key));
+        Ok(())
+    }
+
+    /// Whether [`Roster::revise`] would do it now.
+    ///
+    /// # Errors
+    /// As its own.
+    pub fn would_take(&self, revision: &Revision) -> Result<(), RosterError> {
+        self.check(&lock(&self.book), revision).map(drop)
+    }
+
+    /// The peers that are to be as a revision has them, and the places of those that are to leave.
+    fn check(
+        &self,
+        book: &Book,
+        revision: &Revision,
+    ) -> Result<(Vec<config::Peer>, Vec<usize>), RosterError> {
+        let Book { slots, shut_out } = book;
+        let Revision { limits, removed, changed, added, .. } = revision;
+        let out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
+        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(out);
+        let replaced = |slot: &Slot| {
+            let name = &slot.peer.name;
+            slot.origin == Origin::Config
+                && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
+        };
+        let mut known: Vec<&config::Peer> =
+            named(slots).filter(|slot| !replaced(slot)).map(|slot| &*slot.peer).collect();
+        for peer in &wanted {
+            self.suits(peer, &known)?;
+            known.push(peer);
+        }
+        if known.len() > limits.peers {
+            return Err(RosterError::Full(limits.peers));
+        }
+        let leaves = |slot: &Slot| {
+            slot.is_live() && replaced(slot) && !wanted.iter().any(|peer| peer.name == slot.peer.name)
+        };
+        let leaving = slots.iter().enumerate().filter(|(_, slot)| leaves(slot)).map(|(place, _)| place);
+        let leaving = leaving.collect();
+        Ok((wanted.into_iter().cloned().collect(), leaving))
+    }
+
+    /// Which of these peers of the configuration were removed while the agent ran, and so are kept out.
+    #[must_use]
+    pub fn kept_out<'a>(&self, peers: impl IntoIterator<Item = &'a config::Peer>) -> Vec<Arc<str>> {
+        let shut_out = &lock(&self.book).shut_out;
+        let is_out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
+        peers.into_iter().filter(is_out).map(|peer| Arc::clone(&peer.name)).collect()
+    }
+
+    /// Whether `peer` may be one beside those that are `known`.
+    fn suits(&self, peer: &config::Peer, known: &[&config::Peer]) -> Result<(), RosterError> {
+        if peer.public_keys.iter().any(|key| key.agreement().is_none()) {
+            return Err(RosterError::NoKey);
+        }
+        if peer.public_keys.contains(&self.own_key) {
+            return Err(RosterError::OwnKey);
+        }
+        if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
+            return Err(RosterError::NameReserved(Arc::clone(&peer.name)));
+        }
+        for other in known {
+            if other.name == peer.name {
+                return Err(RosterError::NameTaken(Arc::clone(&peer.name)));
+            }
+            if let Some(net) = peer.allowed_ips.iter().find(|net| other.allowed_ips.contains(net)) {
+                return Err(RosterError::PrefixTaken(*net, Arc::clone(&other.name)));
+            }
+            if other.public_keys.iter().any(|key| peer.public_keys.contains(key)) {
+                return Err(RosterError::KeyTaken(Arc::clone(&other.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether so many peers may be known.
+    fn fits(&self, known: usize) -> Result<(), RosterError> {
+        if known > self.rules.load().limits.peers { Err(RosterError::Full(known - 1)) } else { Ok(()) }
+    }
+
+    /// The peer of a key that nobody is known by, in open mode. It may use what `[access]` grants.
+    ///
+    /// # Errors
+    /// Open mode is off, the key is ours, or too many such peers are there.
+    pub fn admit(&self, key: [u8; 32]) -> Result<PeerId, RosterError> {
+        let key = PublicKey(key);
+        if !self.is_open() {
+            return Err(RosterError::NotOpen);
+        }
+        if key == self.own_key {
+            return Err(RosterError::OwnKey);
+        }
+        let slots = &mut lock(&self.book).slots;
+        let rules = self.rules.load();
+        // Another worker may have been faster.
+        if let Some(id) = self.peer_of(&key.0) {
+            return Ok(id);
+        }
+        let live = || slots.iter().filter(|slot| slot.is_live());
+        let guests = live().filter(|slot| slot.origin == Origin::Open).count();
+        if guests >= rules.limits.open_peers {
+            return Err(RosterError::OpenFull(guests));
+        }
+        let text = key.to_string();
+        let names = [OPEN_NAME_CHARS, text.len()].map(|chars| format!("{OPEN_PREFIX}{}", &text[..chars]));
+        // Keys can be made that begin alike; the whole key is nobody else's name.
+        let [short, whole] = names;
+        let name = if live().any(|slot| *slot.peer.name == *short) { whole } else { short };
+        let peer = config::Peer {
+            name: name.into(),
+            public_keys: vec![key],
+            endpoints: Vec::new(),
+            lanes: defaults::LANES,
+            profile: defaults::PROFILE,
+            keepalive: defaults::KEEPALIVE,
+            queue: defaults::QUEUE,
+            drop: defaults::DROP,
+            quota: defaults::QUOTA,
+            services: rules.open_services.clone(),
+            allowed_ips: Vec::new(),
+            dscp: defaults::DSCP,
+            congestion: defaults::CONGESTION,
+            rate: None,
+            // No file names it; [`Origin`] says what it is.
+            origin: PeerOrigin::State,
+        };
+        let agreements = key.agreement().into_iter().collect();
+        let slot = Slot { peer: Arc::new(peer), origin: Origin::Open, agreements, state: State::Live };
+        Ok(self.enter(slots, slot))
+    }
+
+    /// Removes a peer of open mode that has been idle; no other.
+    pub(crate) fn expire(&self, id: PeerId) {
+        let slots = &mut lock(&self.book).slots;
+        let idle = |slot: &Slot| slot.is_live() && slot.origin == Origin::Open;
+        if slots.get(id.0 as usize).is_some_and(idle) {
+            self.leave(slots, id.0 as usize);
+        }
+    }
+
+    /// `worker` has nothing left of a peer that was removed. If no worker has, its place is free, and `forget` is called
+    /// with its name if no other peer bears it.
+    pub(crate) fn left(&self, id: PeerId, worker: u8, forget: impl FnOnce(&str)) {
+        let slots = &mut lock(&self.book).slots;
+        let Some(slot) = slots.get_mut(id.0 as usize) else { return };
+        let State::Leaving(waiting) = slot.state else { return };
+        let waiting = waiting & !bit(worker);
+        if waiting > 0 {
+            slot.state = State::Leaving(waiting);
+            return;
+        }
+        slot.state = State::Vacant;
+        let (name, origin) = (Arc::clone(&slot.peer.name), slot.origin);
+        let borne = |slot: &Slot| slot.state != State::Vacant && slot.peer.name == name;
+        if origin != Origin::Open && !slots.iter().any(borne) {
+            // Under the lock: a peer of this name that is added next is bound anew by every worker.
+            forget(&name);
+        }
+    }
+
+    /// Adds a peer that suits.
+    fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: Origin) -> PeerId {
+        self.guests_leave(slots, &peer);
+        let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
+        self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live })
+    }
+
+    /// Peers of open mode make way for one that has a key of theirs.
+    fn guests_leave(&self, slots: &mut [Slot], peer: &config::Peer) {
+        for place in 0..slots.len() {
+            let in_the_way = slots.get(place).is_some_and(|slot| {
+                slot.is_live()
+                    && slot.origin == Origin::Open
+                    && slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key))
+            });
+            if in_the_way {
+                self.leave(slots, place);
+            }
+        }
+    }
+
+    /// A peer is otherwise from now on: tells the workers, then lets its keys in, and no others of its.
+    fn change(&self, slots: &mut [Slot], place: usize, peer: config::Peer) {
+        let Some(slot) = slots.get_mut(place) else { return };
+        slot.agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
+        slot.peer = Arc::new(peer);
+        let peer = Arc::clone(&slot.peer);
+        if let Some(exchange) = self.exchange.get() {
+            exchange.change_peer(id_of(place), &peer);
+        }
+        self.keys.store(Arc::new(Keys::of(slots)));
+    }
+
+    /// Gives a peer a place, tells the workers, then lets its keys in.
+    fn enter(&self, slots: &mut Vec<Slot>, slot: Slot) -> PeerId {
+        let (peer, origin) = (Arc::clone(&slot.peer), slot.origin);
+        let place = slots.iter().position(|slot| slot.state == State::Vacant).unwrap_or(slots.len());
+        match slots.get_mut(place) {
+            Some(vacant) => *vacant = slot,
+            None => slots.push(slot),
+        }
+        let id = id_of(place);
+        if let Some(exchange) = self.exchange.get() {
+            exchange.add_peer(id, &peer, origin);
+        }
+        self.keys.store(Arc::new(Keys::of(slots)));
+        id
+    }
+
+    /// Lets a peer's keys in no more, then tells the workers.
+    fn leave(&self, slots: &mut [Slot], place: usize) {
+        let exchange = self.exchange.get();
+        let Some(slot) = slots.get_mut(place) else { return };
+        slot.state = match exchange {
+            Some(exchange) => State::Leaving((0..exchange.workers()).map(bit).sum()),
+            None => State::Vacant,
+        };
+        self.keys.store(Arc::new(Keys::of(slots)));
+        if let Some(exchange) = exchange {
+            exchange.remove_peer(id_of(place));
+        }
+    }
+}
+
+/// The peers of both files.
+fn named(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
+    slots.iter().filter(|slot| {
+        slot.is_live()
+            && match slot.origin {
+                Origin::Config | Origin::State => true,
+                Origin::Open => false,
+            }
+    })
+}
+
+impl Keys {
+    fn of(slots: &[Slot]) -> Self {
+        let mut keys = Self::default();
+        for (id, slot) in (0..).map(PeerId).zip(slots).filter(|(_, slot)| slot.is_live()) {
+            keys.by_key.extend(slot.peer.public_keys.iter().map(|key| (key.0, id)));
+            keys.by_agreement.extend(slot.agreements.iter().map(|agreement| (*agreement, id)));
+        }
+        keys
+    }
+}
+
+/// Each worker's bit; there are at most [`config::MAX_WORKERS`].
+fn bit(worker: u8) -> u64 {
+    1 << (worker % 64)
+}
+
+fn id_of(place: usize) -> PeerId {
+    // The ceilings on peers keep the list far shorter than 2^32.
+    PeerId(u32::try_from(place).unwrap_or(u32::MAX))
+}
+
+impl Allowlist for Roster {
+    fn admits(&self, agreement: &[u8; 32]) -> Admits {
+        match self.keys.load().by_agreement.get(agreement) {
+            Some(id) => Admits::Peer(*id),
+            None if self.is_open() => Admits::Anyone,
+            None => Admits::Nobody,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "roster_tests.rs"]
+mod tests;

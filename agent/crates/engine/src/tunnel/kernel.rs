@@ -1,0 +1,301 @@
+//! How a plan becomes the kernel's: routes, rules and the device's MTU, one change at a time.
+//!
+//! ```text
+//!   main table:             our routes beside everybody else's
+//!
+//!   priority  31900 + 2n    lookup main suppress_prefixlength 0            } only if there are routes
+//!             31901 + 2n    not from all fwmark MARK lookup 51900 + n      } in that table,
+//!   table     51900 + n     our routes that would take the underlay's      } and for their family
+//!   priority  32766         lookup main                                      (the kernel's own)
+//! ```
+//!
+//! `n` counts the agents of one host that have a `transport.mark`, for without it there are no such routes. All of it is of protocol
+//! 199, and only that is ever removed. Whatever the main table has, but for its default routes, goes before the table of our own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use ipnet::IpNet;
+use net::netlink::{LinkChange, Netlink, Route, Rule, TABLE_MAIN};
+
+use crate::tunnel::{
+    TunnelError,
+    plan::{FAMILIES, Plan, Wish},
+    table::{self, Apart},
+};
+
+/// A metric that goes before the kernel's own route for an on-link prefix of IPv6, which has 256.
+const BEFORE_ON_LINK: u32 = 128;
+
+/// Which other interface has a route, by prefix and table; 0 where it names none.
+type Taken = BTreeMap<(IpNet, u32), u32>;
+
+/// What we have changed in the kernel. Dropping it takes the rules back; the routes go with the device.
+pub(super) struct Kernel {
+    netlink: Netlink,
+    index: u32,
+    /// Of the underlay's packets, or 0.
+    mark: u32,
+    /// The table of our own, if there is a mark.
+    apart: Option<Apart>,
+    mtu: u16,
+    /// By prefix, and whether it is in the table of our own: a route that moves is in both for a moment.
+    routes: BTreeMap<(IpNet, bool), Wish>,
+    rules: Vec<Rule>,
+    /// Routes that could not be set, which has been said.
+    refused: BTreeSet<IpNet>,
+}
+
+impl Kernel {
+    /// The kernel of the device `index`, which has this MTU and no routes yet. With a `mark` it also removes the rules that
+    /// killed agents have left.
+    pub(super) fn new(mut netlink: Netlink, index: u32, mtu: u16, mark: u32) -> Result<Self, TunnelError> {
+        let mut apart = None;
+        if mark != 0 {
+            if let Some(other) = table::clear_up(&mut netlink, mark)? {
+                tracing::warn!(
+                    mark,
+                    other,
+                    "another agent of this host has another mark, and takes our packets to the peers into its tunnel (remedy: \
+                     the same transport.mark for all agents of one host)"
+                );
+            }
+            apart = match Apart::take(&mut netlink) {
+                Ok(apart) => Some(apart),
+                // There may never be need of one.
+                Err(TunnelError::Tables { .. }) => None,
+                Err(error) => return Err(error),
+            };
+        }
+        let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+        Ok(Self { netlink, index, mark, apart, mtu, routes, rules, refused })
+    }
+
+    /// For other questions to the kernel.
+    pub(super) fn netlink(&mut self) -> &mut Netlink {
+        &mut self.netlink
+    }
+
+    /// Sees which of our routes somebody has removed, as the kernel does when the device goes down, however shortly: the next
+    /// plan sets them again. Says how many there are.
+    ///
+    /// # Errors
+    /// The kernel's; the routes are taken to be there.
+    pub(super) fn find_lost_routes(&mut self) -> io::Result<usize> {
+        let mut lost = self.missing_routes()?;
+        if !lost.is_empty() {
+            // A list may have gaps if somebody changes the table meanwhile.
+            let still = self.missing_routes()?;
+            lost.retain(|key| still.contains(key));
+        }
+        self.routes.retain(|key, _| !lost.contains(key));
+        Ok(lost.len())
+    }
+
+    fn missing_routes(&mut self) -> io::Result<BTreeSet<(IpNet, bool)>> {
+        let mut there = BTreeSet::new();
+        for family_of in FAMILIES {
+            self.netlink.routes(family_of, Some(self.index), &mut |route| {
+                if route.ours {
+                    there.insert((route.prefix, route.table != TABLE_MAIN));
+                }
+            })?;
+        }
+        Ok(self.routes.keys().filter(|key| !there.contains(key)).copied().collect())
+    }
+
+    /// Sets rules again that somebody has removed, without which all packets take the host's other routes. Says how many there
+    /// were. What fails is left to the next plan.
+    pub(super) fn restore_rules(&mut self) -> usize {
+        let mut restored = 0;
+        let netlink = &mut self.netlink;
+        self.rules.retain(|rule| match netlink.add_rule(rule) {
+            Ok(()) => {
+                restored += 1;
+                true
+            }
+            // It is refused when it is there; what fails otherwise is tried again, and taken back at the end.
+            Err(_) => true,
+        });
+        restored
+    }
+
+    /// The device has this MTU, in bytes: if it is not ours, ours is set again. What fails is left to the next plan.
+    pub(super) fn restore_mtu(&mut self, there: u32) -> bool {
+        if there == u32::from(self.mtu) {
+            return false;
+        }
+        let change = LinkChange { mtu: Some(self.mtu), ..LinkChange::default() };
+        let restored = self.netlink.set_link(self.index, change).is_ok();
+        if !restored {
+            self.mtu = u16::try_from(there).unwrap_or(u16::MAX);
+        }
+        restored
+    }
+
+    /// Makes it so, and says what failed, which is tried again with the next plan. A route that is refused is said once.
+    pub(super) fn apply(&mut self, plan: &Plan) -> Vec<TunnelError> {
+        let mut failed = Vec::new();
+        // A larger device before routes with less, and a smaller one after them: no packet meets too large an MTU.
+        if plan.mtu > self.mtu {
+            failed.extend(self.set_mtu(plan.mtu).err());
+        }
+        failed.extend(self.take_table(plan).err());
+        match self.find_taken(plan) {
+            Ok(taken) => {
+                for (prefix, wish) in &plan.routes {
+                    failed.extend(self.set_route(*prefix, *wish, &taken).err());
+                }
+            }
+            Err(error) => failed.push(TunnelError::Kernel { what: "the routes", error }),
+        }
+        // Once there is something to find.
+        failed.extend(self.set_rules(plan).err());
+        // Once nothing looks for them there, and what moves is in its new place.
+        failed.extend(self.remove_routes(plan).err());
+        if plan.mtu < self.mtu {
+            failed.extend(self.set_mtu(plan.mtu).err());
+        }
+        self.refused.retain(|prefix| plan.routes.contains_key(prefix));
+        failed
+    }
+
+    fn set_mtu(&mut self, mtu: u16) -> Result<(), TunnelError> {
+        let change = LinkChange { mtu: Some(mtu), ..LinkChange::default() };
+        self.netlink
+            .set_link(self.index, change)
+            .map_err(|error| TunnelError::Kernel { what: "the device's MTU", error })?;
+        tracing::info!(before = self.mtu, mtu, "the TUN device's MTU follows the paths");
+        self.mtu = mtu;
+        Ok(())
+    }
+
+    /// Takes a table of our own if there is need of one, and none was free at the start.
+    fn take_table(&mut self, plan: &Plan) -> Result<(), TunnelError> {
+        if self.apart.is_none() && plan.has_apart(None) {
+            self.apart = Some(Apart::take(&mut self.netlink)?);
+        }
+        Ok(())
+    }
+
+    /// A route as the kernel is told of it; `None` if it needs a table of our own and there is none.
+    fn route(&self, prefix: IpNet, wish: Wish) -> Option<Route> {
+        let table = if wish.apart { self.apart.as_ref()?.table() } else { TABLE_MAIN };
+        let metric = (wish.on_link && prefix.addr().is_ipv6()).then_some(BEFORE_ON_LINK);
+        Some(Route { prefix, table, index: self.index, mtu: wish.mtu, metric })
+    }
+
+    fn remove_routes(&mut self, plan: &Plan) -> Result<(), TunnelError> {
+        let stays = |(prefix, apart): &(IpNet, bool)| {
+            plan.routes.get(prefix).is_some_and(|wish| wish.apart == *apart)
+        };
+        let gone: Vec<_> =
+            self.routes.iter().filter(|(key, _)| !stays(key)).map(|(key, wish)| (*key, *wish)).collect();
+        for (key, wish) in gone {
+            if let Some(route) = self.route(key.0, wish) {
+                match self.netlink.remove_route(&route) {
+                    Ok(()) => {}
+                    // Somebody else has removed it.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(error) => return Err(TunnelError::Kernel { what: "a route", error }),
+                }
+            }
+            self.routes.remove(&key);
+        }
+        Ok(())
+    }
+
+    /// Who else has a route for what is to be set for the first time: with whatever metric, one of both would lie idle. A
+    /// route of our own table that somebody has in the main one would, too, as that goes first, unless it is a default route.
+    fn find_taken(&mut self, plan: &Plan) -> io::Result<Taken> {
+        let new: BTreeSet<IpNet> = plan
+            .routes
+            .iter()
+            .filter(|(prefix, wish)| !wish.on_link && !self.routes.contains_key(&(**prefix, wish.apart)))
+            .map(|(prefix, _)| *prefix)
+            .collect();
+        let (own, index) = (self.apart.as_ref().map(Apart::table), self.index);
+        let mut taken = Taken::new();
+        for family_of in FAMILIES {
+            if !new.iter().any(|prefix| prefix.addr().is_ipv4() == family_of.is_ipv4()) {
+                continue;
+            }
+            self.netlink.routes(family_of, None, &mut |route| {
+                let table = route.table == TABLE_MAIN || Some(route.table) == own;
+                if table && route.unicast && route.index != index && new.contains(&route.prefix) {
+                    taken.insert((route.prefix, route.table), route.index);
+                }
+            })?;
+        }
+        Ok(taken)
+    }
+
+    fn set_route(&mut self, prefix: IpNet, wish: Wish, taken: &Taken) -> Result<(), TunnelError> {
+        let Some(route) = self.route(prefix, wish) else { return Ok(()) };
+        let key = (prefix, wish.apart);
+        let there = self.routes.get(&key);
+        if there == Some(&wish) {
+            return Ok(());
+        }
+        let in_main = (prefix.prefix_len() > 0).then(|| taken.get(&(prefix, TABLE_MAIN))).flatten();
+        let holder = taken.get(&(prefix, route.table)).or(in_main).copied();
+        let done = match (there, holder) {
+            (Some(_), _) => self.netlink.replace_route(&route),
+            (None, None) => self.netlink.add_route(&route, wish.on_link),
+            (None, Some(_)) => Err(io::ErrorKind::AlreadyExists.into()),
+        };
+        let Err(error) = done else {
+            self.routes.insert(key, wish);
+            self.refused.remove(&prefix);
+            return Ok(());
+        };
+        if !self.refused.insert(prefix) {
+            return Ok(());
+        }
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(TunnelError::Route { prefix, error });
+        }
+        let interface = match holder {
+            Some(index) if index > 0 => self.netlink.name(index),
+            // Several, or one that drops them.
+            Some(_) | None => "somebody else".to_owned(),
+        };
+        Err(TunnelError::RouteTaken { prefix, interface })
+    }
+
+    fn set_rules(&mut self, plan: &Plan) -> Result<(), TunnelError> {
+        let Some(apart) = &self.apart else { return Ok(()) };
+        let families = FAMILIES.into_iter().filter(|family| plan.has_apart(Some(*family)));
+        let wanted: Vec<Rule> = families.flat_map(|family| apart.rules(family, self.mark)).collect();
+        let failed = |error| TunnelError::Kernel { what: "a routing rule", error };
+        for rule in &wanted {
+            if !self.rules.contains(rule) {
+                match self.netlink.add_rule(rule) {
+                    Ok(()) => {}
+                    // The table is ours, so the rule is, too.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(error) => return Err(failed(error)),
+                }
+                self.rules.push(*rule);
+            }
+        }
+        // The last one first: what leads into our table, then what goes before it.
+        while let Some(place) = self.rules.iter().rposition(|rule| !wanted.contains(rule)) {
+            self.netlink.remove_rule(&self.rules[place]).map_err(failed)?;
+            self.rules.remove(place);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        for rule in self.rules.iter().rev() {
+            if let Err(error) = self.netlink.remove_rule(rule) {
+                tracing::warn!(%error, "a routing rule is left (remedy: `ip rule del priority {}`)", rule.priority);
+            }
+        }
+    }
+}

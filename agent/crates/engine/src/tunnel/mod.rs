@@ -1,0 +1,417 @@
+//! The TUN device as the control plane sees it: what the workers find out about the paths becomes MTUs and kernel routes.
+//!
+//! | question | file |
+//! |---|---|
+//! | the device is made, and looked after on a thread of its own | this one |
+//! | which MTU and which routes there should be | `plan.rs` (pure) |
+//! | how the kernel is brought there, and its rules taken back | `kernel.rs` |
+//! | which routing table is ours among several agents' | `table.rs` |
+//! | what is said again in the log, and when | `said.rs` |
+//! | why there is no tunnel | `checks.rs` |
+//!
+//! ```text
+//!   workers ── set_mtu ──► Board ──┐                       ┌──► device: MTU
+//!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
+//!   Roster ── once a second ───────┘                       └──► rules, with transport.mark
+//!
+//!   device: what the kernel dropped ── once a second ──► metrics
+//! ```
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use config::{self, Config};
+use dataplane::relay::Direction;
+use net::{
+    netlink::{Link, LinkChange, Netlink, Which},
+    tun::{TunDevice, TunHold, TunPort},
+};
+use prometheus::IntGauge;
+use wire::{
+    clock::{Clock, SystemClock},
+    fault::{self, Fault},
+    ids::PeerId,
+    panics::{Held, lock},
+};
+
+use self::{
+    kernel::Kernel,
+    plan::{Mtus, Narrow, Plan, Underlay, Width},
+    said::Said,
+};
+use crate::{
+    health::Health,
+    metrics::{Counters, Metrics},
+    roster::{Origin, Roster},
+    worker,
+};
+
+mod checks;
+mod kernel;
+mod plan;
+mod said;
+mod table;
+
+pub use checks::TunnelError;
+pub use checks::{before, routes_are_free};
+pub use plan::LEAST_MTU;
+
+/// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
+pub const QUEUE_PACKETS: u32 = 1_000;
+
+/// How often the peers, the device and its counters are looked at.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long changes of paths are gathered, so that a thousand peers that connect at once are one plan.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Where workers write what fits into a packet to each peer; the tunnel's thread reads it.
+#[derive(Debug, Default)]
+pub struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The largest inner packet of each connected peer, in bytes.
+    mtus: Mtus,
+    changed: bool,
+    stopped: bool,
+}
+
+impl Board {
+    /// The largest inner packet to `peer` is `mtu` bytes from now on; `None` once it is not connected.
+    pub fn set_mtu(&self, peer: PeerId, mtu: Option<u16>) {
+        let mut state = self.lock();
+        let before = match mtu {
+            Some(mtu) => state.mtus.insert(peer, mtu),
+            None => state.mtus.remove(&peer),
+        };
+        if before != mtu {
+            state.changed = true;
+            self.changed.notify_one();
+        }
+    }
+
+    /// The peers are otherwise: the thread is to look at once.
+    pub fn look_again(&self) {
+        self.lock().changed = true;
+        self.changed.notify_one();
+    }
+
+    /// Has the thread end.
+    fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for a change, or that `within` is over; then for more changes to come. `None` when it is to end.
+    fn wait(&self, within: Duration) -> Option<Mtus> {
+        let quiet = |state: &mut State| !state.changed && !state.stopped;
+        let state = self.lock().wait_while(&self.changed, within, quiet);
+        let more = |state: &mut State| state.changed && !state.stopped;
+        let mut state = state.wait_while(&self.changed, GATHER, more);
+        state.changed = false;
+        (!state.stopped).then(|| state.mtus.clone())
+    }
+
+    fn lock(&self) -> Held<'_, State> {
+        lock(&self.state)
+    }
+}
+
+/// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
+/// its routes, last until the workers have closed their queues, too.
+pub struct Tunnel {
+    board: Arc<Board>,
+    thread: Option<JoinHandle<()>>,
+    /// While the thread runs, a device that is gone was removed by somebody else.
+    _device: TunHold,
+}
+
+impl Tunnel {
+    /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
+    /// share. What the kernel drops there is counted in `metrics` from then on; should somebody remove the device, `health`
+    /// is not ready any more.
+    ///
+    /// # Errors
+    /// See [`TunnelError`]. What was done until then is undone.
+    pub fn open(
+        config: &Config,
+        tun: &config::Tun,
+        roster: &Arc<Roster>,
+        metrics: &Metrics,
+        health: &Arc<Health>,
+        workers: u8,
+    ) -> Result<(Self, Vec<TunPort>), TunnelError> {
+        let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
+        let mut netlink = Netlink::open().map_err(failed("the device"))?;
+        before(&mut netlink, tun)?;
+        let device = TunDevice::open(&tun.name, workers, tun.offload)
+            .map_err(|error| TunnelError::of_device(&tun.name, error))?;
+        set_quiet(&tun.name);
+        let start = worker::most_mtu(config).max(LEAST_MTU);
+        let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
+        netlink.set_link(device.index, change).map_err(failed("the device"))?;
+        for address in &tun.addresses {
+            let added = netlink.add_address(device.index, *address);
+            added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
+        }
+        let directions = Direction::ALL.map(Direction::label);
+        let mut keeper = Keeper {
+            kernel: Kernel::new(netlink, device.index, start, config.transport.mark)?,
+            tun: tun.clone(),
+            start,
+            underlay: Underlay::new(&config.transport),
+            index: device.index,
+            roster: Arc::clone(roster),
+            dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
+            health: Arc::clone(health),
+            ready: metrics.families().ready.with_label_values(&[] as &[&str]),
+            present: metrics.families().tun_device.with_label_values(&[] as &[&str]),
+            narrow: Narrow::default(),
+            device: Device::Up,
+            said: Said::default(),
+        };
+        keeper.begin()?;
+        keeper.present.set(1);
+        let board = Arc::<Board>::default();
+        let watched = Arc::clone(&board);
+        let thread = std::thread::Builder::new()
+            .name("culvert-tunnel".to_owned())
+            .spawn(move || keeper.run(&watched, &SystemClock))
+            .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
+        tracing::info!(
+            name = &*tun.name,
+            addresses = wire::throttle::list(&tun.addresses),
+            mtu = start,
+            tcp_offload = device.offload.tcp,
+            udp_offload = device.offload.udp,
+            "the TUN device is up"
+        );
+        Ok((Self { board, thread: Some(thread), _device: device.hold }, device.ports))
+    }
+
+    /// Where workers say what fits.
+    #[must_use]
+    pub fn board(&self) -> Arc<Board> {
+        Arc::clone(&self.board)
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.board.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the tunnel's thread panicked");
+        }
+    }
+}
+
+/// The thread's own.
+struct Keeper {
+    kernel: Kernel,
+    tun: config::Tun,
+    start: u16,
+    underlay: Underlay,
+    index: u32,
+    roster: Arc<Roster>,
+    /// By direction.
+    dropped: Counters,
+    health: Arc<Health>,
+    ready: IntGauge,
+    present: IntGauge,
+    narrow: Narrow,
+    device: Device,
+    said: Said,
+}
+
+/// How the device was when it was last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    Up,
+    Down,
+    /// Somebody has removed it, for we hold it; another one of its name would not be ours.
+    Gone,
+}
+
+impl Keeper {
+    /// The first plan. A route of a peer that was added while an agent ran may be refused: the host has changed since, and that
+    /// peer does without.
+    fn begin(&mut self) -> Result<(), TunnelError> {
+        let peers = self.roster.list();
+        for error in self.plan(&Mtus::new()) {
+            let of = |prefix| {
+                peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
+            };
+            match error.prefix().and_then(of) {
+                Some(peer) if peer.origin == Origin::State => {
+                    tracing::warn!(%error, peer = &*peer.peer.name, "a peer of the state file does without a route");
+                }
+                Some(_) | None => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn run(mut self, board: &Board, clock: &dyn Clock) {
+        let mut next: Instant = clock.now() + TICK;
+        while let Some(mtus) = board.wait(next.saturating_duration_since(clock.now())) {
+            if clock.now() >= next {
+                next = clock.now() + TICK;
+                self.look(clock.now());
+                self.say_widths(&mtus);
+            }
+            if self.device == Device::Up {
+                for error in self.plan(&mtus) {
+                    if self.said.is_due(&error.to_string(), clock.now()) {
+                        tracing::warn!(%error, "the tunnel is not as the configuration wants it");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at the device and its counters.
+    fn look(&mut self, now: Instant) {
+        fault::point(Fault::Tunnel);
+        let link = match self.kernel.netlink().link(Which::Index(self.index)) {
+            Ok(link) => link,
+            Err(error) => return tracing::debug!(%error, "the TUN device cannot be looked at"),
+        };
+        if let Some(link) = &link {
+            self.publish(link);
+        }
+        let device = match &link {
+            Some(link) if link.up => Device::Up,
+            Some(_) => Device::Down,
+            None => Device::Gone,
+        };
+        let before = std::mem::replace(&mut self.device, device);
+        match (before, device) {
+            (Device::Up, Device::Down) => tracing::warn!(
+                name = &*self.tun.name,
+                "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
+                self.tun.name
+            ),
+            (Device::Up | Device::Down, Device::Gone) => self.say_gone(),
+            (Device::Down | Device::Gone, Device::Up) => {
+                tracing::info!(name = &*self.tun.name, "the TUN device is up again");
+                set_quiet(&self.tun.name);
+            }
+            (Device::Up, Device::Up)
+            | (Device::Down | Device::Gone, Device::Down)
+            | (Device::Gone, Device::Gone) => {}
+        }
+        if let Some(link) = link.filter(|link| link.up) {
+            self.restore(&link, now);
+        }
+    }
+
+    /// The workers learn of it or not, as they happen to look.
+    fn say_gone(&self) {
+        self.health.set_ready(false);
+        self.ready.set(0);
+        self.present.set(0);
+        tracing::warn!(
+            name = &*self.tun.name,
+            "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"
+        );
+    }
+
+    /// Sets again what somebody has removed or changed, and what the kernel removes when the device goes down, however shortly:
+    /// IPv6 addresses, and routes.
+    fn restore(&mut self, link: &Link, now: Instant) {
+        // Somebody may undo it each second.
+        let mut say = |text: &str, warn: bool| match self.said.is_due(text, now) {
+            true if warn => tracing::warn!("{text}"),
+            true => tracing::info!("{text}"),
+            false => {}
+        };
+        // First, as below 1280 there are no IPv6 addresses.
+        if self.kernel.restore_mtu(link.mtu) {
+            say(&format!("the TUN device's MTU was {}, and is set again", link.mtu), true);
+            set_quiet(&self.tun.name);
+        }
+        for address in &self.tun.addresses {
+            match self.kernel.netlink().add_address(self.index, *address) {
+                Ok(()) => {
+                    say(&format!("the address {address} of the tunnel was gone, and is set again"), false)
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    say(&TunnelError::of_address(&self.tun.name, *address, error).to_string(), true)
+                }
+            }
+        }
+        match self.kernel.restore_rules() {
+            0 => {}
+            rules => say(&format!("{rules} routing rules of the tunnel were gone, and are set again"), true),
+        }
+        match self.kernel.find_lost_routes() {
+            Ok(0) => {}
+            Ok(routes) => {
+                say(&format!("{routes} routes into the tunnel were gone, and are set again"), false)
+            }
+            Err(error) => say(&format!("cannot list the routes of the tunnel: {error}"), true),
+        }
+    }
+
+    /// What the kernel sends into the device is what we read from it, the uplink.
+    fn publish(&mut self, link: &Link) {
+        let total = |direction| match direction {
+            Direction::Uplink => link.tx_dropped + link.tx_errors,
+            Direction::Downlink => link.rx_dropped + link.rx_errors,
+        };
+        self.dropped.publish(&Direction::ALL.map(total));
+    }
+
+    fn say_widths(&mut self, mtus: &Mtus) {
+        let peers = self.roster.list();
+        for (place, width) in self.narrow.look(&peers, mtus) {
+            let name = &*peers[place].peer.name;
+            match width {
+                Width::Narrow(mtu) => tracing::warn!(
+                    peer = name,
+                    mtu,
+                    "the path to this peer carries less than 1280 bytes inside: IPv6 does not pass, IPv4 does (remedy: a \
+                     larger MTU on the path between the hosts, or a larger transport.max_packet)"
+                ),
+                Width::Wide => tracing::info!(peer = name, "the path to this peer carries IPv6 again"),
+            }
+        }
+    }
+
+    /// Makes the kernel's state follow the peers and their paths; says what failed.
+    fn plan(&mut self, mtus: &Mtus) -> Vec<TunnelError> {
+        let peers = self.roster.list();
+        let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
+        self.kernel.apply(&plan)
+    }
+}
+
+/// Has the kernel say nothing of its own into the device: no redirects, which name a better next hop on a link that has none,
+/// and no link-local address, which looks for routers. What cannot be set is worth a warning only.
+fn set_quiet(name: &str) {
+    for (family, key, value) in [("ipv4", "send_redirects", "0"), ("ipv6", "addr_gen_mode", "1")] {
+        let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{name}/{key}"));
+        match fs::write(&path, value) {
+            Ok(()) => {}
+            // No IPv6 in this kernel.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(
+                path = %path.display(),
+                %error,
+                "a setting of the TUN device stays as it is (remedy: write {value} to it)"
+            ),
+        }
+    }
+}

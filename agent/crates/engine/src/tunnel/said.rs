@@ -1,0 +1,45 @@
+//! What has been said in the log of late.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+/// After so long the same is said again.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Says everything that is new, and what is not at most once a minute.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    when: BTreeMap<String, Instant>,
+}
+
+impl Said {
+    /// Whether `text` is to be said now, which it is then taken to have been.
+    pub(super) fn is_due(&mut self, text: &str, now: Instant) -> bool {
+        self.when.retain(|_, said| now.saturating_duration_since(*said) < AGAIN);
+        let due = !self.when.contains_key(text);
+        if due {
+            self.when.insert(text.to_owned(), now);
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock as _, SystemClock};
+
+    #[test]
+    fn what_is_new_is_said_and_the_rest_once_a_minute() {
+        let (start, mut said) = (SystemClock.now(), Said::default());
+        let mut due = |text: &str, seconds| said.is_due(text, start + Duration::from_secs(seconds));
+        assert!(due("a", 0));
+        assert!(!due("a", 1));
+        assert!(due("b", 2), "another one");
+        assert!(!due("a", 59) && !due("b", 59), "by turns");
+        assert!(due("a", 60) && !due("b", 60));
+        assert!(due("b", 62));
+    }
+}

@@ -1,0 +1,276 @@
+//! Ceilings that are reached: what an operator is told, and what is counted.
+//!
+//! Whoever refuses something counts it where it happens, in plain integers. Here they are compared with what they were when last
+//! looked at, with each publication: nothing is formatted for a single refusal, however many there are.
+
+use std::{io, time::Instant};
+
+use dataplane::relay::{DatagramRelay, DropReason};
+use net::process::is_out_of_descriptors;
+use quinn_proto::ConnectionHandle;
+use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
+
+use crate::worker::{LOG_INTERVAL, Worker};
+
+/// A ceiling at which something is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Ceiling {
+    /// Flows of all peers.
+    Flows,
+    /// Flows of one peer.
+    FlowsPerPeer,
+    /// Bytes that wait in the queues of all peers.
+    QueueBytes,
+    /// Sockets to services: descriptors, ports, memory of the kernel.
+    Sockets,
+    /// Openings of flows of one peer in a time.
+    FlowRate,
+    /// TCP forwards of one peer.
+    TcpStreamsPerPeer,
+    /// TCP forwards of all peers.
+    TcpStreams,
+    /// Memory of the windows of all TCP forwards.
+    StreamBytes,
+    /// Handshakes that others have begun.
+    Handshakes,
+    /// Peers that open mode has let in.
+    OpenPeers,
+    /// Used knocks that are remembered.
+    UsedTokens,
+    /// Strangers at the decoy.
+    DecoyFlows,
+    /// Control messages of one peer in a time.
+    ControlMessages,
+}
+
+impl Ceiling {
+    /// How many there are.
+    pub const COUNT: usize = Self::LABELS.len();
+
+    /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
+    pub const LABELS: [&'static str; 13] = [
+        "flows",
+        "flows_per_peer",
+        "queue_bytes",
+        "sockets",
+        "flow_rate",
+        "tcp_streams_per_peer",
+        "tcp_streams",
+        "stream_bytes",
+        "handshakes",
+        "open_peers",
+        "used_tokens",
+        "decoy_flows",
+        "control_messages",
+    ];
+}
+
+/// What one relay refused, by the ceilings that concern relays: the first ones, in their order.
+pub(crate) type Refused = [u64; 5];
+
+/// What a relay has refused until now.
+pub(super) fn refused(relay: &DatagramRelay) -> Refused {
+    let stats = &relay.stats;
+    [
+        stats.flows_refused[0],
+        stats.flows_refused[1],
+        relay.uplink.dropped[DropReason::QueueMemory as usize],
+        stats.sockets_refused,
+        stats.openings_refused,
+    ]
+}
+
+/// The brakes on what is logged, one for each ceiling, and what is counted here alone.
+#[derive(Debug)]
+pub(super) struct Ceilings {
+    logs: [Throttle; Ceiling::COUNT],
+    /// TCP forwards refused: one peer had too many, or all together.
+    pub(super) tcp: TcpCeilings,
+    /// How often windows did not grow for want of memory, when last looked at.
+    pub(super) stream_memory: u64,
+    /// Connections closed because the peer said more than it may.
+    pub(super) messages: u64,
+    /// Strangers at the decoy who gave way, when last looked at.
+    pub(super) strangers: u64,
+}
+
+/// TCP forwards refused, by the ceiling.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpCeilings {
+    pub(super) per_peer: u64,
+    pub(super) all: u64,
+}
+
+impl Ceilings {
+    pub(super) fn new() -> Self {
+        Self {
+            logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)),
+            tcp: TcpCeilings::default(),
+            stream_memory: 0,
+            messages: 0,
+            strangers: 0,
+        }
+    }
+
+    fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
+        self.logs[ceiling as usize].allow(now)
+    }
+}
+
+impl Worker {
+    /// A TCP forward of a peer was refused: all peers together have too many, or this one.
+    pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
+        let open = self.exchange.streams().forwards();
+        if open >= self.config.limits.tcp_streams {
+            self.ceilings.tcp.all += 1;
+            if let Some(suppressed) = self.ceilings.allow(Ceiling::TcpStreams, now) {
+                tracing::warn!(
+                    open,
+                    suppressed,
+                    "limits.tcp_streams is reached: a TCP connection was refused (remedy: a higher one, and descriptors for it, \
+                     or a lower limits.tcp_streams_per_peer)"
+                );
+            }
+            return;
+        }
+        self.ceilings.tcp.per_peer += 1;
+        let Some(state) = self.peers.get(peer.0 as usize) else { return };
+        if let Some(suppressed) = self.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
+            tracing::warn!(
+                peer = &*state.name,
+                open = state.tcp_streams,
+                suppressed,
+                "limits.tcp_streams_per_peer is reached: a TCP connection was refused (remedy: a higher one, or see what \
+                 opens so many)"
+            );
+        }
+    }
+
+    /// The peer behind a connection sends more control messages than it may: it is cut off.
+    pub(super) fn flooded(&mut self, handle: ConnectionHandle, now: Instant) {
+        if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
+            return;
+        }
+        self.ceilings.messages += 1;
+        if let Some(suppressed) = self.ceilings.allow(Ceiling::ControlMessages, now) {
+            tracing::warn!(
+                peer = self.name_of(handle),
+                suppressed,
+                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
+            );
+        }
+        self.close(handle, CloseReason::LimitReached, now);
+    }
+
+    /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
+    pub(super) fn report_stream_memory(&mut self, now: Instant) {
+        let refused = self.exchange.streams().refused();
+        if self.place.0 == 0
+            && refused > std::mem::replace(&mut self.ceilings.stream_memory, refused)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::StreamBytes, now)
+        {
+            tracing::warn!(
+                limit = self.config.limits.stream_bytes,
+                taken = self.exchange.streams().taken(),
+                suppressed,
+                "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
+                 memory, or see which services do not read)"
+            );
+        }
+    }
+
+    /// Says which ceilings were reached since a peer was last looked at.
+    pub(super) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let refused = refused(&peer.relay);
+        let before = std::mem::replace(&mut peer.refused, refused);
+        let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
+        let name = &*peer.name;
+        let limits = &self.config.limits;
+        if more(Ceiling::Flows)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::Flows, now)
+        {
+            tracing::warn!(
+                peer = name,
+                limit = limits.flows,
+                suppressed,
+                "limits.flows is reached: new flows are refused (remedy: a higher one, a shorter service.idle, or a lower \
+                 limits.flows_per_peer)"
+            );
+        }
+        if more(Ceiling::FlowsPerPeer)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::FlowsPerPeer, now)
+        {
+            tracing::warn!(
+                peer = name,
+                limit = limits.flows_per_peer,
+                suppressed,
+                "limits.flows_per_peer is reached: new flows of the peer are refused (remedy: a higher one, or a shorter \
+                 service.idle)"
+            );
+        }
+        if more(Ceiling::QueueBytes)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::QueueBytes, now)
+        {
+            tracing::warn!(
+                peer = name,
+                limit = limits.queue_bytes,
+                suppressed,
+                "limits.queue_bytes is reached: what cannot be sent at once is dropped (remedy: a higher one if there is \
+                 memory, or smaller peer.queue.bytes and peer.queue.time)"
+            );
+        }
+        if more(Ceiling::FlowRate)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::FlowRate, now)
+        {
+            tracing::warn!(
+                peer = name,
+                suppressed,
+                "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher                  limits.flows_per_peer raises the rate, a fifth of it a second)"
+            );
+        }
+        if more(Ceiling::Sockets)
+            && let error = peer.relay.socket_error.take()
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::Sockets, now)
+        {
+            tracing::warn!(
+                peer = name,
+                error = error.as_ref().map(tracing::field::display),
+                suppressed,
+                "no socket to a service could be opened: new flows of the peer are refused (remedy: {})",
+                error.as_ref().map_or("see the error", socket_remedy)
+            );
+        }
+    }
+
+    /// Says that strangers at the decoy gave way to others, if they did since this was last called.
+    pub(super) fn report_strangers(&mut self, gave_way: u64, now: Instant) {
+        if gave_way > std::mem::replace(&mut self.ceilings.strangers, gave_way)
+            && let Some(suppressed) = self.ceilings.allow(Ceiling::DecoyFlows, now)
+        {
+            tracing::warn!(
+                limit = self.config.limits.decoy_flows,
+                suppressed,
+                "limits.decoy_flows is reached: the strangers who are missed least give way (remedy: a higher one, and \
+                 descriptors for it; or none, if this is a flood)"
+            );
+        }
+    }
+}
+
+/// What to do about a socket that could not be opened.
+pub(super) fn socket_remedy(error: &io::Error) -> &'static str {
+    // EAGAIN of bind(2), and EADDRNOTAVAIL of connect(2).
+    let ports = [io::ErrorKind::WouldBlock, io::ErrorKind::AddrNotAvailable];
+    let routes = [io::ErrorKind::NetworkUnreachable, io::ErrorKind::HostUnreachable];
+    if is_out_of_descriptors(error) {
+        "a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows"
+    } else if ports.contains(&error.kind()) {
+        "one source address has 28,232 ports: a shorter service.idle, or a wider net.ipv4.ip_local_port_range"
+    } else if routes.contains(&error.kind()) {
+        "a route to the service's upstream"
+    } else {
+        "see the error; ENOBUFS and ENOMEM: more memory"
+    }
+}

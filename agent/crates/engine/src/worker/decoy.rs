@@ -1,0 +1,413 @@
+//! Strangers' datagrams to the decoy, byte for byte, and its answers back.
+//!
+//! ```text
+//!   any worker                        worker 0, which has all flows
+//!   stranger ─► Strangers::push ─┬─► serve_strangers ─► a connected socket of its own ─► decoy
+//!                  (a batch)     └─ hand-over ─┘                     │
+//!   stranger ◄── the listening socket, the address it used ◄── serve_decoys
+//! ```
+//!
+//! Which worker a datagram comes to depends on the connection ID that the decoy chose, so one worker has all flows: else the
+//! decoy would see a stranger come from several ports. What is a stranger's is decided for each datagram, never for an
+//! address. Nothing is allocated per datagram once the buffers have grown.
+//!
+//! Sockets with answers wait in a queue of their own, behind the worker's other sources: however many strangers there are, they
+//! have at most as many batches of a turn as all other sources together, and one.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use config::Config;
+use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
+use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
+use wire::throttle::Throttle;
+
+use crate::{
+    metrics::{Counters, DecoyMetrics, Metrics},
+    worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place},
+};
+
+/// The worker that has all flows.
+const OWNER: u8 = 0;
+
+/// Batches of the decoy's answers in one turn, so that peers' datagrams never wait for more: eight buffers, 1 MB.
+const MOST_BATCHES: usize = 8;
+
+/// The strangers that have a flow, and their sockets.
+pub(super) struct Decoys {
+    decoy: SocketAddr,
+    /// `limits.decoy_flows`.
+    limit: usize,
+    flows: DecoyFlows,
+    /// By the flows' places.
+    sockets: Vec<Option<DecoySocket>>,
+    /// Datagrams for the socket of the flow `sending`.
+    outbox: SendBatch,
+    sending: Option<DecoyId>,
+    /// Sockets that have, or may have, answers, each once: the one that was served longest ago first.
+    ready: VecDeque<DecoyId>,
+    /// Sockets with traffic since the kernel was last asked what it dropped, each once.
+    touched: Vec<DecoyId>,
+    refused_log: Throttle,
+    socket_log: Throttle,
+}
+
+struct DecoySocket {
+    socket: Box<dyn UdpSocket>,
+    token: Token,
+    booked: Booked,
+    /// It is in [`Decoys::ready`].
+    ready: bool,
+    /// And in [`Decoys::touched`].
+    touched: bool,
+}
+
+impl Decoys {
+    /// Strangers whose datagrams go to the decoy.
+    pub(super) fn count(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// What `worker` needs of it: nothing without a decoy, or if it is not the one that has the flows.
+    pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
+        let decoy = config.access.decoy.filter(|_| worker == OWNER)?;
+        Some(Self {
+            decoy,
+            limit: config.limits.decoy_flows,
+            flows: DecoyFlows::new(config.limits.decoy_flows, now),
+            sockets: Vec::new(),
+            outbox: SendBatch::default(),
+            sending: None,
+            ready: VecDeque::new(),
+            touched: Vec::new(),
+            refused_log: Throttle::new(LOG_INTERVAL),
+            socket_log: Throttle::new(LOG_INTERVAL),
+        })
+    }
+
+    /// Whether it is what `config` wants.
+    pub(super) fn follows(&self, config: &Config) -> bool {
+        config.access.decoy == Some(self.decoy) && self.limit == config.limits.decoy_flows
+    }
+
+    /// Forgets every stranger.
+    pub(super) fn close_all(&mut self, doors: &mut Doors, stats: &mut DecoyStats) {
+        self.flush(stats);
+        for place in 0..self.sockets.len() {
+            self.close(DecoyId(crate::worker::number(place)), doors);
+        }
+    }
+
+    /// Books what the sockets that had traffic did; with `drops`, they are forgotten until they have more.
+    pub(super) fn book(&mut self, books: &mut SocketBooks, drops: bool) {
+        for id in &self.touched {
+            if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
+                socket.touched = !drops;
+                books.look_at(UdpRole::Decoy, &*socket.socket, &mut socket.booked, drops);
+            }
+        }
+        if drops {
+            self.touched.clear();
+        }
+    }
+
+    /// Adds a stranger's datagram to what its socket is to send.
+    fn forward(
+        &mut self,
+        (stranger, ecn): (Stranger, u8),
+        datagram: &[u8],
+        (doors, stats): (&mut Doors, &mut DecoyStats),
+        now: Instant,
+    ) {
+        let admitted = match self.flows.admit(stranger, datagram, now) {
+            Ok(admitted) => admitted,
+            Err(reason) => {
+                stats.drop(reason, 1);
+                return;
+            }
+        };
+        if let Some(evicted) = admitted.evicted {
+            stats.gave_way += 1;
+            self.flush(stats);
+            self.close(evicted, doors);
+        }
+        if admitted.new && !self.open(admitted.id, doors, now) {
+            stats.drop(DecoyDrop::NoSocket, 1);
+            return;
+        }
+        stats.opened += u64::from(admitted.new);
+        if self.sending != Some(admitted.id) || self.outbox.tail(datagram.len()).is_none() {
+            self.flush(stats);
+        }
+        let Some(tail) = self.outbox.tail(datagram.len()) else {
+            // No datagram is larger than an empty outbox takes.
+            stats.drop(DecoyDrop::ToDecoy, 1);
+            return;
+        };
+        tail.copy_from_slice(datagram);
+        let path = Path { destination: self.decoy, source: None, tos: ecn };
+        self.outbox.commit(&path, 0, datagram.len(), 1);
+        self.sending = Some(admitted.id);
+    }
+
+    /// Sends what was added.
+    fn flush(&mut self, stats: &mut DecoyStats) {
+        let Some(id) = self.sending.take() else { return };
+        self.touch(id);
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
+            socket.socket.send(&mut self.outbox, &mut |message, outcome| {
+                let (lost, why) = match outcome {
+                    SendOutcome::Sent => return,
+                    SendOutcome::Partly { failed, why } => (failed, why),
+                    SendOutcome::Failed(why) => (message.segments, why),
+                };
+                let refused = why == SendFailure::Refused;
+                stats.drop(if refused { DecoyDrop::Refused } else { DecoyDrop::ToDecoy }, lost.into());
+            });
+        }
+        // What the kernel has no room for is lost, as it would be on the way.
+        stats.drop(DecoyDrop::ToDecoy, self.outbox.datagrams() as u64);
+        self.outbox.clear();
+    }
+
+    /// Opens the socket of a new flow; ends the flow if there is none to be had.
+    fn open(&mut self, id: DecoyId, doors: &mut Doors, now: Instant) -> bool {
+        let place = id.0 as usize;
+        match doors.open_decoy(self.decoy, id) {
+            Ok((socket, token)) => {
+                if self.sockets.len() <= place {
+                    self.sockets.resize_with(place + 1, || None);
+                }
+                let booked = Booked::default();
+                self.sockets[place] =
+                    Some(DecoySocket { socket, token, booked, ready: false, touched: false });
+                true
+            }
+            Err(error) => {
+                self.flows.remove(id);
+                if let Some(suppressed) = self.socket_log.allow(now) {
+                    tracing::warn!(
+                        decoy = %self.decoy,
+                        %error,
+                        suppressed,
+                        "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
+                         lower limits.decoy_flows)"
+                    );
+                }
+                false
+            }
+        }
+    }
+
+    /// Closes the socket of a flow that has ended.
+    fn close(&mut self, id: DecoyId, doors: &mut Doors) {
+        if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
+            doors.books().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
+            doors.release(socket.token);
+            // Its place is the next one's, who must be in neither list, and later not twice.
+            if socket.ready {
+                self.ready.retain(|ready| *ready != id);
+            }
+            if socket.touched {
+                self.touched.retain(|touched| *touched != id);
+            }
+        }
+    }
+
+    /// Notes that a socket has, or may have, answers.
+    pub(super) fn mark(&mut self, id: DecoyId) {
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize)
+            && !std::mem::replace(&mut socket.ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Whether any socket has, or may have, answers.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The socket whose turn it is.
+    fn next(&mut self) -> Option<DecoyId> {
+        let id = self.ready.pop_front()?;
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
+            socket.ready = false;
+        }
+        Some(id)
+    }
+
+    fn touch(&mut self, id: DecoyId) {
+        if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize)
+            && !socket.touched
+        {
+            socket.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    fn report_refusal(&mut self, error: &io::Error, now: Instant) {
+        if let Some(suppressed) = self.refused_log.allow(now) {
+            tracing::warn!(
+                decoy = %self.decoy,
+                %error,
+                suppressed,
+                "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
+                 access.decoy?)"
+            );
+        }
+    }
+}
+
+impl Worker {
+    /// Sends on what strangers sent in this turn: to the decoy, or to the worker that has the flows.
+    pub(super) fn serve_strangers(&mut self, now: Instant) {
+        if self.strangers.waiting.is_empty() {
+            return;
+        }
+        self.unpublished = true;
+        let mut waiting = std::mem::take(&mut self.strangers.waiting);
+        if self.stopping {
+            self.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
+        } else if self.place.0 != OWNER {
+            for (port, meta, datagram) in waiting.iter() {
+                self.outgoing.stranger(OWNER, port, meta, datagram);
+            }
+        } else if let Some(decoys) = &mut self.decoys {
+            let stats = &mut self.strangers.stats;
+            for (port, meta, datagram) in waiting.iter() {
+                let stranger = Stranger { source: meta.source, port, local: meta.local };
+                decoys.forward((stranger, meta.ecn), datagram, (&mut self.doors, &mut *stats), now);
+            }
+            decoys.flush(stats);
+            if let Some(at) = decoys.flows.deadline() {
+                self.timers.arm(Timer::Decoys, at);
+            }
+        } else {
+            // Another worker has not heard yet that there is no decoy any more.
+            self.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
+        }
+        waiting.clear();
+        self.strangers.waiting = waiting;
+    }
+
+    /// Sends the decoy's answers on: at most one batch more than the `others` that the worker's other sources had in this turn.
+    pub(super) fn serve_decoys(&mut self, others: usize, now: Instant) {
+        for _ in 0..MOST_BATCHES.min(others + 1) {
+            let Some(id) = self.decoys.as_mut().and_then(Decoys::next) else { return };
+            if self.service_decoy(id, now)
+                && let Some(decoys) = &mut self.decoys
+            {
+                decoys.mark(id);
+            }
+        }
+    }
+
+    /// A batch of the decoy's answers to one stranger; true if there may be more.
+    fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
+        let Some(decoys) = &mut self.decoys else { return false };
+        let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
+        let stats = &mut self.strangers.stats;
+        match socket.socket.receive(&mut self.batch) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(error) => {
+                // ICMP's, about a datagram that was sent before; more may wait behind it.
+                self.totals.refusals[role_place(UdpRole::Decoy)] += 1;
+                stats.drop(DecoyDrop::Refused, 1);
+                decoys.report_refusal(&error, now);
+                return true;
+            }
+        }
+        decoys.touch(id);
+        for slot in 0..self.batch.len() {
+            let meta = *self.batch.meta(slot);
+            for range in meta.segments() {
+                let answer = &self.batch.buffer(slot)[range];
+                stats.from_decoy.count(answer.len());
+                let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
+                    Ok(stranger) => stranger,
+                    Err(reason) => {
+                        stats.drop(reason, 1);
+                        continue;
+                    }
+                };
+                let path = Path { destination: source, source: local, tos: meta.ecn };
+                let sent = self.ports.get(port).is_some_and(|underlay| {
+                    self.underlays.answer(&mut self.lanes, *underlay, &path, answer, now)
+                });
+                if !sent {
+                    stats.drop(DecoyDrop::ToStranger, 1);
+                }
+            }
+        }
+        true
+    }
+
+    /// Forgets strangers that have been silent for too long.
+    pub(super) fn end_silent_strangers(&mut self, now: Instant) {
+        let Some(decoys) = &mut self.decoys else { return };
+        while let Some(id) = decoys.flows.expire(now) {
+            decoys.close(id, &mut self.doors);
+            self.unpublished = true;
+        }
+        if let Some(at) = decoys.flows.deadline() {
+            // What ends one of two flows that are a moment apart ends both.
+            self.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
+        }
+    }
+
+    /// Publishes what became of strangers' datagrams.
+    pub(super) fn publish_decoy(&mut self) {
+        let (stats, handles) = (&self.strangers.stats, &mut self.metrics.decoy);
+        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
+        {
+            metrics.decoy_datagrams.publish(traffic.datagrams);
+            metrics.decoy_bytes.publish(traffic.bytes);
+        }
+        let (to_decoy, to_stranger) = stats.dropped.split_at(DecoyDrop::TO_DECOY);
+        for (metrics, dropped) in handles.drops.iter_mut().zip([to_decoy, to_stranger]) {
+            metrics.publish(dropped);
+        }
+        let own = &mut self.metrics.own;
+        own.decoy_flows.set(self.decoys.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
+        own.decoy_flows_opened.publish(stats.opened);
+    }
+}
+
+/// Flows are looked at no more often than this for their end.
+const EXPIRY_STEP: Duration = Duration::from_millis(100);
+
+/// The values of the metric label `direction`.
+const DIRECTIONS: [&str; 2] = ["to_decoy", "to_stranger"];
+
+/// The metrics of strangers and the decoy, bound once.
+pub(super) struct DecoyHandles {
+    directions: [DecoyMetrics; 2],
+    drops: [Counters; 2],
+}
+
+impl DecoyHandles {
+    pub(super) fn bind(metrics: &Metrics) -> Self {
+        let reasons = DecoyDrop::ALL.map(DecoyDrop::label);
+        let (to_decoy, to_stranger) = reasons.split_at(DecoyDrop::TO_DECOY);
+        let drops =
+            |direction, reasons| Counters::bind(&metrics.families().decoy_drops, &[direction], reasons);
+        Self {
+            directions: DIRECTIONS.map(|direction| DecoyMetrics::bind(metrics, direction)),
+            drops: [drops(DIRECTIONS[0], to_decoy), drops(DIRECTIONS[1], to_stranger)],
+        }
+    }
+}
+
+#[cfg(test)]
+impl Decoys {
+    /// How many flows there are, and the most that any of its other tables holds or has places for.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.flows.len(), self.sockets.len().max(self.ready.len()).max(self.touched.len()))
+    }
+}

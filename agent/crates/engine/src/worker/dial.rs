@@ -1,0 +1,348 @@
+//! Dialling: when it is time, where to, and what an operator is told when it fails.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+
+use dataplane::lanes::UnderlayId;
+use gate::{
+    client::{self, Knock},
+    identity::{Endpoint, PublicKey},
+    knock::ServerKey,
+    tls,
+};
+use net::Token;
+use quinn_proto::{ConnectionError, ConnectionHandle, Side};
+use rand::{RngExt, seq::IndexedRandom};
+use wire::{ids::PeerId, messages::CloseReason};
+use zeroize::Zeroizing;
+
+use crate::{
+    control::{
+        dial::{IDLE_INTERVAL, Step},
+        driver::Dial,
+        transport,
+    },
+    peer::Failure,
+    worker::{
+        Source, Timer, Worker, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE,
+        vigil::IN_USE,
+    },
+};
+
+impl Worker {
+    /// It is time to dial a peer, or soon will be.
+    pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
+        if self.stopping || !self.is_live(id) {
+            return;
+        }
+        if !self.needs_dialling(id, now) {
+            if self.peers.get(id.0 as usize).is_some_and(|peer| !peer.is_well()) {
+                // It was heard a moment ago, and is suspect still.
+                self.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
+            }
+            return;
+        }
+        while let Some(step) = self.next_step(id, now) {
+            match step {
+                Step::LookUp(endpoint) => self.look_up(id, &endpoint, now),
+                Step::Dial(remote) => self.dial_address(id, remote, now),
+            }
+        }
+        self.watch_dialler(id);
+    }
+
+    fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
+        let awaited = peer.awaited_until.is_some_and(|until| until > now);
+        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
+        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
+        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
+        peer.dialler.step((waiting, slowest), now, self.doors.rng())
+    }
+
+    fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
+        tracing::debug!(peer = self.peer_name(id), %endpoint, "looking up");
+        let token = self.doors.token(Source::Resolve(id));
+        self.doors.resolve(&endpoint.host, endpoint.port, token);
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.dialler.looks_up(token, now);
+        }
+    }
+
+    /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
+    pub(super) fn watch_dialler(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if let Some(at) = peer.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+        for token in peer.dialler.take_abandoned() {
+            self.doors.release(token);
+        }
+    }
+
+    /// Whether no worker has a session with a peer that is one, or something speaks against that.
+    fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
+        let linked = self.peers.get(id.0 as usize).is_some_and(|peer| peer.link.is_some());
+        self.is_live(id) && (!linked || self.is_doubted(id, now))
+    }
+
+    /// A peer's endpoint was looked up: dials it.
+    pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
+        let Some(answer) = self.doors.resolved(token) else { return };
+        self.doors.release(token);
+        if let Err(error) = &answer {
+            self.report_failed_lookup(id, token, error, now);
+        }
+        // Meanwhile the peer may have come to us, or another attempt may have succeeded.
+        let needed = !self.stopping && self.needs_dialling(id, now);
+        let addresses = answer.unwrap_or_default();
+        let remote = self
+            .peers
+            .get_mut(id.0 as usize)
+            .and_then(|peer| peer.dialler.answered(token, &addresses, now))
+            .filter(|_| needed);
+        if let Some(remote) = remote {
+            self.dial_address(id, remote, now);
+        }
+        if needed {
+            self.dial(id, now);
+        }
+    }
+
+    fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
+        let remedy = self.failed_lookup();
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(endpoint) = peer.dialler.looked_up(token) else { return };
+        let reason = format!("cannot resolve {endpoint}: {error}");
+        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        if let Some(suppressed) = self.resolve_log.allow(now) {
+            tracing::warn!(
+                peer = &*peer.name,
+                %endpoint,
+                %error,
+                suppressed,
+                "cannot resolve the peer's endpoint (remedy: {remedy})"
+            );
+        }
+    }
+
+    fn dial_address(&mut self, id: PeerId, remote: SocketAddr, now: Instant) {
+        let Some(client) = self.client_config(id, None, now) else { return };
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let name = Arc::clone(&peer.name);
+        let underlay = match self.doors.dial(&mut self.underlays, remote) {
+            Ok(underlay) => underlay,
+            Err(error) => {
+                let reason = format!("cannot open a socket to {remote}: {error}");
+                peer.failure = Some(Arc::new(Failure { at: now, reason, causes: NO_WAY }));
+                // A host without one of the families has the other.
+                peer.dialler.failed(now);
+                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                    tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
+                }
+                return;
+            }
+        };
+        peer.dialled = Some(remote);
+        let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
+            self.doors.close_underlay(&mut self.underlays, underlay);
+            return;
+        };
+        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
+        if peer.dialler.is_first() {
+            tracing::info!(peer = &*name, %remote, "dialling");
+        } else {
+            tracing::debug!(peer = &*name, %remote, "dialling again");
+        }
+        let again = peer.dialler.is_unanswered();
+        if again {
+            let (reason, causes) = ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
+            peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+        }
+        let surplus = peer.dialler.started(handle);
+        self.totals.handshakes.dialled += 1;
+        if again {
+            self.warn_of_loop(Some(id), remote, now);
+        }
+        if let Some(oldest) = surplus {
+            self.control.close(oldest, CloseReason::Replaced, now);
+            self.totals.handshakes.failed += 1;
+            self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
+        }
+    }
+
+    /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
+    pub(super) fn client_config(
+        &mut self,
+        id: PeerId,
+        stream: Option<&StreamOrder>,
+        now: Instant,
+    ) -> Option<Dial> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        let name = Arc::clone(&peer.name);
+        let keys: Vec<[u8; 32]> = match stream {
+            // Of a peer's keys it is the one that its session has proved.
+            Some(stream) => vec![stream.key],
+            None => peer.config.public_keys.iter().map(|key| key.0).collect(),
+        };
+        let crypto = match tls::client_crypto(&self.identity, &keys) {
+            Ok(crypto) => crypto,
+            Err(error) => {
+                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                    tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
+                }
+                return None;
+            }
+        };
+        // A stream connection lives for as long as it has forwards, however silent these are.
+        let keepalive = peer.config.keepalive.or_else(|| stream.map(|_| IN_USE));
+        let limits = &self.config.limits;
+        let mut transport = transport::transport_config(
+            keepalive,
+            max_packet(&self.config),
+            limits.tcp_streams_per_peer,
+            limits.stream_bytes,
+        );
+        if stream.is_none() {
+            transport.qlog_stream(self.exchange.taps().stream(id, now));
+        }
+        // During a rotation the peer holds one of its keys, and the next attempt may choose another.
+        let choice = keys.choose(self.doors.rng());
+        let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
+            if let Some(suppressed) = peer.attempts_log.allow(now) {
+                tracing::error!(
+                    peer = &*name,
+                    suppressed,
+                    "the peer's key is no point of its curve (remedy: culvert check)"
+                );
+            }
+            return None;
+        };
+        let knock = Knock {
+            own: Arc::clone(self.own.agreement()),
+            server: Arc::new(server),
+            unix_seconds: self.clock.unix_seconds(),
+            ephemeral: Zeroizing::new(self.doors.rng().random()),
+        };
+        let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
+        let client = client::arm(crypto, knock, self.ids.initial_from(first));
+        Some(Dial { client, transport })
+    }
+
+    /// A connection has ended.
+    pub(super) fn connection_lost(
+        &mut self,
+        handle: ConnectionHandle,
+        reason: &ConnectionError,
+        now: Instant,
+    ) {
+        let Some(connection) = self.control.get(handle) else { return };
+        let (peer, side) = (connection.peer, connection.side());
+        let words = in_words(reason);
+        if let Some(id) = peer
+            && self.stream_connection_lost(id, handle, Some(reason), now)
+        {
+            return;
+        }
+        let Some(id) = peer else {
+            self.totals.handshakes.failed += 1;
+            if let Some(suppressed) = self.details_log.allow(now) {
+                tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
+            }
+            return;
+        };
+        let session = self.session_of(id).is_some_and(|session| session.handle == handle);
+        if !session && side == Side::Client {
+            self.totals.handshakes.failed += 1;
+            self.report_failure(id, &words, likely_causes(reason), now);
+        }
+        let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
+        self.lose_as(handle, &words, planned, now);
+    }
+
+    /// The kernel learnt that nobody listens where a peer is being dialled.
+    pub(super) fn report_unreachable(&mut self, underlay: UnderlayId, error: &io::Error, now: Instant) {
+        let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
+        let Some(id) = attempt
+            .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
+            .and_then(|connection| connection.peer)
+        else {
+            return;
+        };
+        self.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
+    }
+
+    fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
+        if let Some(suppressed) = peer.attempts_log.allow(now) {
+            let causes = causes.join("; ");
+            tracing::warn!(
+                peer = &*peer.name,
+                reason,
+                suppressed,
+                "could not connect. Likely causes: {causes}"
+            );
+        }
+    }
+}
+
+/// Characters of a far end's reason phrase that are shown.
+const MOST_PHRASE: usize = 100;
+
+/// Why a connection ended, in words.
+fn in_words(reason: &ConnectionError) -> String {
+    match reason {
+        ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
+            Some(known) => format!("closed by the peer: {}", known.words()),
+            None => format!("closed by the peer with code {}", close.error_code),
+        },
+        ConnectionError::TimedOut => "no answer".to_owned(),
+        // Its reason phrase comes from the far end, or before the handshake is complete from anyone on the path.
+        ConnectionError::ConnectionClosed(close) => {
+            let phrase: String =
+                String::from_utf8_lossy(&close.reason).escape_debug().take(MOST_PHRASE).collect();
+            format!("closed by the far end: {} {phrase:?}", close.error_code)
+        }
+        ConnectionError::VersionMismatch
+        | ConnectionError::TransportError(_)
+        | ConnectionError::Reset
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted => reason.to_string(),
+    }
+}
+
+/// What an operator should look at when the kernel knows no way there.
+const NO_WAY: &[&str] = &["has this host a route there, and an address of that family? (path)"];
+
+/// What an operator should look at when the kernel says that nobody listens at the endpoint.
+const NOBODY_LISTENS: &[&str] = &["is the peer running, and its endpoint right? (path)"];
+
+/// What an operator should look at when a dialled handshake fails, the likeliest first.
+///
+/// A peer that does not accept us is silent, as one that is not there: only its own log says which it is.
+fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
+    match reason {
+        ConnectionError::TimedOut => &[
+            "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
+            "our key is not among its peers (allowlist): its log names the key that was refused",
+            "`public_key` is not its key (key): it cannot even tell that somebody knocks",
+            "our clock differs from its by more than its access.clock_window (clock): up to minutes, its log says by how much",
+        ],
+        ConnectionError::TransportError(_) => &[
+            "the key it proved is not one of `public_key` of this [[peer]] (key)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
+        ConnectionError::ConnectionClosed(_) => &[
+            "it gave up on a slow handshake (path), or our key was removed there meanwhile (allowlist)",
+            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
+                 (clock)",
+        ],
+        ConnectionError::ApplicationClosed(_) => &["the peer ended it, and says why"],
+        ConnectionError::Reset
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted
+        | ConnectionError::VersionMismatch => &[],
+    }
+}

@@ -1,0 +1,412 @@
+//! What a worker opens and closes: sockets, names, tokens.
+
+use std::{io, net::SocketAddr};
+
+use config::{Config, Forward};
+use dataplane::{
+    forward::{Local, Locals, tcp::TcpId},
+    lanes::{UnderlayId, Underlays},
+    relay::{FlowId, Origin},
+};
+use gate::decoy::DecoyId;
+use net::{
+    Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
+    ports::{PortPlan, Ports},
+    stats::Booked as SocketBooked,
+    wildcard_for,
+};
+use quinn_proto::StreamId;
+use rand::{Rng, rngs::StdRng};
+use slab::Slab;
+use wire::ids::{LocalId, PeerId};
+
+use crate::worker::{SocketBooks, books};
+
+/// What stands behind a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A socket that carries QUIC.
+    Underlay(UnderlayId),
+    /// A local UDP socket.
+    Local(LocalId),
+    /// The TUN device.
+    Tun,
+    /// A local TCP port: its place in the configuration's `[[tcp]]` list.
+    Listener(usize),
+    /// A TCP connection.
+    Tcp(TcpId),
+    /// The lookup of a peer's endpoint.
+    Resolve(PeerId),
+    /// A stranger's socket to the decoy.
+    Decoy(DecoyId),
+    /// Commands for the worker.
+    Inbox,
+}
+
+/// Buffers of a stranger's socket to the decoy: about 50 full datagrams, within what Linux allows everyone by default.
+const DECOY_BUFFER_BYTES: usize = 128 * 1024;
+
+/// Opens and closes what the worker reaches the outside world through.
+pub struct Doors {
+    net: Box<dyn Net>,
+    tokens: Slab<Source>,
+    rng: StdRng,
+    udp: UdpDefaults,
+    /// Sockets to close when nothing refers to their buffers any more.
+    closing: Vec<LocalId>,
+    books: SocketBooks,
+    /// Sockets and connections that it opened.
+    opened: u64,
+}
+
+/// What all UDP sockets have in common.
+#[derive(Clone, Copy, Debug)]
+struct UdpDefaults {
+    buffer_bytes: usize,
+    mark: u32,
+    gso: bool,
+}
+
+impl UdpDefaults {
+    fn new(config: &Config) -> Self {
+        Self {
+            buffer_bytes: config.socket_buffer_bytes(),
+            mark: config.transport.mark,
+            gso: config.transport.gso,
+        }
+    }
+
+    fn options(&self, bind: SocketAddr, connect: Option<SocketAddr>, role: UdpRole) -> UdpOptions {
+        let Self { buffer_bytes, gso, mark } = *self;
+        let mark = match role {
+            UdpRole::QuicListen | UdpRole::QuicDial => mark,
+            UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => 0,
+        };
+        UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
+    }
+}
+
+/// The ports of a configuration, that all workers open together: `transport.listen`, then `[[udp]]`; `[[tcp]]`.
+#[must_use]
+pub fn port_plan(config: &Config) -> PortPlan {
+    let defaults = UdpDefaults::new(config);
+    let options = |role| move |bind: SocketAddr| defaults.options(bind, None, role);
+    let listen = config.transport.listen.iter().copied().map(options(UdpRole::QuicListen));
+    let ingress = config.udp.iter().filter(|forward| forward.open).map(|forward| forward.listen);
+    PortPlan {
+        udp: listen.chain(ingress.map(options(UdpRole::Ingress))).collect(),
+        tcp: config.tcp.iter().filter(|forward| forward.open).map(|forward| forward.listen).collect(),
+    }
+}
+
+/// The ports of `config` at these places of `[[udp]]` and of `[[tcp]]`, which open while the agent runs.
+#[must_use]
+pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
+    let defaults = UdpDefaults::new(config);
+    let listen = |forwards: &[Forward], places: &[usize]| -> Vec<SocketAddr> {
+        places.iter().filter_map(|place| forwards.get(*place)).map(|forward| forward.listen).collect()
+    };
+    let udp = listen(&config.udp, udp).into_iter();
+    PortPlan {
+        udp: udp.map(|bind| defaults.options(bind, None, UdpRole::Ingress)).collect(),
+        tcp: listen(&config.tcp, tcp),
+    }
+}
+
+impl Doors {
+    /// Doors to `net`, as the operator wants sockets to be.
+    #[must_use]
+    pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
+        let udp = UdpDefaults::new(config);
+        Self {
+            net,
+            tokens: Slab::new(),
+            rng,
+            udp,
+            closing: Vec::new(),
+            books: SocketBooks::default(),
+            opened: 0,
+        }
+    }
+
+    /// How many sockets and connections it has opened, or tried to.
+    #[must_use]
+    pub fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    /// Takes ports that were bound for this worker, for [`Doors::ingress`] and [`Doors::tcp_listen`].
+    pub fn adopt(&mut self, ports: Ports) {
+        self.net.adopt(ports);
+    }
+
+    /// What all sockets did, those that are closed included.
+    pub fn books(&mut self) -> &mut SocketBooks {
+        &mut self.books
+    }
+
+    /// Random bytes that an outsider cannot guess.
+    pub fn random_bytes(&mut self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        self.rng.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    /// The generator, for jitter.
+    pub fn rng(&mut self) -> &mut StdRng {
+        &mut self.rng
+    }
+
+    /// What stands behind a token; `None` if that has been closed meanwhile.
+    #[must_use]
+    pub fn source(&self, token: Token) -> Option<Source> {
+        self.tokens.get(token.0 as usize).copied()
+    }
+
+    /// Gives a token to a source that has no socket.
+    pub fn token(&mut self, source: Source) -> Token {
+        // Tokens are bounded by the limits on flows, streams and peers, far below 2^32.
+        Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
+    }
+
+    /// How many tokens are given out.
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Takes a token back.
+    pub fn release(&mut self, token: Token) {
+        self.tokens.try_remove(token.0 as usize);
+    }
+
+    /// This worker's queue of the TUN device, if the agent has one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tun(&mut self) -> io::Result<Option<(Box<dyn TunQueue>, Token)>> {
+        let token = self.token(Source::Tun);
+        let queue = self.net.tun(token)?;
+        if queue.is_none() {
+            self.release(token);
+        }
+        Ok(queue.map(|queue| (queue, token)))
+    }
+
+    /// Listens for peers.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn listen(&mut self, underlays: &mut Underlays, address: SocketAddr) -> io::Result<UnderlayId> {
+        let options = self.udp.options(address, None, UdpRole::QuicListen);
+        self.underlay(underlays, &options)
+    }
+
+    /// A socket for one dialled connection or lane.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dial(&mut self, underlays: &mut Underlays, remote: SocketAddr) -> io::Result<UnderlayId> {
+        let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        self.underlay(underlays, &options)
+    }
+
+    /// Opens a fresh socket in place of a dialled one if packets to `remote` leave from another address than it has, and says
+    /// from which to which.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `NetworkUnreachable`; the old socket stays.
+    pub fn redial(
+        &mut self,
+        underlays: &mut Underlays,
+        id: UnderlayId,
+        remote: SocketAddr,
+    ) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+        let Some(underlay) = underlays.get(id).filter(|underlay| underlay.role == UdpRole::QuicDial) else {
+            return Ok(None);
+        };
+        let from = underlay.socket.local_addr();
+        let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        let (socket, token) = self.socket(&options, Source::Underlay(id))?;
+        let to = socket.local_addr();
+        if to.ip() == from.ip() {
+            drop(socket);
+            self.release(token);
+            return Ok(None);
+        }
+        if let Some((old, token, mut booked)) = underlays.replace(id, socket, token) {
+            self.books.book(UdpRole::QuicDial, &*old, &mut booked, true);
+            self.release(token);
+        }
+        Ok(Some((from, to)))
+    }
+
+    /// Closes a socket of the underlay.
+    pub fn close_underlay(&mut self, underlays: &mut Underlays, id: UnderlayId) {
+        if let Some(mut underlay) = underlays.remove(id) {
+            self.books.book(underlay.role, &*underlay.socket, &mut underlay.booked, true);
+            self.release(underlay.token);
+        }
+    }
+
+    /// A local port for clients.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn ingress(&mut self, locals: &mut Locals, address: SocketAddr, local: Local) -> io::Result<LocalId> {
+        let options = self.udp.options(address, None, UdpRole::Ingress);
+        self.local(locals, &options, local)
+    }
+
+    /// A socket to a service for one flow, which [`Locals::set_flow`] is to name.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `EAGAIN` when a source address has no port left (28,232 by default).
+    pub fn open_upstream(
+        &mut self,
+        locals: &mut Locals,
+        peer: PeerId,
+        upstream: SocketAddr,
+    ) -> io::Result<LocalId> {
+        let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
+        self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
+    }
+
+    /// Opens a fresh socket to a service in place of `id`, if packets there leave from another address than it has.
+    ///
+    /// # Errors
+    /// The kernel's; the old socket stays.
+    pub fn renew_upstream(
+        &mut self,
+        locals: &mut Locals,
+        id: LocalId,
+        upstream: SocketAddr,
+    ) -> io::Result<bool> {
+        let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
+        let (fresh, token) = self.socket(&options, Source::Local(id))?;
+        let local = fresh.local_addr().ip();
+        let old = locals.get_mut(id).filter(|old| old.socket.local_addr().ip() != local);
+        let Some(old) = old else {
+            drop(fresh);
+            self.release(token);
+            return Ok(false);
+        };
+        self.books.book(UdpRole::Upstream, &*old.socket, &mut old.booked, true);
+        old.booked = SocketBooked::default();
+        old.socket = fresh;
+        let token = std::mem::replace(&mut old.token, token);
+        self.release(token);
+        Ok(true)
+    }
+
+    /// A socket to the decoy for one stranger; the token is its and must be given back with it.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `EMFILE` when the process has no descriptor left.
+    pub fn open_decoy(&mut self, decoy: SocketAddr, id: DecoyId) -> io::Result<(Box<dyn UdpSocket>, Token)> {
+        let options = self.udp.options(wildcard_for(decoy), Some(decoy), UdpRole::Decoy);
+        let options = UdpOptions { buffer_bytes: DECOY_BUFFER_BYTES, ..options };
+        self.socket(&options, Source::Decoy(id))
+    }
+
+    /// Closes a local socket at the end of the batch.
+    pub fn close_later(&mut self, id: LocalId) {
+        self.closing.push(id);
+    }
+
+    /// Closes the socket of a flow that has ended at the end of the batch, if it had one of its own.
+    pub fn close_flow_later(&mut self, origin: Origin) {
+        match origin {
+            Origin::Upstream { socket, .. } => self.close_later(socket),
+            Origin::Ingress { .. } => {}
+        }
+    }
+
+    /// Closes what [`Doors::close_later`] noted. Nothing may wait for delivery on it.
+    pub fn close_now(&mut self, locals: &mut Locals) {
+        while let Some(id) = self.closing.pop() {
+            if let Some(mut socket) = locals.remove(id) {
+                self.books.book(books::role(&socket.local), &*socket.socket, &mut socket.booked, true);
+                self.release(socket.token);
+            }
+        }
+    }
+
+    /// Listens for TCP connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tcp_listen(
+        &mut self,
+        address: SocketAddr,
+        place: usize,
+    ) -> io::Result<(Box<dyn TcpListener>, Token)> {
+        let token = self.token(Source::Listener(place));
+        match self.net.tcp_listen(address, token) {
+            Ok(listener) => Ok((listener, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a TCP connection to a service; the token is its and must be released with it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tcp_connect(&mut self, address: SocketAddr, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
+        let token = self.token(Source::Tcp(id));
+        self.opened += 1;
+        match self.net.tcp_connect(address, token) {
+            Ok(stream) => Ok((stream, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts to look up a peer's endpoint.
+    pub fn resolve(&mut self, host: &str, port: u16, token: Token) {
+        self.net.resolve(host, port, token);
+    }
+
+    /// The answer to [`Doors::resolve`].
+    pub fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
+        self.net.resolved(token)
+    }
+
+    fn underlay(&mut self, underlays: &mut Underlays, options: &UdpOptions) -> io::Result<UnderlayId> {
+        let (id, role) = (underlays.vacant(), options.role);
+        let (socket, token) = self.socket(options, Source::Underlay(id))?;
+        Ok(underlays.insert(socket, role, token))
+    }
+
+    fn local(&mut self, locals: &mut Locals, options: &UdpOptions, local: Local) -> io::Result<LocalId> {
+        let id = locals.vacant();
+        let (socket, token) = self.socket(options, Source::Local(id))?;
+        Ok(locals.insert(socket, local, token))
+    }
+
+    fn socket(&mut self, options: &UdpOptions, source: Source) -> io::Result<(Box<dyn UdpSocket>, Token)> {
+        let token = self.token(source);
+        self.opened += 1;
+        match self.net.udp(options, token) {
+            Ok(socket) => Ok((socket, token)),
+            Err(error) => {
+                self.release(token);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A QUIC stream of one connection: the key of a TCP forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    /// The connection's place in quinn-proto's endpoint.
+    pub connection: usize,
+    /// The stream.
+    pub stream: StreamId,
+}

@@ -1,0 +1,587 @@
+//! Between the workers of one agent: orders about sessions and lanes, and the hand-over of what came to the wrong one.
+//!
+//! ```text
+//!   worker a ── Order ───► mailbox of b     control plane: never dropped, order kept
+//!   worker a ── Parcel ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
+//! ```
+//!
+//! With at least as many lanes as workers at both ends, neither is used in the steady state: a lane, its flows and their
+//! sockets live at one worker.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use config::{self, Config};
+use dataplane::{
+    lanes::UnderlayId,
+    relay::{AgentTotals, FlowRegistry},
+};
+use net::{Ready, Token, ports::Ports};
+use quic_core::{ConnectionId, OpenError, Suite};
+use wire::{
+    ids::{PeerId, SessionId},
+    messages::{CloseReason, Hello, Service},
+    panics::lock,
+};
+use zeroize::Zeroizing;
+
+use crate::{
+    capture::{Capture, Taps},
+    control::{
+        congestion::pacing::RateAccount,
+        connections::{Outcome, PeerForwards},
+        windows::StreamMemory,
+    },
+    peer::Doubt,
+    roster::Origin,
+    worker::{handover::Parcel, mailbox::Mailbox},
+};
+
+/// What one worker tells another, or itself.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// A peer is connected: the control connection is at worker `owner`.
+    Connected(Arc<Connected>),
+    /// A session has ended: its lanes drain.
+    Disconnected { peer: PeerId, session: SessionId },
+    /// Another connection has taken a session's place: its owner is to close it.
+    EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
+    /// Keep a lane.
+    OpenLane(Box<LaneOrder>),
+    /// Let a lane drain.
+    DrainLane { lane: LaneName },
+    /// The lanes that are up, one bit each, and how many are wanted.
+    LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
+    /// The largest packet to a peer has changed, in bytes of UDP payload.
+    Budget { peer: PeerId, session: SessionId, bytes: usize },
+    /// Something speaks against a session, or no longer does.
+    Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
+    /// The peer offers other services.
+    Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    /// To the owner: TCP forwards come to a worker that has no stream connection.
+    StreamsWanted { peer: PeerId, session: SessionId },
+    /// Dial a stream connection.
+    DialStream(Box<StreamOrder>),
+    /// To the worker that dials a peer: what became of a stream connection.
+    StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
+    /// A port has connections, and this worker has the fewest forwards of its peer.
+    AcceptTcp { place: usize },
+    /// To the owner: a lane carries payloads.
+    LaneUp { lane: LaneName },
+    /// To the owner: the path of a lane carries packets of so many bytes of UDP payload.
+    LaneBudget { lane: LaneName, bytes: usize },
+    /// To the owner: a lane could not go on.
+    LaneLost { lane: LaneName, why: LaneLoss },
+    /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
+    LaneWorn { lane: LaneName },
+    /// To the owner: a lane that was replaced no longer carries payloads in place of its replacement.
+    FormerGone { lane: LaneName },
+    /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
+    LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
+    /// A lane hears nothing: are the others alive?
+    AskForLife { peer: PeerId, session: SessionId },
+    /// To the owner: the peer hears a lane from another address than before.
+    Challenged { peer: PeerId, session: SessionId },
+    /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
+    ListenerMoved { peer: PeerId, session: SessionId },
+    /// To the owner: a peer that was silent is heard.
+    Heard { peer: PeerId, session: SessionId },
+    /// To the worker that dials a peer: datagrams wait for it elsewhere.
+    Hurry { peer: PeerId },
+    /// A peer is known from now on.
+    PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
+    /// A peer is known no more: all that it has ends.
+    PeerRemoved { id: PeerId },
+    /// An operator wants to look at a lane, or has seen enough.
+    Capture(Arc<Capture>),
+    /// The operator wants a peer otherwise.
+    PeerChanged { id: PeerId, peer: Arc<config::Peer> },
+    /// The operator wants the agent otherwise.
+    Configured(Box<NewConfig>),
+}
+
+/// What a worker runs from now on.
+#[derive(Debug)]
+pub(super) struct NewConfig {
+    pub(super) config: Arc<Config>,
+    /// Its share of the ports that open with it.
+    pub(super) ports: Ports,
+}
+
+/// One opening of one lane of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaneName {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) index: u8,
+    pub(super) epoch: u64,
+}
+
+/// A session, as all workers need to know it.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) owner: u8,
+    pub(super) dialled: bool,
+    /// The key that the peer proved.
+    pub(super) key: [u8; 32],
+    /// What stream connections call it.
+    pub(super) name: [u8; 16],
+    pub(super) hello: Hello,
+    /// How many lanes are wanted; none in standard mode.
+    pub(super) wanted: u8,
+    /// When its handshake began, as this end saw it.
+    pub(super) begun: Instant,
+    /// When it was established.
+    pub(super) since: Instant,
+}
+
+/// The secrets of a lane. They are wiped when dropped, and never shown.
+pub(super) struct LaneSecrets(pub(super) [Zeroizing<[u8; 48]>; 2]);
+
+impl fmt::Debug for LaneSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LaneSecrets")
+    }
+}
+
+/// All that a worker needs to keep a lane.
+#[derive(Debug)]
+pub(super) struct LaneOrder {
+    pub(super) name: LaneName,
+    pub(super) local_cid: ConnectionId,
+    pub(super) remote_cid: ConnectionId,
+    pub(super) suite: Suite,
+    /// To send with and to receive with; as long as the suite's hash.
+    pub(super) secrets: LaneSecrets,
+    pub(super) initial_rtt: Duration,
+    /// The largest packet at first, in bytes of UDP payload.
+    pub(super) budget: usize,
+    /// The largest that both ends agree to, if the path carries it.
+    pub(super) largest: usize,
+    pub(super) port: LanePort,
+}
+
+/// The socket of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LanePort {
+    /// The control connection's own, at its worker; where to, if this end dials.
+    Shared(UnderlayId, Option<SocketAddr>),
+    /// The keeper's socket of this listening port.
+    Listening(usize),
+    /// One of its own, to this address.
+    Dial(SocketAddr),
+}
+
+/// A stream connection to be dialled.
+#[derive(Debug)]
+pub(super) struct StreamOrder {
+    pub(super) peer: PeerId,
+    pub(super) session: SessionId,
+    pub(super) number: u8,
+    /// The far end of the control connection.
+    pub(super) remote: SocketAddr,
+    /// The key that it proved.
+    pub(super) key: [u8; 32],
+    /// The first byte of the Initial's destination: it leads to the worker at the far end.
+    pub(super) first: u8,
+}
+
+/// Why a lane could not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneLoss {
+    /// Its path was not validated in time.
+    Unvalidated,
+    /// The peer broke the protocol on it; without an error, its keys are used up.
+    Ended(Option<OpenError>),
+    /// No socket, or no keys, could be had for it.
+    NoSocket,
+}
+
+/// Which connection is a peer's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) owner: u8,
+    pub(super) session: SessionId,
+    pub(super) dialled: bool,
+    pub(super) key: [u8; 32],
+    pub(super) instance: [u8; 16],
+    pub(super) begun: Instant,
+    pub(super) since: Instant,
+}
+
+/// What the workers of an agent share.
+pub struct Exchange {
+    boxes: Vec<Mailbox<Order, Parcel>>,
+    /// By [`PeerId`]; they come and go while workers read.
+    peers: ArcSwap<Vec<Arc<Shared>>>,
+    /// Flows of all peers, and what waits for them.
+    flows: Arc<AgentTotals>,
+    /// TCP forwards of all peers, and their memory.
+    streams: Arc<StreamMemory>,
+    next_session: AtomicU64,
+    /// Workers that have shut down and hand nothing over any more.
+    stopped: AtomicU8,
+    /// Which control connections an operator wants to look at.
+    taps: Taps,
+    /// What times are counted from.
+    base: Instant,
+}
+
+struct Shared {
+    session: Mutex<Option<Record>>,
+    /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
+    heard: AtomicU64,
+    /// Lanes that workers keep, those that drain included.
+    lanes: AtomicUsize,
+    flows: Arc<FlowRegistry>,
+    forwards: Arc<PeerForwards>,
+    /// What its streams may be sent, at all workers together.
+    rate: Arc<RateAccount>,
+}
+
+impl Shared {
+    fn new(flows: &Arc<AgentTotals>, workers: u8) -> Arc<Self> {
+        Arc::new(Self {
+            forwards: Arc::new(PeerForwards::new(workers)),
+            session: Mutex::new(None),
+            heard: AtomicU64::new(0),
+            lanes: AtomicUsize::new(0),
+            flows: FlowRegistry::of_agent(flows),
+            rate: Arc::default(),
+        })
+    }
+}
+
+impl Exchange {
+    /// The exchange of `workers` workers, for `peers` peers.
+    #[must_use]
+    pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
+        let flows = Arc::default();
+        let shared = (0..peers).map(|_| Shared::new(&flows, workers)).collect();
+        Arc::new(Self {
+            boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
+            peers: ArcSwap::from_pointee(shared),
+            flows,
+            streams: Arc::default(),
+            next_session: AtomicU64::new(1),
+            stopped: AtomicU8::new(0),
+            taps: Taps::default(),
+            base: now,
+        })
+    }
+
+    /// How many workers there are.
+    #[must_use]
+    pub fn workers(&self) -> u8 {
+        u8::try_from(self.boxes.len()).unwrap_or(u8::MAX)
+    }
+
+    /// TCP forwards of all peers, and their memory.
+    pub(super) fn streams(&self) -> &Arc<StreamMemory> {
+        &self.streams
+    }
+
+    /// Says how `worker` is woken.
+    pub(super) fn join(&self, worker: u8, ready: Ready, token: Token) {
+        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+            mailbox.join(ready, token);
+        }
+    }
+
+    /// Gives `worker` an order.
+    pub(super) fn post(&self, worker: u8, order: Order) {
+        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+            mailbox.post(order);
+        }
+    }
+
+    /// Gives every worker but `from` an order.
+    pub(super) fn post_others(&self, from: u8, order: impl Fn() -> Order) {
+        for worker in (0..self.workers()).filter(|worker| *worker != from) {
+            self.post(worker, order());
+        }
+    }
+
+    /// All workers are to know a peer, under a place that none of them uses. Only the roster says so, one change at a time.
+    pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin) {
+        let mut peers = Vec::clone(&self.peers.load());
+        let shared = Shared::new(&self.flows, self.workers());
+        match peers.get_mut(id.0 as usize) {
+            Some(place) => *place = shared,
+            None => peers.push(shared),
+        }
+        self.peers.store(Arc::new(peers));
+        Mailbox::post_all(&self.boxes, || Order::PeerAdded { id, peer: Arc::clone(peer), origin });
+    }
+
+    /// All workers are to end what a peer has. Only the roster says so.
+    pub(crate) fn remove_peer(&self, id: PeerId) {
+        Mailbox::post_all(&self.boxes, || Order::PeerRemoved { id });
+    }
+
+    /// All workers are to know a peer as `peer`. Only the roster says so.
+    pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
+        Mailbox::post_all(&self.boxes, || Order::PeerChanged { id, peer: Arc::clone(peer) });
+    }
+
+    /// All workers are to run `config`, each with its share of the ports that open with it.
+    pub(crate) fn configure(&self, config: &Arc<Config>, shares: Vec<Ports>) {
+        let mut shares = shares.into_iter();
+        Mailbox::post_all(&self.boxes, || {
+            let ports = shares.next().unwrap_or_default();
+            Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
+        });
+    }
+
+    /// All workers are to look whether a capture of a lane is theirs, or over.
+    pub(crate) fn capture(&self, capture: &Arc<Capture>) {
+        Mailbox::post_all(&self.boxes, || Order::Capture(Arc::clone(capture)));
+    }
+
+    /// The captures of control connections.
+    pub(crate) fn taps(&self) -> &Taps {
+        &self.taps
+    }
+
+    /// Whether this end dialled the session with a peer; `None` if there is no session.
+    pub(crate) fn dialled(&self, peer: PeerId) -> Option<bool> {
+        self.record(peer).map(|record| record.dialled)
+    }
+
+    /// Ends the session with a peer, if there is one.
+    pub(crate) fn end_session(&self, peer: PeerId, reason: CloseReason) {
+        if let Some(Record { owner, session, .. }) = self.record(peer) {
+            self.post(owner, Order::EndSession { peer, session, reason });
+        }
+    }
+
+    fn record(&self, peer: PeerId) -> Option<Record> {
+        *lock(&self.peers.load().get(peer.0 as usize)?.session)
+    }
+
+    /// The orders that wait for `worker`, oldest first; the parcels go to `parcels`, once those that it held are taken in.
+    pub(super) fn take(&self, worker: u8, parcels: &mut VecDeque<Parcel>) -> VecDeque<Order> {
+        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(parcels)).unwrap_or_default()
+    }
+
+    /// Hands a parcel to `worker`; gives it back if there is no room.
+    pub(super) fn hand(&self, worker: u8, parcel: Parcel) -> Result<(), Parcel> {
+        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(parcel) };
+        let (bytes, party) = (parcel.len(), parcel.party());
+        mailbox.hand(parcel, bytes, party)
+    }
+
+    /// A name for a new session.
+    pub(super) fn name_session(&self) -> SessionId {
+        SessionId(self.next_session.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The process may have `most` sockets for flows that peers open; 0 if that is not known.
+    pub fn set_sockets(&self, most: usize) {
+        self.flows.set_sockets(most);
+    }
+
+    /// The flows of a peer.
+    pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
+        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+    }
+
+    /// The TCP forwards of a peer.
+    pub(super) fn forwards(&self, peer: PeerId) -> Arc<PeerForwards> {
+        let peers = self.peers.load();
+        let shared = peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.forwards));
+        shared.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
+    }
+
+    /// What the streams of a peer may be sent.
+    pub(super) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
+        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.rate)).unwrap_or_default()
+    }
+
+    /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
+    ///
+    /// Returns the record of the session that it replaces, or gives up with `Err`.
+    pub(super) fn establish(
+        &self,
+        connected: &Arc<Connected>,
+        stays: impl FnOnce(&Record) -> bool,
+    ) -> Result<Option<Record>, Stays> {
+        let peers = self.peers.load();
+        let shared = peers.get(connected.peer.0 as usize).ok_or(Stays)?;
+        let mut session = lock(&shared.session);
+        if session.as_ref().is_some_and(stays) {
+            return Err(Stays);
+        }
+        let old = session.replace(Record {
+            owner: connected.owner,
+            session: connected.session,
+            dialled: connected.dialled,
+            key: connected.key,
+            instance: connected.hello.instance,
+            begun: connected.begun,
+            since: connected.since,
+        });
+        // Under the lock, so that all workers hear of sessions in one order.
+        if let Some(old) = old.filter(|old| old.owner != connected.owner) {
+            let reason = CloseReason::Replaced;
+            self.post(old.owner, Order::EndSession { peer: connected.peer, session: old.session, reason });
+        }
+        self.post_others(connected.owner, || Order::Connected(Arc::clone(connected)));
+        Ok(old)
+    }
+
+    /// Whether `session` is still its peer's: what was said of an older one may be read late.
+    pub(super) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
+        let peers = self.peers.load();
+        let shared = peers.get(peer.0 as usize);
+        shared.is_some_and(|shared| lock(&shared.session).is_some_and(|record| record.session == session))
+    }
+
+    /// A session has ended at worker `owner`; all other workers are told.
+    pub(super) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
+        let peers = self.peers.load();
+        let Some(shared) = peers.get(peer.0 as usize) else { return };
+        let mut record = lock(&shared.session);
+        if record.as_ref().is_some_and(|record| record.session == session) {
+            *record = None;
+        }
+        self.post_others(owner, || Order::Disconnected { peer, session });
+    }
+
+    /// A worker has shut down: it hands nothing over any more.
+    pub(super) fn stopped(&self) {
+        self.stopped.fetch_add(1, Ordering::AcqRel);
+        for mailbox in &self.boxes {
+            mailbox.wake();
+        }
+    }
+
+    /// Whether all workers have shut down.
+    pub(super) fn all_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire) >= self.workers()
+    }
+
+    /// A worker keeps one more lane of a peer.
+    pub(super) fn lane_kept(&self, peer: PeerId) {
+        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
+            shared.lanes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker keeps one less.
+    pub(super) fn lane_gone(&self, peer: PeerId) {
+        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
+            shared.lanes.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Lanes of a peer at all workers, those of ended sessions included while they drain.
+    pub(super) fn lanes(&self, peer: PeerId) -> usize {
+        self.peers.load().get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
+    }
+
+    /// Notes that a peer was heard at `now`.
+    pub(super) fn note_heard(&self, peer: PeerId, now: Instant) {
+        /// Notes closer together than this say nothing new; each costs the other workers a cache miss.
+        const RESOLUTION_MILLIS: u64 = 20;
+        let peers = self.peers.load();
+        let Some(shared) = peers.get(peer.0 as usize) else { return };
+        let millis = self.millis(now);
+        if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
+            shared.heard.store(millis, Ordering::Relaxed);
+        }
+    }
+
+    /// How long a peer has not been heard on any lane; `None` if it never was.
+    pub(super) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
+        let heard = self.peers.load().get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
+        (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
+    }
+
+    /// Milliseconds since the base, never 0.
+    fn millis(&self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.base).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+/// The session that there is stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stays;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{
+        clock::{Clock, ManualClock},
+        messages::Features,
+    };
+
+    fn connected(exchange: &Exchange, owner: u8, instance: u8) -> Arc<Connected> {
+        let hello = Hello {
+            instance: [instance; 16],
+            software: "test".to_owned(),
+            workers: 1,
+            max_lanes: 64,
+            max_datagram_packet: 1452,
+            services: Vec::new(),
+            features: Features::default(),
+            possession: None,
+        };
+        let (session, since) = (exchange.name_session(), exchange.base);
+        let (peer, key) = (PeerId(0), [1; 32]);
+        Arc::new(Connected {
+            peer,
+            session,
+            owner,
+            dialled: true,
+            key,
+            name: [instance; 16],
+            hello,
+            wanted: 1,
+            begun: since,
+            since,
+        })
+    }
+
+    #[test]
+    fn what_was_said_of_a_replaced_session_is_not_current_when_it_is_read() {
+        let exchange = Exchange::new(3, 1, ManualClock::default().now());
+        let first = connected(&exchange, 0, 7);
+        assert_eq!(exchange.establish(&first, |_| false), Ok(None));
+        // Worker 1 has not read of it when it has a session of its own.
+        let second = connected(&exchange, 1, 8);
+        let replaced = exchange.establish(&second, |_| false).unwrap().unwrap();
+        assert_eq!((replaced.owner, replaced.session), (0, first.session));
+        let mut told = exchange.take(1, &mut VecDeque::new());
+        let [Order::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
+        assert!(!exchange.is_current(told.peer, told.session));
+        let to_first = exchange.take(0, &mut VecDeque::new());
+        assert!(matches!(to_first[0], Order::EndSession { session, .. } if session == first.session));
+        assert!(matches!(&to_first[1], Order::Connected(connected) if connected.session == second.session));
+        // The end of the first comes late, and does not end the second.
+        exchange.end(PeerId(0), first.session, 0);
+        assert!(exchange.is_current(PeerId(0), second.session));
+        assert_eq!(exchange.establish(&connected(&exchange, 2, 9), |_| true), Err(Stays));
+    }
+
+    #[test]
+    fn workers_have_stopped_when_each_has() {
+        let exchange = Exchange::new(2, 0, ManualClock::default().now());
+        exchange.stopped();
+        assert!(!exchange.all_stopped());
+        exchange.stopped();
+        assert!(exchange.all_stopped());
+    }
+}

@@ -1,0 +1,248 @@
+//! What waits for one worker: orders, which are never lost, and parcels in a ring of bounded size.
+//!
+//! ```text
+//!   sender   put, set the flag ─► mark the token ─► wake
+//!   worker   drain the tokens ─► take what the flags show ─► … ─► register to be woken ─► look at the tokens ─► sleep
+//! ```
+//!
+//! Whoever puts something marks the worker's token afterwards, and the worker takes out everything after it has drained its
+//! tokens, so that nothing waits while the worker sleeps. `tests/model` runs this file and `net/src/ready.rs` through every
+//! interleaving of small cases.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use net::{Ready, Token};
+use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
+
+/// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
+pub(super) const RING_BYTES: usize = 4 << 20;
+
+/// The most parcels in a ring, so that empty datagrams are bounded too.
+pub(super) const RING_PARCELS: usize = 1024;
+
+/// Strangers' part of a ring, in bytes and in parcels: however many there are, peers' packets find room.
+pub(super) const STRANGERS_BYTES: usize = RING_BYTES / 4;
+pub(super) const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
+
+/// The mailbox of one worker, for orders `O` and parcels `P`.
+pub(super) struct Mailbox<O, P> {
+    orders: Mutex<VecDeque<O>>,
+    has_orders: AtomicBool,
+    ring: Ring<P>,
+    /// How its worker is woken.
+    wake: OnceLock<(Ready, Token)>,
+}
+
+impl<O, P> Default for Mailbox<O, P> {
+    fn default() -> Self {
+        Self {
+            orders: Mutex::default(),
+            has_orders: AtomicBool::default(),
+            ring: Ring::default(),
+            wake: OnceLock::default(),
+        }
+    }
+}
+
+impl<O, P> Mailbox<O, P> {
+    /// Says how its worker is woken, and wakes it if something came before.
+    pub(super) fn join(&self, ready: Ready, token: Token) {
+        // A worker joins once, when it is made.
+        let _first = self.wake.set((ready, token)).is_ok();
+        // Locked: whoever put something before this has set its flag, and whoever does so later knows whom to wake.
+        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).parcels.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Gives its worker an order.
+    pub(super) fn post(&self, order: O) {
+        let mut orders = lock(&self.orders);
+        orders.push_back(order);
+        self.has_orders.store(true, Ordering::Release);
+        drop(orders);
+        self.wake();
+    }
+
+    /// Gives every worker of `boxes` an order at one moment: none can act on it and name it to another that has not got it.
+    pub(super) fn post_all(boxes: &[Self], mut order: impl FnMut() -> O) {
+        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
+        for (mailbox, orders) in boxes.iter().zip(&mut locked) {
+            orders.push_back(order());
+            mailbox.has_orders.store(true, Ordering::Release);
+        }
+        drop(locked);
+        for mailbox in boxes {
+            mailbox.wake();
+        }
+    }
+
+    /// Hands its worker a parcel of `bytes`; gives it back if there is no room.
+    pub(super) fn hand(&self, parcel: P, bytes: usize, party: Party) -> Result<(), P> {
+        self.ring.put(parcel, bytes, party)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Takes the parcels out, oldest first, unless `parcels` still holds some, and the orders, oldest first.
+    pub(super) fn take(&self, parcels: &mut VecDeque<P>) -> VecDeque<O> {
+        // First: what was handed over was so after the orders that it depends on. Only when all before it has been taken in, so
+        // that the ring's bound is the bound of what waits.
+        if parcels.is_empty() {
+            *parcels = self.ring.take_all();
+        }
+        self.orders()
+    }
+
+    fn orders(&self) -> VecDeque<O> {
+        // Looked at in every turn: a load alone does not take the cache line from the others.
+        if !self.has_orders.load(Ordering::Relaxed) || !self.has_orders.swap(false, Ordering::Acquire) {
+            return VecDeque::new();
+        }
+        std::mem::take(&mut *lock(&self.orders))
+    }
+
+    /// Wakes its worker, also if nothing is there for it.
+    pub(super) fn wake(&self) {
+        if let Some((ready, token)) = self.wake.get() {
+            ready.mark(*token);
+        }
+    }
+}
+
+/// Whose part of a ring a parcel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Party {
+    /// A peer has no more than half of a ring.
+    Peer(PeerId),
+    /// All strangers together have no more than a quarter.
+    Strangers,
+    /// Nobody knows yet.
+    Unknown,
+}
+
+/// Parcels that wait for one worker. Each is locked in and out once, not its datagrams.
+struct Ring<P> {
+    inside: Mutex<Inside<P>>,
+    /// Spares a look inside.
+    filled: AtomicBool,
+}
+
+impl<P> Default for Ring<P> {
+    fn default() -> Self {
+        let inside = Inside {
+            parcels: VecDeque::new(),
+            bytes: 0,
+            by_peer: IssuedMap::default(),
+            stranger_bytes: 0,
+            stranger_parcels: 0,
+        };
+        Self { inside: Mutex::new(inside), filled: AtomicBool::default() }
+    }
+}
+
+struct Inside<P> {
+    parcels: VecDeque<P>,
+    bytes: usize,
+    /// Bytes of each peer.
+    by_peer: IssuedMap<PeerId, usize>,
+    stranger_bytes: usize,
+    stranger_parcels: usize,
+}
+
+impl<P> Ring<P> {
+    /// Adds a parcel of `bytes`, or gives it back if there is no room.
+    fn put(&self, parcel: P, bytes: usize, party: Party) -> Result<(), P> {
+        let mut inside = lock(&self.inside);
+        if inside.parcels.len() >= RING_PARCELS || inside.bytes + bytes > RING_BYTES {
+            return Err(parcel);
+        }
+        match party {
+            Party::Peer(peer) => {
+                let held = inside.by_peer.entry(peer).or_default();
+                if *held + bytes > RING_BYTES / 2 {
+                    return Err(parcel);
+                }
+                *held += bytes;
+            }
+            Party::Strangers => {
+                let full = inside.stranger_parcels >= STRANGERS_PARCELS;
+                if full || inside.stranger_bytes + bytes > STRANGERS_BYTES {
+                    return Err(parcel);
+                }
+                inside.stranger_bytes += bytes;
+                inside.stranger_parcels += 1;
+            }
+            Party::Unknown => {}
+        }
+        inside.bytes += bytes;
+        inside.parcels.push_back(parcel);
+        self.filled.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes all parcels out, oldest first.
+    fn take_all(&self) -> VecDeque<P> {
+        // As in [`Mailbox::orders`].
+        if !self.filled.load(Ordering::Relaxed) || !self.filled.swap(false, Ordering::Acquire) {
+            return VecDeque::new();
+        }
+        let mut inside = lock(&self.inside);
+        inside.bytes = 0;
+        inside.by_peer.clear();
+        (inside.stranger_bytes, inside.stranger_parcels) = (0, 0);
+        std::mem::take(&mut inside.parcels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 60_000;
+
+    #[test]
+    fn a_full_ring_gives_the_parcel_back_and_a_peer_has_half_of_it() {
+        let ring = Ring::default();
+        for _ in 0..2 {
+            let put = |party| (0_u32..).take_while(|number| ring.put(*number, SIZE, party).is_ok()).count();
+            let ours = put(Party::Peer(PeerId(1)));
+            assert_eq!(ours, RING_BYTES / 2 / SIZE);
+            assert_eq!(ours + put(Party::Unknown), RING_BYTES / SIZE);
+            assert_eq!(ring.put(77, SIZE, Party::Peer(PeerId(2))), Err(77), "it comes back");
+            assert_eq!(ring.take_all().len(), RING_BYTES / SIZE);
+            assert!(ring.take_all().is_empty());
+        }
+    }
+
+    #[test]
+    fn strangers_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
+        let ring = Ring::default();
+        for (bytes, most) in [(SIZE, STRANGERS_BYTES / SIZE), (0, STRANGERS_PARCELS)] {
+            let put = |party| ring.put((), bytes, party).is_ok();
+            assert_eq!((0..2 * most).filter(|_| put(Party::Strangers)).count(), most);
+            assert!((0..2 * most).all(|_| put(Party::Unknown)));
+            assert_eq!(ring.take_all().len(), 3 * most);
+        }
+    }
+
+    #[test]
+    fn parcels_wait_in_the_ring_until_those_before_them_are_taken_in() {
+        let mailbox = Mailbox::<(), _>::default();
+        let mut parcels = VecDeque::new();
+        for (number, taken) in [(1, vec![1]), (2, vec![1])] {
+            mailbox.hand(number, SIZE, Party::Unknown).unwrap();
+            assert!(mailbox.take(&mut parcels).is_empty());
+            assert_eq!(parcels, taken);
+        }
+        parcels.clear();
+        mailbox.take(&mut parcels);
+        assert_eq!(parcels, [2]);
+    }
+}

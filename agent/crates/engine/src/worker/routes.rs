@@ -1,0 +1,161 @@
+//! What a change of addresses leads to: of the far end's, which quinn-proto and the lanes have validated, and of our own.
+//!
+//! A dialled socket is connected, so that its local address stays what it was. Where packets to a peer leave from another
+//! one now (the host has moved, an interface is gone), it gives way to a fresh socket, and the session goes on from there.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
+use quinn_proto::ConnectionHandle;
+use wire::ids::PeerId;
+
+use crate::{peer::Failure, worker::Worker};
+
+/// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
+const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// After one that did not help, sockets to services are renewed again.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Worker {
+    /// The kernel knew no way for packets that were sent: perhaps there is another.
+    pub(super) fn see_to_unreachable(&mut self, now: Instant) {
+        while let Some(underlay) = self.underlays.take_unreachable() {
+            let lane = self.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+            let of_lane = lane.map(|(_, slot)| slot.peer);
+            let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
+            if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
+                self.follow_route(peer, now);
+            }
+        }
+    }
+
+    /// The sockets of a dialled session get others in their place if packets to the peer leave from another address now;
+    /// whether any did.
+    pub(super) fn follow_route(&mut self, id: PeerId, now: Instant) -> bool {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return false };
+        let recently = peer.route_asked.is_some_and(|at| now.saturating_duration_since(at) < ROUTE_INTERVAL);
+        if recently || !peer.link.as_ref().is_some_and(|link| link.dialled) {
+            return false;
+        }
+        peer.route_asked = Some(now);
+        let (mut moves, mut moved) = (0, None);
+        for (underlay, remote) in self.sockets_towards(id) {
+            match self.doors.redial(&mut self.underlays, underlay, remote) {
+                Ok(None) => {}
+                Ok(Some(addresses)) => {
+                    (moves, moved) = (moves + 1, Some(addresses));
+                    self.socket_moved(underlay);
+                }
+                Err(error) => self.report_no_way(id, remote, &error, now),
+            }
+        }
+        self.totals.path_moves[2] += moves;
+        let Some((from, to)) = moved else { return false };
+        if let Some(peer) = self.peers.get_mut(id.0 as usize)
+            && let Some(suppressed) = peer.brakes.moved.allow(now)
+        {
+            let (from, to) = (from.ip(), to.ip());
+            tracing::info!(
+                peer = &*peer.name,
+                %from,
+                %to,
+                sockets = moves,
+                suppressed,
+                "packets to the peer leave from another address now; its session goes on from there"
+            );
+        }
+        true
+    }
+
+    /// The sockets of a peer's session at this worker, and where each sends to.
+    fn sockets_towards(&self, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
+        let session = self.session_of(id).and_then(|session| self.control.get(session.handle));
+        let control = session.map(|connection| (connection.underlay(), connection.path().destination));
+        let lanes = self.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
+        let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
+        let streams = self.peers.get(id.0 as usize).into_iter().flat_map(|peer| &peer.streams.all);
+        let streams = streams.filter_map(|stream| self.control.get(stream.handle));
+        let streams = streams.map(|connection| (connection.underlay(), connection.path().destination));
+        let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
+        sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
+        sockets.dedup_by_key(|(underlay, _)| *underlay);
+        sockets
+    }
+
+    /// What runs on a socket has another local address: the far end is told by a packet from there.
+    fn socket_moved(&mut self, underlay: UnderlayId) {
+        for handle in self.control.handles() {
+            if self.control.get(handle).is_some_and(|connection| connection.underlay() == underlay)
+                && let Some(quinn) = self.control.quinn(handle)
+            {
+                quinn.local_address_changed();
+            }
+        }
+        let lanes: Vec<_> =
+            self.lanes.iter().filter(|(_, slot)| slot.underlay == underlay).map(|(lane, _)| lane).collect();
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane) {
+                slot.core.request_ping();
+            }
+            self.lanes.touch(lane);
+        }
+    }
+
+    /// Flows whose sockets to their service have an address that this host has lost go on from another one.
+    pub(super) fn renew_upstreams(&mut self, now: Instant) {
+        while let Some(socket) = self.locals.take_unreachable() {
+            if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
+                continue;
+            }
+            let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
+            else {
+                continue;
+            };
+            let flow = self.peers.get(peer.0 as usize).and_then(|peer| peer.relay.flows.get(flow));
+            let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
+            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
+                continue;
+            };
+            // Most likely it is so for the others, too.
+            if !self.doors.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
+                self.locals.renewed = Some(now);
+            }
+        }
+    }
+
+    fn report_no_way(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let reason = format!("no way to {remote}: {error}");
+        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        if let Some(suppressed) = peer.brakes.no_way.allow(now) {
+            tracing::warn!(
+                peer = &*peer.name,
+                %remote,
+                %error,
+                suppressed,
+                "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
+            );
+        }
+    }
+
+    /// The far end of a control connection is at another address.
+    pub(super) fn control_moved(
+        &mut self,
+        handle: ConnectionHandle,
+        (from, to): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) {
+        self.totals.path_moves[1] += 1;
+        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        if let Some(peer) = self.peers.get_mut(id.0 as usize)
+            && let Some(suppressed) = peer.brakes.moved.allow(now)
+        {
+            tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");
+        }
+    }
+}

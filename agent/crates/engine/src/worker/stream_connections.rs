@@ -1,0 +1,636 @@
+//! The connections that carry a peer's TCP forwards beside its control connection: one for each worker of the end that has more.
+//!
+//! ```text
+//!   dialler: owner                    dialler: worker (c + i) mod W            listener: worker (c + i) mod W
+//!   a forward is wanted
+//!   DialStream i ───────────────────► handshake ─────────────────────────────► connection
+//!                                     Join { session, i } ───────────────────► up
+//!   StreamEnded { Up } ◄───────────── up ◄──────────────────────────── Joined
+//! ```
+//!
+//! They belong to the peer's process: another control connection of the same process takes them over as they are.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dataplane::lanes::pool;
+use gate::refusals::Why;
+use quinn_proto::{ConnectionError, ConnectionHandle};
+use rand::RngExt;
+use wire::{
+    ids::{PeerId, SessionId},
+    join::{self, Join, MAX_STREAM_CONNECTIONS},
+    messages::{self, CloseReason, Message},
+};
+
+use crate::{
+    control::{
+        connections::{EarlyJoin, Outcome, Stage, StreamConnection},
+        vigil::{Finding, Look, Vigil},
+    },
+    worker::{
+        Timer, Worker,
+        exchange::{Order, StreamOrder},
+        vigil::{LEAST_DEAFNESS, TELL_INTERVAL, counts},
+    },
+};
+
+/// A stream connection without a forward is closed after so long.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// How long the far end may take to close one that it was asked to.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long handshake and join may take together, with losses.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a join waits for its session to be known.
+const EARLY_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Joins of one peer that wait at a worker.
+const MOST_EARLY: usize = 8;
+
+/// Stream connections of one peer at all workers: all of them twice, because those of the session before may still be in use.
+const MOST_CONNECTIONS: u32 = 2 * (MAX_STREAM_CONNECTIONS as u32 - 1);
+
+/// A worker asks for stream connections no more often than this.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// One that was up for less is not dialled again at once.
+const LEAST_LIFE: Duration = Duration::from_secs(1);
+
+/// Why a stream connection could not be made, or was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum StreamFailure {
+    /// This host gave no socket, or no keys, for it.
+    Local,
+    /// Its handshake was not completed.
+    Handshake,
+    /// The far end did not let it join the session.
+    Refused,
+    /// It was up, and ended unexpectedly.
+    Lost,
+}
+
+impl StreamFailure {
+    /// The values of the metric label `reason`, in the order of the discriminants.
+    pub(super) const LABELS: [&'static str; 4] = ["local", "handshake", "refused", "lost"];
+}
+
+/// Counts of stream connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StreamTotals {
+    /// Those that came up.
+    pub(super) opened: u64,
+    /// By [`StreamFailure`].
+    pub(super) failed: [u64; StreamFailure::LABELS.len()],
+}
+
+/// What is to be done about a stream connection, once a second.
+enum Care {
+    GiveUp,
+    Release,
+    Tell,
+    Ping,
+    Dead,
+}
+
+impl Worker {
+    /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
+    pub(super) fn carrier(&self, id: PeerId) -> Option<ConnectionHandle> {
+        let peer = self.peers.get(id.0 as usize)?;
+        let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
+        let session = peer.session.as_ref().filter(|_| !link.doubts.any());
+        let control = session.map(|session| (session.handle, session.forwards));
+        let streams = peer.streams.carriers().filter(|stream| self.outlived(stream));
+        let carriers = control.into_iter().chain(streams.map(|stream| (stream.handle, stream.forwards)));
+        carriers.min_by_key(|(_, forwards)| *forwards).map(|(handle, _)| handle)
+    }
+
+    /// Whether a stream connection has answered since the session was replaced.
+    fn outlived(&self, stream: &StreamConnection) -> bool {
+        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).0);
+        stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
+    }
+
+    /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
+    /// goes on.
+    pub(super) fn ask_stream_connections(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for stream in &mut peer.streams.all {
+            if let Some(quinn) = self.control.quinn(stream.handle) {
+                stream.asked = Some(counts(&quinn.stats()).0);
+                quinn.ping();
+            }
+        }
+    }
+
+    /// Tells the other workers whether this one takes TCP forwards of a peer.
+    pub(super) fn note_carrier(&self, id: PeerId) {
+        let takes = !self.stopping && self.carrier(id).is_some();
+        if let Some(peer) = self.peers.get(id.0 as usize) {
+            peer.forwards.set_takes(self.place.0, takes);
+        }
+    }
+
+    /// The count of forwards on a connection of a peer, if it is one that carries them.
+    pub(super) fn forwards_on(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<&mut u32> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        match peer.session.as_mut().filter(|session| session.handle == handle) {
+            Some(session) => Some(&mut session.forwards),
+            None => peer.streams.find_mut(handle).map(|connection| &mut connection.forwards),
+        }
+    }
+
+    /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
+    pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
+        if self.session_of(id).is_some_and(|session| session.handle == handle) {
+            return true;
+        }
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return false };
+        let Some(connection) = peer.streams.find_mut(handle) else { return false };
+        match connection.stage {
+            Stage::Handshake => false,
+            Stage::Joining | Stage::Up => true,
+            // It was opened before the far end was asked to close the connection, which therefore stays.
+            Stage::Releasing => {
+                connection.enter(Stage::Up, now);
+                true
+            }
+        }
+    }
+
+    /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
+    pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(link) = peer.link.as_ref() else { return };
+        if peer.forwards.connections() + 1 >= u32::from(link.connections)
+            || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
+        {
+            return;
+        }
+        peer.streams.asked = Some(now);
+        let (session, owner) = (link.session, link.pool.owner());
+        self.tell(owner, Order::StreamsWanted { peer: id, session }, now);
+    }
+
+    /// Some worker has forwards for stream connections of the session that this one owns.
+    pub(super) fn streams_wanted(&mut self, id: PeerId, name: SessionId, now: Instant) {
+        let Some(session) = self.session_named(id, name) else { return };
+        if session.dialled {
+            self.peer_wants_streams(id, now);
+        } else {
+            let handle = session.handle;
+            self.control.send(handle, &Message::StreamsWanted);
+        }
+    }
+
+    /// The peer of a dialled session, or a worker, has forwards for stream connections.
+    pub(super) fn peer_wants_streams(&mut self, id: PeerId, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.streams.plan.wish(now);
+        }
+        self.open_stream_connections(id, now);
+        self.note_carrier(id);
+    }
+
+    /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
+    fn open_stream_connections(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if self.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
+            return;
+        }
+        let (Some(link), Some(session)) = (&peer.link, &peer.session) else { return };
+        let (count, name, workers) = (link.connections, session.id, session.hello.workers);
+        let Some(connection) = self.control.get(session.handle).filter(|_| session.dialled) else { return };
+        let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
+        while let Some(number) =
+            self.peers.get_mut(id.0 as usize).and_then(|peer| peer.streams.plan.next(count, now))
+        {
+            let keeper = pool::keeper(self.place.0, number, self.place.1);
+            let choice = self.doors.rng().random();
+            let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
+            let order = StreamOrder { peer: id, session: name, number, remote, key, first };
+            self.tell(keeper, Order::DialStream(Box::new(order)), now);
+        }
+    }
+
+    /// The owner of a session wants a stream connection to be dialled here.
+    pub(super) fn dial_stream(&mut self, order: &StreamOrder, now: Instant) {
+        let (id, number) = (order.peer, order.number);
+        if self.stopping || self.link_named(id, order.session).is_none() {
+            return self.report_stream(id, number, Outcome::Ended, now);
+        }
+        if self.start_stream(order, now).is_none() {
+            self.totals.streams.failed[StreamFailure::Local as usize] += 1;
+            self.report_stream(id, number, Outcome::Failed, now);
+        }
+    }
+
+    /// Dials a stream connection, from a socket of its own.
+    fn start_stream(&mut self, order: &StreamOrder, now: Instant) -> Option<()> {
+        let (id, number) = (order.peer, order.number);
+        let client = self.client_config(id, Some(order), now)?;
+        let underlay = match self.doors.dial(&mut self.underlays, order.remote) {
+            Ok(underlay) => underlay,
+            Err(error) => {
+                if let Some(suppressed) = self.lane_logs.socket.allow(now) {
+                    tracing::warn!(
+                        peer = self.peer_name(id),
+                        number,
+                        %error,
+                        suppressed,
+                        "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
+                    );
+                }
+                return None;
+            }
+        };
+        let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
+            self.doors.close_underlay(&mut self.underlays, underlay);
+            return None;
+        };
+        if let Some(connection) = self.control.get_mut(handle) {
+            connection.stream_number = Some(number);
+        }
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
+        let instance = peer.instance.unwrap_or_default();
+        peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
+        tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
+        Some(())
+    }
+
+    /// Tells the worker that dials a peer what became of a stream connection.
+    fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
+        self.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome }, now);
+    }
+
+    /// A worker says what became of a stream connection that it was to dial.
+    pub(super) fn stream_ended(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.streams.plan.ended(number, outcome, now);
+        }
+        self.open_stream_connections(id, now);
+    }
+
+    /// A dialled connection has completed its handshake; false if it is no stream connection.
+    pub(super) fn stream_connected(
+        &mut self,
+        handle: ConnectionHandle,
+        id: PeerId,
+        key: &[u8; 32],
+        now: Instant,
+    ) -> bool {
+        let Some(connection) = self.control.get_mut(handle) else { return false };
+        let Some(number) = connection.stream_number else { return false };
+        connection.key = Some(*key);
+        let exported = connection.exported();
+        let possession = exported.and_then(|exported| self.identity.sign(&messages::possession(&exported)));
+        let instance = self.instance;
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return true };
+        let session = peer.link.as_ref().map(|link| link.name);
+        let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
+            // The session has ended meanwhile: the next one has it dialled again.
+            self.end_stream_connection(id, handle, CloseReason::Replaced, now);
+            return true;
+        };
+        stream.enter(Stage::Joining, now);
+        self.control.send(handle, &Message::Join(Join { instance, session, number, possession }));
+        true
+    }
+
+    /// The dialler of a connection wants it to join a session.
+    pub(super) fn join_asked(
+        &mut self,
+        handle: ConnectionHandle,
+        (id, key): (PeerId, [u8; 32]),
+        join: Join,
+        now: Instant,
+    ) {
+        if !self.possesses(handle, &key, join.possession.as_ref()) {
+            self.note_refusal(handle, Why::Possession, now);
+            self.close(handle, CloseReason::ProtocolViolation, now);
+            return;
+        }
+        // Among them may be the one that tells of the session.
+        self.read_orders(now);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if peer.streams.early.iter().any(|early| early.handle == handle) {
+            return self.out_of_order(handle, now);
+        }
+        if peer.streams.early.len() >= MOST_EARLY {
+            return self.close(handle, CloseReason::LimitReached, now);
+        }
+        peer.streams.early.push(EarlyJoin { handle, join });
+        self.take_early_joins(id, now);
+        let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
+        if self.peers.get(id.0 as usize).is_some_and(waits) {
+            self.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
+        }
+    }
+
+    /// Lets join who waited for the session that there is.
+    pub(super) fn take_early_joins(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(link) = peer.link.as_ref() else { return };
+        let (name, instance) = (link.name, peer.instance);
+        let is_known =
+            |early: &mut EarlyJoin| early.join.session == name && Some(early.join.instance) == instance;
+        let known: Vec<EarlyJoin> = peer.streams.early.extract_if(.., is_known).collect();
+        for early in known {
+            self.let_join(id, &early, now);
+        }
+    }
+
+    /// A connection joins the session of a peer.
+    fn let_join(&mut self, id: PeerId, early: &EarlyJoin, now: Instant) {
+        let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let link = peer.link.as_ref();
+        // Only who dialled the session dials stream connections.
+        if link.is_none_or(|link| link.connections <= 1 || link.dialled) || self.stopping {
+            return self.close(handle, CloseReason::NoSession, now);
+        }
+        let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
+        let replaced: Vec<ConnectionHandle> =
+            peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
+        let forwards = Arc::clone(&peer.forwards);
+        for old in replaced {
+            self.end_stream_connection(id, old, CloseReason::Replaced, now);
+        }
+        if !forwards.connection_up(MOST_CONNECTIONS) {
+            return self.close(handle, CloseReason::LimitReached, now);
+        }
+        self.control.established(handle, now);
+        if let Some(connection) = self.control.get_mut(handle) {
+            connection.stream_number = Some(number);
+        }
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            let mut connection = stream_connection(number, handle, instance, Stage::Up, now);
+            connection.dialled = false;
+            peer.streams.all.push(connection);
+        }
+        self.control.send(handle, &Message::Joined);
+        self.stream_is_up(id, number);
+    }
+
+    /// A join has waited for its session for long enough.
+    pub(super) fn early_join_timeout(&mut self, handle: ConnectionHandle, now: Instant) {
+        let peer = self.control.get(handle).and_then(|connection| connection.peer);
+        let peer = peer.and_then(|id| self.peers.get_mut(id.0 as usize));
+        let waits =
+            |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
+        if peer.is_some_and(waits) {
+            self.totals.streams.failed[StreamFailure::Refused as usize] += 1;
+            self.close(handle, CloseReason::NoSession, now);
+        }
+    }
+
+    fn stream_is_up(&mut self, id: PeerId, number: u8) {
+        self.totals.streams.opened += 1;
+        tracing::debug!(peer = self.peer_name(id), number, "stream connection up");
+        self.note_carrier(id);
+        self.wake_listeners(id);
+        self.unpublished = true;
+    }
+
+    /// A control message came on a stream connection.
+    pub(super) fn stream_message(
+        &mut self,
+        handle: ConnectionHandle,
+        id: PeerId,
+        message: &Message,
+        now: Instant,
+    ) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let forwards = Arc::clone(&peer.forwards);
+        let Some(stream) = peer.streams.find_mut(handle) else { return };
+        let (number, stage, dialled) = (stream.number, stream.stage, stream.dialled);
+        match message {
+            Message::Joined if stage == Stage::Joining => {
+                if !forwards.connection_up(MOST_CONNECTIONS) {
+                    return self.close(handle, CloseReason::LimitReached, now);
+                }
+                stream.enter(Stage::Up, now);
+                self.control.established(handle, now);
+                self.report_stream(id, number, Outcome::Up, now);
+                self.stream_is_up(id, number);
+            }
+            Message::Release if !dialled => {
+                if stream.forwards == 0 {
+                    self.end_stream_connection(id, handle, CloseReason::Idle, now);
+                }
+            }
+            // quinn-proto has seen where it came from.
+            Message::Here => {}
+            Message::Hello(_)
+            | Message::LaneOpen(_)
+            | Message::LaneAccept(_)
+            | Message::LaneRefuse(_)
+            | Message::LaneClose(_)
+            | Message::ServicesChanged(_)
+            | Message::Join(_)
+            | Message::Joined
+            | Message::StreamsWanted
+            | Message::Release => self.out_of_order(handle, now),
+        }
+    }
+
+    /// A connection is gone, for `reason` if that was not ours; false if it was no stream connection. Its forwards end with it, and
+    /// nothing else.
+    pub(super) fn stream_connection_lost(
+        &mut self,
+        id: PeerId,
+        handle: ConnectionHandle,
+        reason: Option<&ConnectionError>,
+        now: Instant,
+    ) -> bool {
+        let number = self.control.get(handle).and_then(|connection| connection.stream_number);
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return number.is_some() };
+        peer.streams.early.retain(|early| early.handle != handle);
+        if number.is_none() {
+            return false;
+        }
+        self.abort_streams(handle);
+        let Some(stream) = self.forget_stream(id, handle) else { return true };
+        let failure = match stream.stage {
+            Stage::Handshake => Some(StreamFailure::Handshake),
+            Stage::Joining => Some(StreamFailure::Refused),
+            Stage::Up | Stage::Releasing => {
+                reason.filter(|reason| !is_orderly(reason)).map(|_| StreamFailure::Lost)
+            }
+        };
+        if let Some(failure) = failure {
+            self.totals.streams.failed[failure as usize] += 1;
+        }
+        let peer = self.peer_name(id);
+        let why = failure.map_or("ended", |failure| StreamFailure::LABELS[failure as usize]);
+        tracing::debug!(peer, number, ?reason, why, "stream connection gone");
+        if stream.dialled {
+            let lived = now.saturating_duration_since(stream.since);
+            let well = matches!(stream.stage, Stage::Up | Stage::Releasing) && lived >= LEAST_LIFE;
+            let outcome = if well { Outcome::Ended } else { Outcome::Failed };
+            self.report_stream(id, stream.number, outcome, now);
+        }
+        true
+    }
+
+    /// Takes a stream connection out of the list of its peer.
+    fn forget_stream(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<StreamConnection> {
+        let peer = self.peers.get_mut(id.0 as usize)?;
+        let stream = peer.streams.take(handle)?;
+        match stream.stage {
+            Stage::Handshake | Stage::Joining => {}
+            Stage::Up | Stage::Releasing => peer.forwards.connection_down(),
+        }
+        self.note_carrier(id);
+        self.unpublished = true;
+        Some(stream)
+    }
+
+    /// Ends one stream connection, and the forwards on it.
+    fn end_stream_connection(
+        &mut self,
+        id: PeerId,
+        handle: ConnectionHandle,
+        reason: CloseReason,
+        now: Instant,
+    ) {
+        self.abort_streams(handle);
+        self.control.close(handle, reason, now);
+        if let Some(stream) = self.forget_stream(id, handle).filter(|stream| stream.dialled) {
+            self.report_stream(id, stream.number, Outcome::Ended, now);
+        }
+    }
+
+    /// Ends all stream connections of a peer at this worker.
+    pub(super) fn end_stream_connections(&mut self, id: PeerId, reason: CloseReason, now: Instant) {
+        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
+        for handle in handles {
+            self.end_stream_connection(id, handle, reason, now);
+        }
+    }
+
+    /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
+    pub(super) fn see_to_stream_connections(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        if !peer.streams.all.is_empty() {
+            let handles: Vec<ConnectionHandle> =
+                peer.streams.all.iter().map(|stream| stream.handle).collect();
+            for handle in handles {
+                match self.care_for(id, handle, now) {
+                    Some(Care::GiveUp) => self.close(handle, CloseReason::Idle, now),
+                    Some(Care::Dead) => {
+                        self.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                        self.close(handle, CloseReason::Idle, now);
+                    }
+                    Some(Care::Release) => self.control.send(handle, &Message::Release),
+                    Some(Care::Tell) => {
+                        self.control.send(handle, &Message::Here);
+                        self.ask_lanes(id, now);
+                    }
+                    Some(Care::Ping) => {
+                        if let Some(quinn) = self.control.quinn(handle) {
+                            quinn.ping();
+                        }
+                        self.ask_lanes(id, now);
+                    }
+                    None => {}
+                }
+            }
+        }
+        self.open_stream_connections(id, now);
+    }
+
+    /// Asks whether the peer is there: what does not answer while its lanes do is dead.
+    fn ask_lanes(&mut self, id: PeerId, now: Instant) {
+        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
+            self.tell_all(|| Order::AskForLife { peer: id, session }, now);
+        }
+    }
+
+    /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
+    fn care_for(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
+        let quinn = self.control.get(handle)?.quinn();
+        let (stats, rtt) = (quinn.stats(), quinn.rtt());
+        let (acks, sent) = counts(&stats);
+        let seen = Look { acks, sent, lanes: self.exchange.silence(id, now), rtt };
+        let stream = self.peers.get_mut(id.0 as usize)?.streams.find_mut(handle)?;
+        if !stream.dialled {
+            return None;
+        }
+        let age = now.saturating_duration_since(stream.since);
+        match stream.stage {
+            Stage::Handshake | Stage::Joining => return (age >= JOIN_TIMEOUT).then_some(Care::GiveUp),
+            Stage::Releasing => return (age >= RELEASE_TIMEOUT).then_some(Care::GiveUp),
+            Stage::Up => {}
+        }
+        if stream.forwards > 0 {
+            stream.idle_since = None;
+        } else {
+            let since = *stream.idle_since.get_or_insert(now);
+            if now.saturating_duration_since(since) >= IDLE {
+                stream.enter(Stage::Releasing, now);
+                stream.idle_since = None;
+                self.note_carrier(id);
+                return Some(Care::Release);
+            }
+        }
+        let waited = stream.vigil.waits();
+        match stream.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now) {
+            Finding::Answers => None,
+            // If a NAT gave us another address, pings are too short for an answer.
+            Finding::Waits if !waited => Some(Care::Tell),
+            Finding::Waits => Some(Care::Ping),
+            Finding::Deaf => Some(Care::Dead),
+        }
+    }
+
+    /// The far end may hear us from another address: it is told so on each stream connection that we dialled.
+    pub(super) fn tell_on_streams(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        for stream in &mut peer.streams.all {
+            let recently = stream.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL);
+            if stream.dialled && stream.stage == Stage::Up && !recently {
+                stream.told = Some(now);
+                self.control.send(stream.handle, &Message::Here);
+            }
+        }
+    }
+}
+
+/// A stream connection that this end dialled.
+fn stream_connection(
+    number: u8,
+    handle: ConnectionHandle,
+    instance: [u8; 16],
+    stage: Stage,
+    now: Instant,
+) -> StreamConnection {
+    StreamConnection {
+        number,
+        handle,
+        instance,
+        dialled: true,
+        stage,
+        since: now,
+        forwards: 0,
+        idle_since: None,
+        vigil: Vigil::new((0, 0), now),
+        told: None,
+        asked: None,
+    }
+}
+
+/// Whether the far end ended a connection that it needed no more.
+fn is_orderly(error: &ConnectionError) -> bool {
+    CloseReason::of(error).is_some_and(|reason| {
+        reason.is_planned() || [CloseReason::Idle, CloseReason::KeyRemoved].contains(&reason)
+    })
+}

@@ -1,0 +1,243 @@
+//! Standard mode: what quinn-proto does not take waits, not for too long, and holds nothing up; what it drops is counted.
+
+use std::{net::SocketAddr, time::Duration};
+
+use dataplane::relay::DropReason;
+use wire::{clock::Clock, context::Context, ids::PeerId};
+
+use crate::worker::{
+    PeerSnapshot,
+    tests::{
+        number_of, numbered,
+        rogue::Rogue,
+        siege::{ECHO, ROGUE, Siege},
+    },
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A peer without lanes that nothing reaches any more.
+struct Stalled {
+    siege: Siege,
+    /// The service sends there what is for it.
+    flow: SocketAddr,
+}
+
+impl Stalled {
+    fn new(seed: u64) -> Self {
+        let mut siege = Siege::new(seed, "");
+        siege.rogue.say(&Rogue::hello_with_lanes(0));
+        siege.run(50);
+        let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
+        siege.rogue.send_plain(&opening);
+        let mut stalled = Self { siege, flow: SocketAddr::new(ROGUE, 0) };
+        stalled.run(30);
+        stalled.flow = stalled.siege.pair.echo.receive()[0].0;
+        stalled.set_blocked(true);
+        stalled
+    }
+
+    fn set_blocked(&mut self, blocked: bool) {
+        let mut weather = self.siege.pair.world.weather.borrow_mut();
+        weather.block = Box::new(move |_, to| blocked && to.ip() == ROGUE);
+    }
+
+    /// Lets time pass in which the service says nothing by itself.
+    fn run(&mut self, milliseconds: u32) {
+        for _ in 0..milliseconds {
+            self.siege.pair.world.run(MS);
+            self.siege.rogue.poll(self.siege.pair.world.clock.now());
+        }
+    }
+
+    /// The service sends datagrams with these numbers.
+    fn answer(&mut self, numbers: std::ops::Range<u32>) {
+        for number in numbers {
+            self.siege.pair.echo.send(self.flow, &numbered(number));
+        }
+    }
+
+    /// The numbers of those that the peer got since this was last asked.
+    fn came(&mut self) -> Vec<u32> {
+        let data = std::mem::take(&mut self.siege.rogue.data);
+        let payloads = data.iter().filter_map(|data| Some(&data[Context::decode(data)?.payload_at()?..]));
+        payloads.map(number_of).collect()
+    }
+
+    /// The peer as the exit sees it, and how many of its datagrams expired.
+    fn peer(&mut self) -> (PeerSnapshot, u64) {
+        let exit = self.siege.pair.exit;
+        let peer = self.siege.pair.world.peers(exit).swap_remove(1);
+        assert!(peer.uplink.balances(), "{peer:?}");
+        let expired = peer.uplink.account.dropped[DropReason::Expired as usize];
+        assert_eq!(peer.uplink.account.dropped_total(), expired, "for no other reason");
+        (peer, expired)
+    }
+
+    /// Datagrams that wait for room before quinn-proto, in the relay's queue.
+    fn in_queue(&self) -> usize {
+        self.siege.pair.world.books(self.siege.pair.exit)[0].peers[1].waiting[0].0
+    }
+}
+
+#[test]
+fn what_quinn_does_not_take_in_time_expires_and_is_not_sent_late() {
+    let mut stalled = Stalled::new(1410);
+    stalled.answer(0..300);
+    // From the service it is 5 ms.
+    stalled.run(104);
+    let (peer, expired) = stalled.peer();
+    let all = peer.uplink.account.delivered + peer.uplink.queued;
+    assert_eq!((all, expired, stalled.in_queue()), (300, 0, 0));
+    stalled.run(56);
+    let (peer, waiting) = stalled.peer();
+    let (sent, held) = (peer.uplink.account.delivered, peer.uplink.queued);
+    assert_eq!(sent + held + waiting, 300);
+    let taken = sent + held;
+    assert!(taken >= 64 * 1024 / 602 && waiting >= 100, "{held} in quinn-proto, {waiting} waited before it");
+
+    stalled.set_blocked(false);
+    stalled.run(1500);
+    stalled.answer(300..310);
+    stalled.run(100);
+    let came = stalled.came();
+    assert!(came.is_sorted() && came.ends_with(&Vec::from_iter(300..310)), "{came:?}");
+    assert!(came.iter().all(|number| u64::from(*number) < taken || *number >= 300), "{came:?}");
+    let (peer, expired) = stalled.peer();
+    assert_eq!((peer.uplink.account.delivered, peer.uplink.queued, expired), (taken + 10, 0, waiting));
+}
+
+#[test]
+fn what_waits_behind_what_expires_takes_its_place() {
+    let mut stalled = Stalled::new(1411);
+    // As much as may wait before quinn-proto, and more, which waits in the queue; that does not become empty.
+    for part in 0..20 {
+        stalled.answer(100 * part..100 * part + 100);
+        stalled.run(1);
+    }
+    stalled.run(5);
+    assert!(stalled.in_queue() >= 200, "{} wait in the queue", stalled.in_queue());
+    for number in 2000..2300 {
+        stalled.answer(number..number + 1);
+        stalled.run(1);
+    }
+    stalled.set_blocked(false);
+    for number in 2300..4300 {
+        stalled.answer(number..number + 1);
+        stalled.run(1);
+    }
+    stalled.run(200);
+    let came = stalled.came();
+    assert!(came.is_sorted() && came.ends_with(&Vec::from_iter(3300..4300)), "{came:?}");
+    assert_eq!(stalled.peer().0.uplink.queued, 0);
+}
+
+#[test]
+fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
+    let mut stalled = Stalled::new(1412);
+    stalled.answer(0..300);
+    stalled.run(160);
+    let (before, expired) = stalled.peer();
+    // quinn-proto has no room.
+    let held = before.uplink.queued;
+
+    let number = stalled.siege.rogue.flow(0);
+    let cutting = Context::Piece { number, datagram: 0, total: 3000, offset: 0, payload_at: 0 };
+    let exit = stalled.siege.pair.exit;
+    let account = &mut stalled.siege.pair.world.agent(exit).workers[0].peers[1].relay.uplink;
+    account.receive(1, 3000);
+    account.handed_over += 1;
+    stalled.siege.pair.hand_over(exit, 30 * MS, |outgoing| {
+        let marks = (0, 60 * MS);
+        outgoing.payloads(0, (PeerId(1), 0), (cutting.encode(), 1), (&[1; 3000], 3000), marks);
+    });
+    stalled.run(5);
+    let (peer, still) = stalled.peer();
+    assert_eq!((peer.uplink.queued, still), (held + 1, expired), "it waits, and is 95 ms old");
+    stalled.run(60);
+    let (peer, after) = stalled.peer();
+    assert_eq!((peer.uplink.queued, after), (held, expired + 1));
+}
+
+/// A peer without lanes that sends what it likes.
+fn standard(seed: u64) -> Siege {
+    let mut siege = Siege::new(seed, "");
+    siege.rogue.say(&Rogue::hello_with_lanes(0));
+    siege.run(50);
+    let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
+    siege.rogue.send_plain(&opening);
+    siege.run(50);
+    siege
+}
+
+/// Sends so many datagrams of the first flow, as fast as the connection lets them go.
+fn flood(siege: &mut Siege, datagrams: usize) {
+    let number = siege.rogue.flow(0);
+    let header = Context::Flow { number, payload_at: 0 }.encode();
+    let data = [header.as_slice(), &[7; 1000]].concat();
+    for _ in 0..datagrams.div_ceil(200) {
+        for _ in 0..200 {
+            siege.rogue.send_plain(&data);
+        }
+        siege.pair.world.run(MS);
+        siege.rogue.poll(siege.pair.world.clock.now());
+    }
+    for _ in 0..3000 {
+        siege.pair.world.run(MS);
+        siege.rogue.poll(siege.pair.world.clock.now());
+    }
+}
+
+const FRAMES_CAME: &str = "culvert_control_datagram_frames_total{direction=\"downlink\"}";
+const FRAMES_SENT: &str = "culvert_control_datagram_frames_total{direction=\"uplink\"}";
+
+#[test]
+fn every_frame_that_comes_to_a_slow_agent_is_received_or_dropped() {
+    let mut siege = standard(1413);
+    let exit = siege.pair.exit;
+    siege.pair.world.slow_down(exit, 40 * MS);
+    flood(&mut siege, 8000);
+    let came = siege.metric(FRAMES_CAME);
+    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    assert!(came > 900, "{came} frames came");
+    assert_eq!(downlink.account.received, came, "{downlink:?}");
+    assert!(downlink.balances() && downlink.queued == 0, "{downlink:?}");
+}
+
+#[test]
+fn frames_for_which_quinn_has_no_room_are_counted() {
+    let mut siege = Siege::new(1414, "");
+    // Nobody takes them before the hello.
+    flood(&mut siege, 2000);
+    siege.rogue.say(&Rogue::hello_with_lanes(0));
+    siege.run(100);
+    let came = siege.metric(FRAMES_CAME);
+    let exit = siege.pair.exit;
+    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    assert_eq!(downlink.account.received, came, "{downlink:?}");
+    let overflow = downlink.account.dropped[DropReason::PlainOverflow as usize];
+    let unknown = downlink.account.dropped[DropReason::UnknownFlow as usize];
+    assert_eq!((overflow + unknown, overflow > 0, unknown > 900), (came, true, true), "{downlink:?}");
+    assert_eq!(siege.dropped("plain_overflow"), overflow);
+}
+
+#[test]
+fn frames_that_quinn_holds_when_the_connection_ends_are_dropped() {
+    let mut stalled = Stalled::new(1415);
+    stalled.answer(0..300);
+    stalled.run(160);
+    let (peer, expired) = stalled.peer();
+    let taken = peer.uplink.account.delivered + peer.uplink.queued;
+    assert_eq!(taken + expired, 300);
+    // Until both ends have given it up for idle.
+    stalled.run(65_000);
+    let exit = stalled.siege.pair.exit;
+    let peer = stalled.siege.pair.world.peers(exit).swap_remove(1);
+    assert!(!peer.connected && peer.uplink.balances(), "{peer:?}");
+    let account = peer.uplink.account;
+    let closed = account.dropped[DropReason::LaneClosed as usize];
+    assert_eq!((account.delivered + closed, peer.uplink.queued), (taken, 0), "{account:?}");
+    assert!(closed > 50, "{closed} were never sent");
+    // One more said that the flow was opened.
+    assert_eq!(stalled.siege.metric(FRAMES_SENT), account.delivered + 1);
+}

@@ -1,0 +1,256 @@
+//! The TUN side of a worker: packets from the device, who has which address, what fits into a packet to each peer.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+use dataplane::{
+    forward::tun::{Answer, TunDrop},
+    relay::Direction,
+};
+use quinn_proto::Side;
+use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
+
+use crate::{
+    control::driver::ControlConnection,
+    datapath::ip_uplink::IpUplink,
+    metrics::{Counters, Metrics, TunDirectionMetrics},
+    peer::Peer,
+    worker::{Worker, endpoint, number},
+};
+
+/// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.
+const READ_BYTES: usize = 256 * 1024;
+
+impl Worker {
+    /// A batch from the TUN device.
+    pub(super) fn service_tun(&mut self, now: Instant) -> bool {
+        if self.stopping {
+            // Nothing more is taken in: what comes now stays with the kernel.
+            return false;
+        }
+        let Some((tun, _)) = &mut self.tun else { return false };
+        if let Err(error) = tun.queue.receive(&mut self.batch, &mut tun.headers, READ_BYTES) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                self.report_tun_error(&error, now);
+            }
+            return false;
+        }
+        let mut uplink = IpUplink {
+            peers: &mut self.peers,
+            tun,
+            lanes: &mut self.lanes,
+            underlays: &mut self.underlays,
+            outgoing: &mut self.outgoing,
+            now,
+        };
+        let served = &mut self.served;
+        uplink.batch(&mut self.batch, |peer| {
+            if served.last() != Some(&peer) {
+                served.push(peer);
+            }
+        });
+        while let Some(peer) = self.served.pop() {
+            self.watch_queue(peer, now);
+        }
+        true
+    }
+
+    fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
+        if let Some(suppressed) = self.tun_log.allow(now) {
+            tracing::warn!(
+                %error,
+                suppressed,
+                "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
+                 was removed)"
+            );
+        }
+    }
+
+    /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
+    pub(super) fn budget_changed(&mut self, peer: PeerId, now: Instant) {
+        let Some((tun, board)) = &self.tun else { return };
+        let Some(state) = self.peers.get(peer.0 as usize) else { return };
+        if state.session.is_none() || state.config.allowed_ips.is_empty() {
+            return;
+        }
+        if let Some(mtu) = state.inner_mtu(tun.most_mtu, now) {
+            board.set_mtu(peer, Some(mtu));
+        }
+    }
+
+    /// Once a second: paths that have settled meanwhile, handshakes whose answers may go into the tunnel.
+    pub(super) fn see_to_tun(&mut self, now: Instant) {
+        if self.tun.is_some() {
+            self.look_for_loops(now);
+            for place in 0..self.peers.len() {
+                self.budget_changed(PeerId(number(place)), now);
+            }
+        }
+    }
+
+    /// Gives a new peer its inner addresses.
+    pub(super) fn route_peer(&mut self, peer: PeerId) {
+        if let (Some((tun, _)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+            tun.add_peer(peer, &state.config.allowed_ips);
+        }
+    }
+
+    /// A peer has other inner addresses.
+    pub(super) fn reroute_peer(&mut self, peer: PeerId) {
+        if let (Some((tun, board)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+            tun.routes.remove(peer);
+            tun.add_peer(peer, &state.config.allowed_ips);
+            board.look_again();
+        }
+    }
+
+    /// Takes the inner addresses of a peer that was removed.
+    pub(super) fn unroute_peer(&mut self, peer: PeerId) {
+        if let Some((tun, board)) = &mut self.tun {
+            tun.routes.remove(peer);
+            board.set_mtu(peer, None);
+        }
+    }
+}
+
+impl Worker {
+    /// Says of a new session that the peer takes no IP packets, although some are for it.
+    pub(super) fn warn_of_missing_tunnel(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|_| self.tun.is_some()) else { return };
+        let takes = |features: Features| features.contains(Features::PACKETS);
+        if !peer.config.allowed_ips.is_empty()
+            && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
+            && let Some(suppressed) = peer.brakes.no_tunnel.allow(now)
+        {
+            tracing::warn!(
+                peer = &*peer.name,
+                software = &*session.software,
+                suppressed,
+                "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
+            );
+        }
+    }
+
+    /// An IP packet was dropped because its source is not `id`'s.
+    pub(super) fn warn_of_source(&mut self, id: PeerId, source: IpAddr, now: Instant) {
+        let Some((tun, _)) = &self.tun else { return };
+        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
+        if let Some(suppressed) = self.source_log.allow(now) {
+            tracing::warn!(
+                peer = named(id),
+                %source,
+                belongs_to = tun.routes.lookup(source).and_then(named),
+                suppressed,
+                "an IP packet of this peer was dropped: its source is not in the peer's allowed_ips, or in a longer prefix of another \
+                 peer (remedy: add it to the peer's allowed_ips here, or have the peer send from its own addresses only)"
+            );
+        }
+    }
+
+    /// Handshakes that others started last for a round trip: those that are there now may be some whose answers do not arrive.
+    fn look_for_loops(&mut self, now: Instant) {
+        let unfinished =
+            |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
+        let remotes = self.control.iter().filter(unfinished).map(|connection| connection.path().destination);
+        let remotes: Vec<SocketAddr> = remotes.collect();
+        for remote in remotes {
+            self.warn_of_loop(None, remote, now);
+        }
+    }
+
+    /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
+    /// the tunnel. The configuration's checks know only addresses that are written in it.
+    pub(super) fn warn_of_loop(&mut self, id: Option<PeerId>, remote: SocketAddr, now: Instant) {
+        let (Some((tun, _)), Some(config)) = (&self.tun, &self.config.tun) else { return };
+        let address = remote.ip().to_canonical();
+        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
+        let routed = config.routes && self.config.transport.mark == 0;
+        let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
+            (Some("tun.address"), INNER_REMEDY)
+        } else {
+            (tun.routes.lookup(address).filter(|_| routed).and_then(named), ROUTES_REMEDY)
+        };
+        if let Some(held_by) = held_by
+            && let Some(suppressed) = self.loop_log.allow(now)
+        {
+            tracing::warn!(
+                peer = id.and_then(named),
+                %remote,
+                held_by,
+                suppressed,
+                "a handshake is not complete yet, and the other end's address lies in a prefix of the tunnel: unless this host \
+                 has a longer route to it, the tunnel's own packets go into the tunnel (remedy: {remedy})"
+            );
+        }
+    }
+
+    /// What to look at when an endpoint cannot be looked up.
+    pub(super) fn failed_lookup(&self) -> &'static str {
+        let peers = || self.peers.iter().filter(|peer| peer.is_live());
+        let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
+        match &self.config.tun {
+            Some(tun) if takes_lookups(tun, self.config.transport.mark, peers().flat_map(allowed)) => {
+                LOOKUP_REMEDY
+            }
+            Some(_) | None => "is the name right, does this host's resolver answer?",
+        }
+    }
+}
+
+/// The metrics of the device.
+pub(super) struct TunHandles {
+    directions: [TunDirectionMetrics; 2],
+    dropped: Counters,
+    answers: Counters,
+}
+
+impl TunHandles {
+    pub(super) fn bind(metrics: &Metrics) -> Self {
+        let families = metrics.families();
+        let directions = Direction::ALL.map(Direction::label);
+        // The device's keeper counts them; without a device they stay at 0.
+        Counters::bind(&families.tun_kernel_dropped, &[], &directions);
+        Self {
+            directions: Direction::ALL.map(|direction| TunDirectionMetrics::bind(metrics, direction.label())),
+            dropped: Counters::bind(&families.tun_dropped, &[], &TunDrop::LABELS),
+            answers: Counters::bind(&families.tun_answers, &[], &Answer::LABELS),
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn publish_tun(&mut self) {
+        let Some((tun, _)) = &self.tun else { return };
+        let (stats, totals) = (tun.queue.stats(), &tun.totals);
+        let handles = &mut self.metrics.tun;
+        let [uplink, downlink] = &mut handles.directions;
+        uplink.tun_packets.publish(totals.received);
+        uplink.tun_bytes.publish(stats.read_bytes);
+        uplink.tun_calls.publish(stats.reads);
+        uplink.tun_super_packets.publish(stats.read_super);
+        uplink.tun_errors.publish(stats.read_errors);
+        downlink.tun_packets.publish(totals.delivered);
+        downlink.tun_bytes.publish(stats.write_bytes);
+        downlink.tun_calls.publish(stats.writes);
+        downlink.tun_super_packets.publish(stats.write_super);
+        downlink.tun_errors.publish(stats.write_errors);
+        handles.dropped.publish(&totals.dropped);
+        handles.answers.publish(&totals.answers);
+        self.metrics.own.tun_mss_clamped.publish(totals.mss_clamped);
+        self.metrics.own.tun_answers_withheld.publish(totals.answers_withheld);
+    }
+}
+
+/// The largest inner packet that the configuration allows, in bytes.
+pub fn most_mtu(config: &Config) -> u16 {
+    let fits = usize::from(endpoint::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
+    let fits = u16::try_from(fits).unwrap_or(u16::MAX);
+    match config.tun.as_ref().map(|tun| tun.mtu) {
+        Some(InnerMtu::Bytes(bytes)) => bytes.min(fits),
+        Some(InnerMtu::Auto) | None => fits,
+    }
+}

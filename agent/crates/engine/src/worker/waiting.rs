@@ -1,0 +1,100 @@
+//! What waits for room in a socket of the underlay: outboxes that the kernel does not take, queues behind them.
+//!
+//! ```text
+//!   queue of peer A ─┐ a share each, in turn,
+//!   queue of peer B ─┼─► outbox ──► socket      no room: an outbox keeps what it has until its peer's time is over,
+//!   queue of peer C ─┘                          and a reserve for what the agent itself says
+//! ```
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use config::defaults;
+use dataplane::lanes::{LaneId, UnderlayId};
+use wire::ids::PeerId;
+
+use crate::{
+    datapath::uplink::Drained,
+    peer::Peer,
+    worker::{Timer, Worker, number},
+};
+
+/// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
+const DRAIN_SHARE: usize = 128;
+
+impl Worker {
+    /// Sends what waits at every peer, a share from each in turn, as long as there is room.
+    pub(super) fn drain_queues(&mut self, now: Instant) {
+        let (all, first) = (self.peers.len(), self.first_to_drain);
+        let places = (0..all).map(|place| (first + place) % all);
+        let mut waiting: VecDeque<usize> =
+            places.filter(|place| !self.peers[*place].relay.queue.is_empty()).collect();
+        let mut served = None;
+        while let Some(place) = waiting.pop_front() {
+            let drained = self.drain_share(PeerId(number(place)), DRAIN_SHARE, now);
+            match drained {
+                Drained::Empty | Drained::Blocked(_) => {}
+                Drained::More => waiting.push_back(place),
+            }
+            if drained != Drained::Blocked(0) {
+                served = served.or(Some(place));
+            }
+        }
+        // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
+        // a socket of their own, do not hold the turn up.
+        if let Some(place) = served {
+            self.first_to_drain = (place + 1) % all;
+        }
+    }
+
+    /// Sends what waits at a peer, as long as there is room.
+    pub(super) fn drain_queue(&mut self, peer: PeerId, now: Instant) {
+        self.drain_share(peer, usize::MAX, now);
+    }
+
+    /// Sends up to `most` datagrams of what waits at a peer, and those that came together with the last of them.
+    fn drain_share(&mut self, peer: PeerId, most: usize, now: Instant) -> Drained {
+        self.uplink(peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
+    }
+
+    /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
+    pub(super) fn unblocked(&mut self, id: UnderlayId, now: Instant) {
+        self.control.unblocked(id);
+        let lanes: Vec<LaneId> =
+            self.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+        for lane in lanes {
+            self.lanes.touch(lane);
+        }
+        self.drain_queues(now);
+    }
+
+    /// Makes sure that what sockets without room keep in their outboxes is dropped in time.
+    pub(super) fn watch_outboxes(&mut self, now: Instant) {
+        for id in self.underlays.take_evicted() {
+            self.unblocked(id, now);
+        }
+        while let Some(id) = self.underlays.next_blocked() {
+            self.outbox_timeout(id, now);
+        }
+    }
+
+    /// Drops what has waited for room in a socket for longer than its peer's queue allows.
+    pub(super) fn outbox_timeout(&mut self, id: UnderlayId, now: Instant) {
+        let peers = &self.peers;
+        let expiry = self.underlays.expire(id, now, |peer| time_of(peers, peer));
+        if let Some(at) = expiry.next {
+            self.timers.arm(Timer::Outbox(id), at);
+        }
+        if expiry.emptied {
+            // What is younger takes the place, and goes out as soon as there is room.
+            self.unblocked(id, now);
+        }
+    }
+}
+
+/// How long what is a peer's may wait; what is nobody's waits as long as it does by default.
+fn time_of(peers: &[Peer], peer: PeerId) -> Duration {
+    peers.get(peer.0 as usize).map_or(defaults::QUEUE.time, |peer| peer.config.queue.time)
+}

@@ -1,0 +1,42 @@
+//! Whom a gate lets in, and what it says of them.
+
+use wire::ids::PeerId;
+
+/// Whom a key lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admits {
+    /// A peer that is known.
+    Peer(PeerId),
+    /// Somebody unknown, in open mode.
+    Anyone,
+    /// It is not known.
+    Nobody,
+}
+
+/// The keys that a gate admits.
+pub trait Allowlist: Send + Sync {
+    /// Whom the holder of this X25519 key is let in as. Takes no lock and no memory.
+    fn admits(&self, agreement: &[u8; 32]) -> Admits;
+}
+
+/// A handshake that the gate let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The destination that its client chose for its first Initial; the knock is bound to it.
+    pub dcid: [u8; 8],
+    /// The last bytes of the token: its name in the single-use table.
+    pub tag: [u8; 16],
+    /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
+    pub agreement: [u8; 32],
+}
+
+/// How much room there is for handshakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Enough.
+    Free,
+    /// Half of them are under way: whoever begins one proves its address first.
+    Busy,
+    /// None.
+    Full,
+}

@@ -1,0 +1,215 @@
+//! Puts a knock into the token of a connection attempt, with hooks of an unmodified quinn-proto.
+//!
+//! A knock needs the destination connection ID and the ClientHello, and quinn-proto asks for its token after both exist:
+//!
+//! ```text
+//!  Endpoint::connect ─▶ initial_dst_cid_provider    chooses the DCID                 → slot
+//!                    ─▶ ClientConfig::start_session takes the whole ClientHello from
+//!                       │                           rustls, seals the knock          → slot
+//!                       └ Session::write_handshake  gives the same bytes back, once
+//!                    ─▶ TokenStore::take            the knock                        ← slot
+//! ```
+//!
+//! quinn-proto repeats the token in every Initial packet of the attempt, or what a Retry put in its place.
+
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use quinn_proto::{
+    ConnectError, ConnectionId, Side, TokenStore, TransportError,
+    crypto::{
+        self, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
+    },
+    transport_parameters::TransportParameters,
+};
+use zeroize::Zeroizing;
+
+use crate::{
+    identity::AgreementKey,
+    initial::whole_client_hello,
+    knock::{KNOCK_BYTES, ServerKey, seal},
+};
+
+/// What the knock of one connection attempt is made of.
+pub struct Knock {
+    /// Our key.
+    pub own: Arc<AgreementKey>,
+    /// Whom to knock at.
+    pub server: Arc<ServerKey>,
+    /// Our clock.
+    pub unix_seconds: u64,
+    /// 32 random bytes, for this attempt only.
+    pub ephemeral: Zeroizing<[u8; 32]>,
+}
+
+impl fmt::Debug for Knock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Knock({:?}, {} s)", self.server, self.unix_seconds)
+    }
+}
+
+/// The client configuration of one `Endpoint::connect` whose Initial packets carry `knock`.
+///
+/// `config` is the TLS to dial with, `dcid_provider` makes the destination of the first packet. The transport parameters
+/// are the default; set them on the result. A second `connect` with it fails with `ConnectError::EndpointStopping`, as
+/// does one whose TLS does not give its whole ClientHello at once: its knock would open nothing.
+pub fn arm(
+    config: Arc<dyn crypto::ClientConfig>,
+    knock: Knock,
+    dcid_provider: Arc<dyn Fn() -> ConnectionId + Send + Sync>,
+) -> quinn_proto::ClientConfig {
+    let slot = Arc::new(Slot(Mutex::new(State { knock: Some(knock), dcid: None, token: None })));
+    let crypto = KnockClientConfig { inner: config, slot: Arc::clone(&slot) };
+    let mut armed = quinn_proto::ClientConfig::new(Arc::new(crypto));
+    let remembers = Arc::clone(&slot);
+    armed.initial_dst_cid_provider(Arc::new(move || {
+        let dcid = dcid_provider();
+        remembers.lock().dcid = Some(dcid);
+        dcid
+    }));
+    armed.token_store(slot);
+    armed
+}
+
+/// What the hooks of one attempt hand to each other.
+struct Slot(Mutex<State>);
+
+struct State {
+    knock: Option<Knock>,
+    dcid: Option<ConnectionId>,
+    token: Option<[u8; KNOCK_BYTES]>,
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seals the knock of this attempt; once, because the same ephemeral key must not seal two messages.
+    fn seal(&self, client_hello: &[u8]) -> Result<(), ConnectError> {
+        let mut state = self.lock();
+        let (knock, dcid) =
+            state.knock.take().zip(state.dcid.take()).ok_or(ConnectError::EndpointStopping)?;
+        let Knock { own, server, unix_seconds, ephemeral } = knock;
+        let token = seal(&own, &server, &dcid, client_hello, unix_seconds, &ephemeral);
+        state.token = Some(token.map_err(|_| ConnectError::EndpointStopping)?);
+        Ok(())
+    }
+}
+
+impl TokenStore for Slot {
+    /// No agent sends NEW_TOKEN, and a token from elsewhere would displace the knock.
+    fn insert(&self, _server_name: &str, _token: Bytes) {}
+
+    fn take(&self, _server_name: &str) -> Option<Bytes> {
+        self.lock().token.take().map(|token| Bytes::copy_from_slice(&token))
+    }
+}
+
+/// A client's TLS whose first session seals the knock.
+struct KnockClientConfig {
+    inner: Arc<dyn crypto::ClientConfig>,
+    slot: Arc<Slot>,
+}
+
+impl crypto::ClientConfig for KnockClientConfig {
+    fn start_session(
+        self: Arc<Self>,
+        version: u32,
+        server_name: &str,
+        params: &TransportParameters,
+    ) -> Result<Box<dyn Session>, ConnectError> {
+        // The knock names the version that it travels in.
+        if version != 1 {
+            return Err(UnsupportedVersion.into());
+        }
+        let mut inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
+        let mut client_hello = Vec::new();
+        let keys = inner.write_handshake(&mut client_hello);
+        if !is_whole_client_hello(&client_hello) {
+            return Err(ConnectError::EndpointStopping);
+        }
+        self.slot.seal(&client_hello)?;
+        Ok(Box::new(KnockSession { inner, written: Some((client_hello, keys)) }))
+    }
+}
+
+/// Whether `bytes` are what the gate at the other end will look for.
+fn is_whole_client_hello(bytes: &[u8]) -> bool {
+    whole_client_hello(bytes).is_ok()
+}
+
+/// A session that gives what was already written once more; all else is the inner one's.
+struct KnockSession {
+    inner: Box<dyn Session>,
+    written: Option<(Vec<u8>, Option<Keys>)>,
+}
+
+impl Session for KnockSession {
+    fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
+        match self.written.take() {
+            Some((client_hello, keys)) => {
+                buf.extend_from_slice(&client_hello);
+                keys
+            }
+            None => self.inner.write_handshake(buf),
+        }
+    }
+
+    fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
+        self.inner.read_handshake(buf)
+    }
+
+    fn handshake_data(&self) -> Option<Box<dyn Any>> {
+        self.inner.handshake_data()
+    }
+
+    fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
+        self.inner.initial_keys(dst_cid, side)
+    }
+
+    fn peer_identity(&self) -> Option<Box<dyn Any>> {
+        self.inner.peer_identity()
+    }
+
+    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
+        self.inner.early_crypto()
+    }
+
+    fn early_data_accepted(&self) -> Option<bool> {
+        self.inner.early_data_accepted()
+    }
+
+    fn is_handshaking(&self) -> bool {
+        self.inner.is_handshaking()
+    }
+
+    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
+        self.inner.transport_parameters()
+    }
+
+    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
+        self.inner.next_1rtt_keys()
+    }
+
+    fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
+        self.inner.is_valid_retry(orig_dst_cid, header, payload)
+    }
+
+    fn export_keying_material(
+        &self,
+        output: &mut [u8],
+        label: &[u8],
+        context: &[u8],
+    ) -> Result<(), ExportKeyingMaterialError> {
+        self.inner.export_keying_material(output, label, context)
+    }
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -1,0 +1,418 @@
+//! Strangers whose datagrams go to the decoy: which have a flow, how many may, and how much goes back to each (pure).
+//!
+//! ```text
+//!             first datagram                 the decoy's connection ID
+//!   no flow ─────────────────► unanswered ───────────────────────────► answered
+//!      ▲    within the rates    │  at most 3 × what came goes back       │  no limit
+//!      └────────────────────────┴── 60 s without a datagram; or the ─────┘
+//!                                   table is full: unanswered ones first
+//! ```
+//!
+//! A stranger has *answered* when it sends to a connection ID that the decoy chose: whoever forged its address has not seen
+//! that (RFC 9000 §8.1). Another port of the same address is then no longer limited either, because a client that moves to
+//! another port may use a connection ID that only the two of them know.
+
+use std::{
+    collections::{
+        HashMap,
+        hash_map::{Entry, RandomState},
+    },
+    hash::BuildHasher,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use slab::Slab;
+
+pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
+
+/// How long a stranger may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
+pub const IDLE: Duration = Duration::from_secs(60);
+
+/// Bytes that go back to a stranger for each byte that came, until it has answered (RFC 9000 §8.1).
+const AMPLIFICATION: u64 = 3;
+
+/// New flows of one source prefix: each costs a socket, about 20 µs of system calls.
+const SOURCE_RATE: Rate = Rate { per_second: 20, burst: 50 };
+
+/// New flows of all strangers together: under a flood of forged sources an unanswered one lives for 10 s in a table of 4,096.
+const TOTAL_RATE: Rate = Rate { per_second: 400, burst: 1_000 };
+
+/// Prefixes are counted in this many places, by a hash that an outsider cannot foresee; some share one.
+const PLACES: usize = 4_096;
+
+/// The part of all flows that one source prefix may have at a time: eight prefixes fill the table, not one.
+const PREFIX_PART: usize = 8;
+
+/// However small the table, a prefix may have so many: the visitors behind one address.
+const LEAST_PREFIX_FLOWS: usize = 16;
+
+/// A connection ID that is shorter proves nothing, as it could be guessed. Servers on quic-go choose four bytes.
+const LEAST_CID: usize = 4;
+
+/// The longest connection ID of QUIC version 1 (RFC 9000 §17.2).
+const MOST_CID: usize = 20;
+
+/// The bit of the first byte that tells a long header (RFC 8999 §5.1).
+const LONG_HEADER: u8 = 0x80;
+
+/// A stranger: from where it sends, and which of our sockets and addresses it sends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stranger {
+    /// Its address.
+    pub source: SocketAddr,
+    /// Which listening port it uses: a place in `transport.listen`.
+    pub port: usize,
+    /// Which of this host's addresses it uses, where the socket tells.
+    pub local: Option<IpAddr>,
+}
+
+/// A flow's place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DecoyId(pub u32);
+
+/// Where a stranger's datagram belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// Its flow.
+    pub id: DecoyId,
+    /// The flow has just begun: it has no socket yet. [`DecoyFlows::remove`] if it cannot have one.
+    pub new: bool,
+    /// A flow that made room for it and is gone: its socket is to be closed, before the new one is opened in its place.
+    pub evicted: Option<DecoyId>,
+}
+
+/// The strangers that have a flow.
+pub struct DecoyFlows {
+    flows: Slab<Flow>,
+    // Hashed with a random key: strangers choose what is in it.
+    by_stranger: HashMap<Stranger, DecoyId>,
+    /// How many answered flows each address has.
+    answered_hosts: HashMap<IpAddr, u32>,
+    /// How many flows each source prefix has; none is 0.
+    by_prefix: HashMap<[u8; 8], usize>,
+    /// Unanswered flows and answered ones, the one that was silent longest first.
+    lists: [List; 2],
+    limit: usize,
+    /// And of one prefix.
+    prefix_limit: usize,
+    sources: Box<[Bucket]>,
+    total: Bucket,
+    hasher: RandomState,
+}
+
+/// One stranger's flow.
+struct Flow {
+    stranger: Stranger,
+    last_active: Instant,
+    /// Bytes that came from it, and that went back to it.
+    received: u64,
+    returned: u64,
+    /// It sent to a connection ID of the decoy's.
+    answered: bool,
+    /// Its address had answered on another port when this flow began.
+    trusted: bool,
+    /// The newest connection IDs that the decoy chose, the last one first.
+    cids: [Cid; 2],
+    before: Option<DecoyId>,
+    after: Option<DecoyId>,
+}
+
+impl DecoyFlows {
+    /// No flows yet, and never more than `limit` (at least 1), of one source prefix an eighth of that (at least 16).
+    #[must_use]
+    pub fn new(limit: usize, now: Instant) -> Self {
+        Self {
+            flows: Slab::new(),
+            by_stranger: HashMap::new(),
+            answered_hosts: HashMap::new(),
+            by_prefix: HashMap::new(),
+            lists: [List::default(); 2],
+            limit: limit.max(1),
+            prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
+            sources: vec![Bucket::full(SOURCE_RATE, now); PLACES].into_boxed_slice(),
+            total: Bucket::full(TOTAL_RATE, now),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Takes a datagram of `stranger`: says to which flow it belongs, which may be a new one.
+    ///
+    /// # Errors
+    /// [`DecoyDrop::SourceFlows`], [`DecoyDrop::SourceRate`] or [`DecoyDrop::TotalRate`], for a stranger without a flow.
+    pub fn admit(
+        &mut self,
+        stranger: Stranger,
+        datagram: &[u8],
+        now: Instant,
+    ) -> Result<Admitted, DecoyDrop> {
+        let (id, new, evicted) = match self.by_stranger.get(&stranger) {
+            Some(id) => (*id, false, None),
+            None => {
+                self.charge(stranger.source.ip(), now)?;
+                let evicted = if self.flows.len() >= self.limit { self.evict() } else { None };
+                (self.insert(stranger, now), true, evicted)
+            }
+        };
+        self.heard(id, datagram, now);
+        Ok(Admitted { id, new, evicted })
+    }
+
+    /// Takes a datagram of the decoy for the flow `id`: says to whom it goes.
+    ///
+    /// # Errors
+    /// [`DecoyDrop::Amplification`] if it is more than may go back now.
+    pub fn answer(&mut self, id: DecoyId, datagram: &[u8]) -> Result<Stranger, DecoyDrop> {
+        // A flow and its socket end together, so there is one.
+        let flow = self.flows.get_mut(id.0 as usize).ok_or(DecoyDrop::ToStranger)?;
+        let returned = flow.returned.saturating_add(datagram.len() as u64);
+        if !flow.answered && !flow.trusted && returned > flow.received.saturating_mul(AMPLIFICATION) {
+            return Err(DecoyDrop::Amplification);
+        }
+        flow.returned = returned;
+        if !flow.answered
+            && let Some(cid) = chosen_cid(datagram)
+            && cid != flow.cids[0]
+        {
+            flow.cids = [cid, flow.cids[0]];
+        }
+        Ok(flow.stranger)
+    }
+
+    /// Ends a flow.
+    pub fn remove(&mut self, id: DecoyId) {
+        if !self.flows.contains(id.0 as usize) {
+            return;
+        }
+        self.unlink(id);
+        let flow = self.flows.remove(id.0 as usize);
+        self.by_stranger.remove(&flow.stranger);
+        let host = flow.stranger.source.ip();
+        if let Entry::Occupied(mut count) = self.by_prefix.entry(prefix(host)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        if flow.answered
+            && let Entry::Occupied(mut count) = self.answered_hosts.entry(host)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    /// Ends one flow that has been silent for [`IDLE`]; call again until there is none.
+    pub fn expire(&mut self, now: Instant) -> Option<DecoyId> {
+        let id = self.oldest().filter(|(_, active)| *active + IDLE <= now)?.0;
+        self.remove(id);
+        Some(id)
+    }
+
+    /// When [`DecoyFlows::expire`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.oldest().map(|(_, active)| active + IDLE)
+    }
+
+    /// The flow that was silent longest, and since when.
+    fn oldest(&self) -> Option<(DecoyId, Instant)> {
+        let heads = self.lists.iter().filter_map(|list| list.first);
+        heads
+            .filter_map(|id| Some((id, self.flows.get(id.0 as usize)?.last_active)))
+            .min_by_key(|(_, at)| *at)
+    }
+
+    /// Pays for a new flow of a source.
+    fn charge(&mut self, source: IpAddr, now: Instant) -> Result<(), DecoyDrop> {
+        let prefix = prefix(source);
+        if self.by_prefix.get(&prefix).is_some_and(|flows| *flows >= self.prefix_limit) {
+            return Err(DecoyDrop::SourceFlows);
+        }
+        // The remainder is below the number of places.
+        let place = self.hasher.hash_one(prefix) as usize % PLACES;
+        let bucket = &mut self.sources[place];
+        if bucket.level(SOURCE_RATE, now) < 1.0 {
+            return Err(DecoyDrop::SourceRate);
+        }
+        if self.total.level(TOTAL_RATE, now) < 1.0 {
+            return Err(DecoyDrop::TotalRate);
+        }
+        bucket.tokens -= 1.0;
+        self.total.tokens -= 1.0;
+        Ok(())
+    }
+
+    /// Ends the flow that is missed least: of the unanswered ones, else of all, the one that was silent longest.
+    fn evict(&mut self) -> Option<DecoyId> {
+        let id = self.lists.iter().find_map(|list| list.first)?;
+        self.remove(id);
+        Some(id)
+    }
+
+    fn insert(&mut self, stranger: Stranger, now: Instant) -> DecoyId {
+        let flow = Flow {
+            stranger,
+            last_active: now,
+            received: 0,
+            returned: 0,
+            answered: false,
+            trusted: self.answered_hosts.contains_key(&stranger.source.ip()),
+            cids: [Cid::default(); 2],
+            before: None,
+            after: None,
+        };
+        // The limit is far below 2^32.
+        let id = DecoyId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
+        self.by_stranger.insert(stranger, id);
+        *self.by_prefix.entry(prefix(stranger.source.ip())).or_default() += 1;
+        self.link(id);
+        id
+    }
+
+    /// Notes that a datagram came from a stranger.
+    fn heard(&mut self, id: DecoyId, datagram: &[u8], now: Instant) {
+        self.unlink(id);
+        let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
+        flow.last_active = now;
+        flow.received = flow.received.saturating_add(datagram.len() as u64);
+        if !flow.answered && flow.cids.iter().any(|cid| cid.is_destination_of(datagram)) {
+            flow.answered = true;
+            *self.answered_hosts.entry(flow.stranger.source.ip()).or_default() += 1;
+        }
+        self.link(id);
+    }
+
+    /// Puts a flow at the end of its list.
+    fn link(&mut self, id: DecoyId) {
+        let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
+        let list = &mut self.lists[usize::from(flow.answered)];
+        let before = list.last.replace(id);
+        (flow.before, flow.after) = (before, None);
+        match before {
+            Some(before) => {
+                if let Some(neighbour) = self.flows.get_mut(before.0 as usize) {
+                    neighbour.after = Some(id);
+                }
+            }
+            None => list.first = Some(id),
+        }
+    }
+
+    /// Takes a flow out of its list.
+    fn unlink(&mut self, id: DecoyId) {
+        let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
+        let (list, before, after) = (usize::from(flow.answered), flow.before.take(), flow.after.take());
+        match before.and_then(|before| self.flows.get_mut(before.0 as usize)) {
+            Some(neighbour) => neighbour.after = after,
+            None => self.lists[list].first = after,
+        }
+        match after.and_then(|after| self.flows.get_mut(after.0 as usize)) {
+            Some(neighbour) => neighbour.before = before,
+            None => self.lists[list].last = before,
+        }
+    }
+}
+
+/// The ends of a list of flows, which are linked through [`Flow::before`] and [`Flow::after`].
+#[derive(Clone, Copy, Default)]
+struct List {
+    first: Option<DecoyId>,
+    last: Option<DecoyId>,
+}
+
+/// A connection ID of the decoy's; empty for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cid {
+    bytes: [u8; MOST_CID],
+    len: u8,
+}
+
+impl Cid {
+    /// Whether `datagram` begins with a packet to this connection ID.
+    fn is_destination_of(&self, datagram: &[u8]) -> bool {
+        let Some((first, rest)) = datagram.split_first().filter(|_| self.len > 0) else { return false };
+        let cid = &self.bytes[..usize::from(self.len)];
+        if first & LONG_HEADER == 0 {
+            return rest.starts_with(cid);
+        }
+        // Behind the version: the length, then the connection ID.
+        rest.get(4) == Some(&self.len) && rest.get(5..).is_some_and(|rest| rest.starts_with(cid))
+    }
+}
+
+/// The connection ID that the sender of `datagram` chose for itself: the source of a long header (RFC 8999 §5.1).
+///
+/// A Version Negotiation packet has none: it repeats what the client sent, which is known to whoever forged that.
+fn chosen_cid(datagram: &[u8]) -> Option<Cid> {
+    let version = datagram.get(1..5)?;
+    if datagram[0] & LONG_HEADER == 0 || version == [0; 4] {
+        return None;
+    }
+    let destination = usize::from(*datagram.get(5)?);
+    let (len, rest) = datagram.get(6 + destination..)?.split_first()?;
+    let cid = rest.get(..usize::from(*len)).filter(|cid| (LEAST_CID..=MOST_CID).contains(&cid.len()))?;
+    let mut bytes = [0; MOST_CID];
+    bytes[..cid.len()].copy_from_slice(cid);
+    Some(Cid { bytes, len: *len })
+}
+
+/// What one site's addresses have in common: an IPv4 /24, an IPv6 /56 (RFC 6177 §2).
+fn prefix(address: IpAddr) -> [u8; 8] {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, _] = v4.octets();
+            // No IPv6 prefix that is routed begins like this.
+            [0xff, 0xff, 0xff, 0xff, a, b, c, 0]
+        }
+        IpAddr::V6(v6) => {
+            let [a, b, c, d, e, f, g, ..] = v6.octets();
+            [a, b, c, d, e, f, g, 0]
+        }
+    }
+}
+
+/// How often something may happen.
+#[derive(Clone, Copy)]
+struct Rate {
+    per_second: u32,
+    burst: u32,
+}
+
+/// How often it may happen now.
+#[derive(Clone, Copy)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn full(rate: Rate, now: Instant) -> Self {
+        Self { tokens: f64::from(rate.burst), at: now }
+    }
+
+    fn level(&mut self, rate: Rate, now: Instant) -> f64 {
+        let since = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens = (self.tokens + since * f64::from(rate.per_second)).min(f64::from(rate.burst));
+        self.at = now;
+        self.tokens
+    }
+}
+
+#[cfg(test)]
+#[path = "decoy_tests.rs"]
+mod tests;

@@ -1,0 +1,146 @@
+//! Where an agent is, and the link that names it whole.
+
+use std::{fmt, net::Ipv6Addr, str::FromStr};
+
+use crate::identity::{PublicKey, PublicKeyError};
+
+/// A host and a port to dial; the host is a name or an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// A DNS name, an IPv4 address, or an IPv6 address without brackets.
+    pub host: String,
+    /// The UDP port, never 0.
+    pub port: u16,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why a text is not an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// Nothing after the host.
+    #[error("the port is missing: write host:port")]
+    NoPort,
+    /// Not a number from 1 to 65535.
+    #[error("the port {0:?} is not a number from 1 to 65535")]
+    Port(String),
+    /// Nothing before the port.
+    #[error("the host is missing: write host:port")]
+    NoHost,
+    /// A character that no host name has.
+    #[error("the host {host:?} has the character {character:?}, which no host name has")]
+    HostCharacter {
+        /// The host as written.
+        host: String,
+        /// What does not belong there.
+        character: char,
+    },
+    /// Longer than DNS allows, or with an empty or too long label.
+    #[error("the host {0:?} is not a DNS name: at most 253 characters, each part 1 to 63")]
+    HostName(String),
+    /// Brackets without an IPv6 address, or not closed.
+    #[error("{0:?} is not an IPv6 address in brackets")]
+    Brackets(String),
+    /// An IPv6 address without brackets.
+    #[error("an IPv6 address stands in brackets: [{0}]:port")]
+    NoBrackets(String),
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let bad = || EndpointError::Brackets(text.to_owned());
+            let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
+            host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+            (host, rest.strip_prefix(':').ok_or(EndpointError::NoPort)?)
+        } else {
+            if text.parse::<Ipv6Addr>().is_ok() {
+                return Err(EndpointError::NoBrackets(text.to_owned()));
+            }
+            let (host, port) = text.rsplit_once(':').ok_or(EndpointError::NoPort)?;
+            if host.parse::<Ipv6Addr>().is_ok() {
+                return Err(EndpointError::NoBrackets(host.to_owned()));
+            }
+            check_host(host)?;
+            (host, port)
+        };
+        let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+        match port.parse::<u16>() {
+            Ok(number) if digits && number != 0 => Ok(Self { host: host.to_owned(), port: number }),
+            Ok(_) | Err(_) => Err(EndpointError::Port(port.to_owned())),
+        }
+    }
+}
+
+fn check_host(host: &str) -> Result<(), EndpointError> {
+    if host.is_empty() {
+        return Err(EndpointError::NoHost);
+    }
+    let strange = |c: &char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+    if let Some(character) = host.chars().find(strange) {
+        return Err(EndpointError::HostCharacter { host: host.to_owned(), character });
+    }
+    // A trailing dot makes a name absolute and is not a label.
+    let name = host.strip_suffix('.').unwrap_or(host);
+    if name.len() > 253 || name.split('.').any(|label| label.is_empty() || label.len() > 63) {
+        return Err(EndpointError::HostName(host.to_owned()));
+    }
+    Ok(())
+}
+
+/// All that a dialler needs: `culvert://host:port/<public key>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareLink {
+    /// Where to dial.
+    pub endpoint: Endpoint,
+    /// Whom to expect there.
+    pub key: PublicKey,
+}
+
+pub(super) const SCHEME: &str = "culvert://";
+
+impl fmt::Display for ShareLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}", self.endpoint, self.key)
+    }
+}
+
+/// Which part of a share link is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShareLinkError {
+    /// Another scheme, or none.
+    #[error("the scheme: a link begins with culvert://")]
+    Scheme,
+    /// The part between the scheme and the slash.
+    #[error("the address: {0}")]
+    Endpoint(EndpointError),
+    /// No slash after the address.
+    #[error("the public key is missing: write culvert://host:port/<public key>")]
+    NoKey,
+    /// The part after the slash.
+    #[error("the public key: {0}")]
+    Key(PublicKeyError),
+}
+
+impl FromStr for ShareLink {
+    type Err = ShareLinkError;
+
+    fn from_str(text: &str) -> Result<Self, ShareLinkError> {
+        let rest = text.strip_prefix(SCHEME).ok_or(ShareLinkError::Scheme)?;
+        let (endpoint, key) = rest.split_once('/').ok_or(ShareLinkError::NoKey)?;
+        Ok(Self {
+            endpoint: endpoint.parse().map_err(ShareLinkError::Endpoint)?,
+            key: key.parse().map_err(ShareLinkError::Key)?,
+        })
+    }
+}

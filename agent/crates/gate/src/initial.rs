@@ -1,0 +1,302 @@
+//! Which ClientHello an Initial packet carries: decrypted on a copy, because quinn-proto and the decoy need the original.
+//!
+//! Initial packets are sealed under keys that anyone can derive from their destination (RFC 9001 §5.2), so this opens
+//! nothing that an observer could not; it is the last check of a knock because it costs 3 µs.
+
+use bytes::BytesMut;
+use quinn_proto::{ConnectionId, crypto};
+
+use crate::{
+    classify::{Initial, MAX_CID_BYTES, PROTECTED_BYTES, varint},
+    knock::{HELLO_HASH_BYTES, hello_hash},
+};
+
+/// Why an Initial packet shows no ClientHello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    /// The packet does not open under the keys of its destination.
+    #[error("the packet does not open")]
+    Sealed,
+    /// The ClientHello is not whole in this packet.
+    #[error("the ClientHello is not whole in its first packet")]
+    Incomplete,
+    /// Not the first packet of a handshake: other frames, CRYPTO frames that contradict each other, another message, or
+    /// lengths that lead outside.
+    #[error("the packet is malformed")]
+    Malformed,
+    /// The client closes an attempt of which nothing has come here: another one of its was faster.
+    #[error("the client has given this attempt up")]
+    Abandoned,
+}
+
+/// The hash, as [`hello_hash`] has it, of the ClientHello in the packet `initial` at the front of `datagram`.
+///
+/// # Errors
+/// See [`HelloError`]. Time and memory are bounded by the length of the datagram.
+pub fn client_hello_hash(
+    crypto: &dyn crypto::ServerConfig,
+    datagram: &[u8],
+    initial: &Initial<'_>,
+) -> Result<[u8; HELLO_HASH_BYTES], HelloError> {
+    let payload = decrypt(crypto, datagram, initial)?;
+    let hello = assemble(crypto_frames(&payload)?)?;
+    whole_client_hello(&hello)?;
+    Ok(hello_hash(&hello))
+}
+
+/// The frames of the packet.
+fn decrypt(
+    crypto: &dyn crypto::ServerConfig,
+    datagram: &[u8],
+    initial: &Initial<'_>,
+) -> Result<BytesMut, HelloError> {
+    let Initial { dcid, packet_number_at, end, .. } = *initial;
+    // quinn-proto's keys panic on less.
+    let protected = end.checked_sub(packet_number_at).ok_or(HelloError::Malformed)?;
+    if protected < PROTECTED_BYTES || dcid.len() > MAX_CID_BYTES {
+        return Err(HelloError::Malformed);
+    }
+    let mut packet = BytesMut::from(datagram.get(..end).ok_or(HelloError::Malformed)?);
+    let keys = crypto.initial_keys(1, &ConnectionId::new(dcid)).map_err(|_| HelloError::Sealed)?;
+    keys.header.remote.decrypt(packet_number_at, &mut packet);
+    let payload_at = packet_number_at + usize::from(packet[0] & 3) + 1;
+    let header = packet.split_to(payload_at);
+    // The first packet number is its own expansion (RFC 9000 §A.3), because none came before it.
+    let number = header[packet_number_at..].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    keys.packet.remote.decrypt(number, &header, &mut packet).map_err(|_| HelloError::Sealed)?;
+    Ok(packet)
+}
+
+/// The CRYPTO frames of `payload`, offset and data; beside them a client's first packets have PADDING and PING
+/// only, or CONNECTION_CLOSE.
+fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> {
+    const PADDING: u8 = 0;
+    const PING: u8 = 1;
+    const CRYPTO: u8 = 6;
+    const CONNECTION_CLOSE: u8 = 0x1c;
+    let whole = payload.len();
+    let mut frames = Vec::new();
+    while let Some((kind, rest)) = payload.split_first() {
+        payload = rest;
+        match *kind {
+            PADDING | PING => {}
+            CRYPTO => {
+                let (offset, rest) = varint(rest).ok_or(HelloError::Malformed)?;
+                let (length, rest) = varint(rest).ok_or(HelloError::Malformed)?;
+                let length = usize::try_from(length).map_err(|_| HelloError::Malformed)?;
+                let (data, rest) = rest.split_at_checked(length).ok_or(HelloError::Malformed)?;
+                // What lies past this many bytes is part of a message that no single packet holds.
+                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= whole);
+                frames.push((offset.ok_or(HelloError::Incomplete)?, data));
+                payload = rest;
+            }
+            CONNECTION_CLOSE => return Err(HelloError::Abandoned),
+            _ => return Err(HelloError::Malformed),
+        }
+    }
+    Ok(frames)
+}
+
+/// Puts the data of CRYPTO frames together, in whatever order they came; what they repeat must be the same.
+fn assemble(mut frames: Vec<(usize, &[u8])>) -> Result<Vec<u8>, HelloError> {
+    frames.sort_unstable_by_key(|(offset, _)| *offset);
+    let mut stream = Vec::new();
+    for (offset, data) in frames {
+        let known = stream.get(offset..).ok_or(HelloError::Incomplete)?;
+        let (repeated, new) = data.split_at(known.len().min(data.len()));
+        if known[..repeated.len()] != *repeated {
+            return Err(HelloError::Malformed);
+        }
+        stream.extend_from_slice(new);
+    }
+    Ok(stream)
+}
+
+/// Accepts one whole handshake message of type 1 (RFC 8446 §4): `01 │ length 24 │ …`.
+pub(crate) fn whole_client_hello(stream: &[u8]) -> Result<(), HelloError> {
+    const CLIENT_HELLO: u8 = 1;
+    if stream.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
+        return Err(HelloError::Malformed);
+    }
+    let Some(([_, a, b, c], body)) = stream.split_first_chunk() else { return Err(HelloError::Incomplete) };
+    let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+    match body.len().cmp(&length) {
+        std::cmp::Ordering::Less => Err(HelloError::Incomplete),
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Greater => Err(HelloError::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::properties::initial_packet;
+    use crate::{
+        classify::{Class, classify},
+        testing::{DCID, Fate, Link, knocking, no_tokens, server_tls},
+    };
+
+    fn sealed(payload: &[u8]) -> Vec<u8> {
+        initial_packet(&*server_tls(), &DCID, 0, payload)
+    }
+
+    fn hash_of(datagram: &[u8]) -> Result<[u8; HELLO_HASH_BYTES], HelloError> {
+        let Class::Initial(initial) = classify(datagram) else { panic!("no Initial: {datagram:02x?}") };
+        client_hello_hash(&*server_tls(), datagram, &initial)
+    }
+
+    fn frame(offset: u16, data: &[u8]) -> Vec<u8> {
+        let two_bytes = |value: u16| (value | 0x4000).to_be_bytes();
+        let length = u16::try_from(data.len()).unwrap();
+        [&[6][..], &two_bytes(offset), &two_bytes(length), data].concat()
+    }
+
+    /// A message of type 1 whose body has `length` bytes.
+    fn hello(length: u8) -> Vec<u8> {
+        let body: Vec<u8> = (0..length).collect();
+        [&[1, 0, 0, length][..], &body].concat()
+    }
+
+    #[test]
+    fn the_hello_of_a_real_client_is_found_and_its_datagram_is_left_alone() {
+        let mut link = Link::new(knocking(), no_tokens(), false);
+        let mut found = false;
+        assert!(link.run(Duration::from_secs(10), |number, datagram| {
+            if number == 0 {
+                found = hash_of(datagram).is_ok();
+            }
+            Fate::Pass
+        }));
+        assert!(found);
+    }
+
+    #[test]
+    fn a_cleared_fixed_bit_changes_nothing() {
+        let expected = Ok(hello_hash(&hello(100)));
+        let good = sealed(&frame(0, &hello(100)));
+        assert_eq!(hash_of(&good), expected);
+        let Class::Initial(initial) = classify(&good) else { panic!("no Initial") };
+        // The bit is part of what is sealed, so the packet is opened and sealed again with the bit cleared.
+        let keys = server_tls().initial_keys(1, &ConnectionId::new(&DCID)).unwrap();
+        let (packet_number_at, mut packet) = (initial.packet_number_at, good.clone());
+        keys.header.remote.decrypt(packet_number_at, &mut packet);
+        let header_bytes = packet_number_at + 4;
+        let mut payload = BytesMut::from(&packet[header_bytes..]);
+        keys.packet.remote.decrypt(0, &packet[..header_bytes], &mut payload).unwrap();
+        packet[0] &= !0x40;
+        packet[header_bytes..header_bytes + payload.len()].copy_from_slice(&payload);
+        keys.packet.remote.encrypt(0, &mut packet, header_bytes);
+        keys.header.remote.encrypt(packet_number_at, &mut packet);
+        assert_eq!(packet[0] & 0x40, 0);
+        assert_eq!(hash_of(&packet), expected);
+    }
+
+    #[test]
+    fn any_packet_number_will_do() {
+        let packet = initial_packet(&*server_tls(), &DCID, 0x0102_0304, &frame(0, &hello(100)));
+        assert_eq!(hash_of(&packet), Ok(hello_hash(&hello(100))));
+    }
+
+    #[test]
+    fn a_packet_of_someone_else_stays_sealed() {
+        let good = sealed(&frame(0, &hello(100)));
+        for at in [1100, good.len() - 1] {
+            let mut datagram = good.clone();
+            datagram[at] ^= 1;
+            assert_eq!(hash_of(&datagram), Err(HelloError::Sealed));
+        }
+        let mut other = good;
+        other[6] ^= 1;
+        assert_eq!(hash_of(&other), Err(HelloError::Sealed), "another destination has other keys");
+    }
+
+    #[test]
+    fn positions_that_lead_outside_are_malformed() {
+        let good = sealed(&frame(0, &hello(100)));
+        let Class::Initial(initial) = classify(&good) else { panic!("no Initial") };
+        for bad in [
+            Initial { end: good.len() + 1, ..initial },
+            Initial { end: initial.packet_number_at + 19, ..initial },
+            Initial { packet_number_at: initial.end, ..initial },
+            Initial { packet_number_at: usize::MAX, ..initial },
+            Initial { dcid: &[0; 21], ..initial },
+        ] {
+            assert_eq!(client_hello_hash(&*server_tls(), &good, &bad), Err(HelloError::Malformed), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn frames_are_put_together() {
+        let hello = hello(100);
+        let expected = Ok(hello_hash(&hello));
+        let of = |frames: &[Vec<u8>]| hash_of(&sealed(&frames.concat()));
+        let (first, second, third) =
+            (frame(0, &hello[..40]), frame(40, &hello[40..50]), frame(50, &hello[50..]));
+        assert_eq!(of(&[first.clone(), second.clone(), third.clone()]), expected);
+        assert_eq!(of(&[third.clone(), vec![1, 0, 0], first.clone(), vec![1], second.clone()]), expected);
+        let repeated = frame(30, &hello[30..45]);
+        assert_eq!(of(&[first.clone(), repeated.clone(), second.clone(), third.clone(), repeated]), expected);
+        assert_eq!(of(&[frame(0, &hello), frame(10, &[]), frame(10, &hello[10..20])]), expected);
+
+        let contradiction = frame(30, &[0xff; 15]);
+        assert_eq!(
+            of(&[first.clone(), contradiction, second.clone(), third.clone()]),
+            Err(HelloError::Malformed)
+        );
+        assert_eq!(of(&[first.clone(), third]), Err(HelloError::Incomplete), "a gap");
+        assert_eq!(of(&[second]), Err(HelloError::Incomplete), "no beginning");
+        assert_eq!(of(&[first]), Err(HelloError::Incomplete), "no end");
+        assert_eq!(of(&[]), Err(HelloError::Incomplete));
+        assert_eq!(of(&[frame(0, &hello), frame(0x3fff, &[])]), Err(HelloError::Incomplete), "far away");
+    }
+
+    #[test]
+    fn what_is_no_client_hello_is_malformed() {
+        let of = |payload: &[u8]| hash_of(&sealed(payload));
+        assert_eq!(of(&[0, 0, 0x1c, 0, 0, 0]), Err(HelloError::Abandoned), "CONNECTION_CLOSE");
+        assert_eq!(of(&frame(0, &[2, 0, 0, 1, 7])), Err(HelloError::Malformed), "another message");
+        assert_eq!(of(&frame(0, &[1, 0, 0, 1, 7, 7])), Err(HelloError::Malformed), "more than the message");
+        assert_eq!(
+            of(&frame(0, &[1, 0, 0, 0])),
+            Ok(hello_hash(&[1, 0, 0, 0])),
+            "whether it is a good one, TLS says"
+        );
+        for kind in [2, 3, 4, 5, 7, 8, 0x1d, 0x30, 0x40, 0xff] {
+            let payload = [frame(0, &hello(9)), vec![kind]].concat();
+            assert_eq!(of(&payload), Err(HelloError::Malformed), "frame type {kind:#x}");
+        }
+        // Padded to 1160 bytes: the length of the frame leads past the end.
+        assert_eq!(of(&[6, 0, 0x7f, 0xff, 1]), Err(HelloError::Malformed));
+        assert_eq!(of(&[6, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]), Err(HelloError::Malformed));
+        let cut = [vec![0; 1158], vec![6, 0x40]].concat();
+        assert_eq!(of(&cut), Err(HelloError::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn any_payload_is_harmless(payload in prop::collection::vec(prop_oneof![any::<u8>(), Just(6), 0_u8..8], 0..300)) {
+            let _outcome = hash_of(&sealed(&payload));
+        }
+
+        #[test]
+        fn pieces_in_any_order_make_the_same_hello(
+            length in 0_u8..255,
+            cuts in prop::collection::vec((0_usize..260, 0_usize..260), 0..12),
+            seed in any::<u64>(),
+        ) {
+            let hello = hello(length);
+            let half = hello.len() / 2;
+            let mut frames = vec![frame(0, &hello[..half]), frame(u16::try_from(half).unwrap(), &hello[half..])];
+            for (from, to) in cuts {
+                let (from, to) = (from.min(to).min(hello.len()), from.max(to).min(hello.len()));
+                let at = usize::try_from(seed).unwrap() % (frames.len() + 1);
+                frames.insert(at, frame(u16::try_from(from).unwrap(), &hello[from..to]));
+            }
+            prop_assert_eq!(hash_of(&sealed(&frames.concat())), Ok(hello_hash(&hello)));
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The files of used knocks: `knocks-0.log` to `knocks-(W-1).log` in the state directory, one per worker.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::journal::{
+    BootId, Journal, RECORD_BYTES, Record,
+    format::{self, HEADER_BYTES, Header},
+};
+
+/// Why used knocks cannot be kept in the state directory. The daemon can do without: a restart then trusts no knock
+/// that was made before it.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The directory is not there.
+    #[error(
+        "the state directory {} does not exist (remedy: create it with mode 0700 for the user that culvert runs as, \
+         or set identity.state_dir)",
+        .directory.display()
+    )]
+    Missing {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The process may not use the directory, or a file in it.
+    #[error(
+        "no permission for {} (remedy: the state directory and its files belong to the user that culvert runs as; \
+         see `ls -l`)",
+        .path.display()
+    )]
+    Denied {
+        /// The directory or the file.
+        path: PathBuf,
+    },
+    /// Another process keeps its used knocks there.
+    #[error(
+        "another agent uses the state directory {} (remedy: give each agent an identity.state_dir of its own)",
+        .directory.display()
+    )]
+    InUse {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// Anything else, e.g. a full disk.
+    #[error("cannot use {}: {error} (remedy: free space or repair the file system, or set identity.state_dir)", .path.display())]
+    Failed {
+        /// The directory or the file.
+        path: PathBuf,
+        /// The kernel's reason.
+        error: io::Error,
+    },
+}
+
+impl JournalError {
+    fn of_directory(directory: &Path, error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::NotFound {
+            return Self::Missing { directory: directory.to_owned() };
+        }
+        Self::of_file(directory, error)
+    }
+
+    fn of_file(path: &Path, error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            return Self::Denied { path: path.to_owned() };
+        }
+        Self::Failed { path: path.to_owned(), error }
+    }
+}
+
+/// The journals of all workers, and what an earlier process left in them.
+pub struct Opened {
+    /// For each worker its journal and the records that its table begins with.
+    pub workers: Vec<(FileJournal, Vec<Record>)>,
+    /// Knocks with a timestamp up to this unix second may have been used and yet be in no file.
+    pub blind_until: u64,
+    /// Whether what earlier processes left was complete, so that `blind_until` is not the second of this start.
+    pub trusted: bool,
+}
+
+/// Takes the state directory for this process, loads what an earlier one left, and begins the files of `workers`
+/// workers afresh with it.
+///
+/// A process that is killed on the way leaves files that hold more than they must, or files that are not trusted. One
+/// that begins with untrusted files writes into its own until when it is blind, for the process after it.
+///
+/// # Errors
+/// The directory cannot be used: run with [`crate::journal::MemoryJournal`], blind until `unix_seconds`.
+pub fn open(directory: &Path, workers: u8, boot: BootId, unix_seconds: u64) -> Result<Opened, JournalError> {
+    let lock = Arc::new(lock(directory)?);
+    let Loaded { records, trusted_after } = load(directory, workers, boot)?;
+    // A wall clock that has gone back since must not make us refuse everybody until it comes there again.
+    let blind_until = trusted_after.map_or(unix_seconds, |second| second.min(unix_seconds));
+    let header = Header { boot, workers: workers.max(1), blind_until };
+    let mut opened = Vec::with_capacity(records.len());
+    for (worker, records) in (0u8..).zip(records) {
+        let mut journal = FileJournal {
+            path: directory.join(file_name(worker)),
+            header,
+            file: None,
+            _lock: Arc::clone(&lock),
+        };
+        journal
+            .rewrite(&mut records.iter().copied())
+            .map_err(|error| JournalError::of_file(&journal.path, error))?;
+        opened.push((journal, records));
+    }
+    for (worker, path) in files(directory)? {
+        if worker >= header.workers {
+            fs::remove_file(&path).map_err(|error| JournalError::of_file(&path, error))?;
+        }
+    }
+    Ok(Opened { workers: opened, blind_until, trusted: trusted_after.is_some() })
+}
+
+/// Removes the files of an earlier process, because one that cannot write there lets knocks in now: the process after it
+/// would trust files that lack them. What another agent has in use stays.
+pub fn forget(directory: &Path) {
+    let Ok(_lock) = lock(directory) else { return };
+    for (_, path) in files(directory).unwrap_or_default() {
+        if let Err(error) = fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file of used knocks that is not complete any more");
+        }
+    }
+}
+
+/// What an earlier process left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The records of each worker, in the order of the workers.
+    pub records: Vec<Vec<Record>>,
+    /// Every used knock with a timestamp after this unix second is among the records: the files of all workers are
+    /// there, whole and of this boot. `None`: any may be missing.
+    pub trusted_after: Option<u64>,
+}
+
+/// Reads every `knocks-*.log` of `directory`.
+///
+/// With as many workers as before, each gets its own records. Otherwise a knock may now be steered to any of them, and
+/// nothing in a record tells to which, so each gets them all. What is found counts even if it is not trusted.
+///
+/// # Errors
+/// The directory or a file in it cannot be read.
+pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, JournalError> {
+    let workers = workers.max(1);
+    let mut found = Vec::new();
+    let mut whole = true;
+    for (worker, path) in files(directory)? {
+        let bytes = fs::read(&path).map_err(|error| JournalError::of_file(&path, error))?;
+        match format::parse(&bytes) {
+            Some((header, records)) => found.push((worker, header, records)),
+            None => whole = false,
+        }
+    }
+    // Files of two numbers of workers stand side by side if a process was killed in `open`; those that it had written
+    // hold what all the others do.
+    let before = found.iter().map(|(_, header, _)| header.workers).max();
+    let complete = before
+        .is_some_and(|count| (0..count).all(|worker| found.iter().any(|(present, ..)| *present == worker)));
+    let trusted = whole && complete && found.iter().all(|(_, header, _)| header.boot == boot);
+    let trusted_after = found.iter().map(|(_, header, _)| header.blind_until).max().filter(|_| trusted);
+    let same = found.iter().all(|(_, header, _)| header.workers == workers);
+
+    let mut records = vec![Vec::new(); usize::from(workers)];
+    for (worker, _, of_file) in found {
+        match records.get_mut(usize::from(worker)) {
+            Some(own) if same => own.extend(of_file),
+            Some(_) | None => records.iter_mut().for_each(|all| all.extend_from_slice(&of_file)),
+        }
+    }
+    Ok(Loaded { records, trusted_after })
+}
+
+/// The file of one worker's used knocks: one `write(2)` per record, replaced by `rename(2)`.
+#[derive(Debug)]
+pub struct FileJournal {
+    path: PathBuf,
+    header: Header,
+    /// `None` after a failed write, until the file is made anew.
+    file: Option<File>,
+    /// The directory, locked while any journal of it is open.
+    _lock: Arc<File>,
+}
+
+impl Journal for FileJournal {
+    fn append(&mut self, record: Record) -> io::Result<()> {
+        let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        let result = match file.write(&record.to_bytes()) {
+            Ok(RECORD_BYTES) => Ok(()),
+            // The rest does not fit on the disk.
+            Ok(_) => Err(io::ErrorKind::StorageFull.into()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            self.distrust();
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
+        let fresh = self.path.with_extension("new");
+        let result = write_whole(&fresh, self.header, records)
+            .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
+        match result {
+            Ok(file) => {
+                self.file = Some(file);
+                Ok(())
+            }
+            Err(error) => {
+                // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
+                fs::remove_file(&fresh).ok();
+                Err(error)
+            }
+        }
+    }
+
+    fn distrust(&mut self) {
+        self.file = None;
+        // A file that lacks a record must not be trusted after a restart. Where even removing fails, the file
+        // system has become read-only, and the next process cannot open it and trusts nothing either.
+        fs::remove_file(&self.path).ok();
+    }
+}
+
+/// Writes a new file, readable for its owner alone: tags are not secret, but who knocked when is nobody's business.
+fn write_whole(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
+    bytes.extend_from_slice(&header.to_bytes());
+    for record in records {
+        bytes.extend_from_slice(&record.to_bytes());
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(&bytes)?;
+    Ok(file)
+}
+
+/// Keeps a second agent out of the directory, until the process ends or closes it.
+fn lock(directory: &Path) -> Result<File, JournalError> {
+    let opened = File::open(directory).map_err(|error| JournalError::of_directory(directory, error))?;
+    match opened.try_lock() {
+        Ok(()) => Ok(opened),
+        Err(TryLockError::WouldBlock) => Err(JournalError::InUse { directory: directory.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(JournalError::of_directory(directory, error)),
+    }
+}
+
+/// The files of used knocks in `directory` with the workers that they are of, the last worker first: a process that is
+/// killed while it removes those of the last workers leaves a gap that shows.
+fn files(directory: &Path) -> Result<Vec<(u8, PathBuf)>, JournalError> {
+    let failed = |error| JournalError::of_directory(directory, error);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let worker = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix("knocks-")?.strip_suffix(".log")?.parse().ok());
+        if let Some(worker) = worker
+            && path.ends_with(file_name(worker))
+        {
+            files.push((worker, path));
+        }
+    }
+    files.sort_unstable_by_key(|(worker, _)| std::cmp::Reverse(*worker));
+    Ok(files)
+}
+
+fn file_name(worker: u8) -> String {
+    format!("knocks-{worker}.log")
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,529 @@
+//! The gate: what stands before QUIC. A datagram that does not prove knowledge of our public key never reaches
+//! quinn-proto, and draws no byte.
+//!
+//! | question | file |
+//! |---|---|
+//! | in which order is a datagram checked | this one: [`Gate::check`] |
+//! | what kind of packet is it | `classify.rs` |
+//! | how does a client prove that it knows our key, and who it is | `knock.rs` |
+//! | was this proof used before | `table.rs` |
+//! | how much is spent on whose proofs | `budget.rs` |
+//! | is the proof about this very ClientHello | `initial.rs` |
+//! | what is asked of clients under load | `retry.rs` |
+//! | where strangers go | `decoy.rs`, what is counted of them: `decoy_stats.rs` |
+//! | why were they refused, for those who may know | `refusals.rs` |
+//!
+//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
+//!
+//! ```text
+//!   short header, Handshake, Retry ── to a connection ID of ours? ───────────────────────► QUIC
+//!   Initial ─┬─ without a token, to a connection ID of ours: our own dialling's answer ──► QUIC
+//!            └─ with one, on a listening port:
+//!                 1  ≥ 1200 bytes, a token of the right length
+//!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
+//!                 3  mac1: knows our public key, lately  0.4 µs; strangers end here
+//!                 4  room and budget; half full, or over it, a Retry first
+//!                 5  X25519 and AEAD: who it is         83 µs
+//!                 6  clock, allowlist
+//!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
+//!   anything else: a stranger's
+//! ```
+//!
+//! For strangers nothing is allocated and nothing is locked.
+
+#[cfg(any(test, feature = "fuzzing"))]
+use std::net::IpAddr;
+use std::{
+    io,
+    net::SocketAddr,
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use quinn_proto::crypto::ServerConfig as CryptoConfig;
+use rand::{RngExt, rngs::StdRng};
+use wire::{cid::ConnectionIds, clock::Clock};
+
+pub mod admission;
+pub mod budget;
+pub mod classify;
+pub mod client;
+pub mod decoy;
+pub mod decoy_stats;
+pub mod identity;
+pub mod initial;
+pub mod journal;
+pub mod knock;
+mod own;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+pub mod refusals;
+pub mod retry;
+pub mod suite;
+pub mod table;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tls;
+#[cfg(test)]
+mod tls_pair;
+
+pub use self::own::Own;
+use self::{
+    admission::{Admission, Admits, Allowlist, Room},
+    budget::{Budget, Take},
+    classify::{Class, Initial, classify},
+    initial::client_hello_hash,
+    knock::{EPOCH_SECONDS, KNOCK_BYTES, KnockError, Opened, epochs},
+    refusals::{Refusal, Refusals, Why},
+    retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
+    table::{InsertError, SingleUse, Tag, Used},
+};
+use crate::{knock::MAX_CLOCK_WINDOW, tls::MIN_PACKET};
+
+/// What is to be done with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It belongs to a connection, or may: quinn-proto decides.
+    Pass,
+    /// It is the first of a handshake that may begin.
+    Admit(Admission),
+    /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
+    Retry,
+    /// It comes from a stranger, or from someone who is treated as one: silence, or the decoy. Who is refused although a proof
+    /// holds may be a stranger who repeats what a peer once sent, and must not be able to tell.
+    Stranger,
+}
+
+/// Where datagrams ended; monotonic counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GateStats {
+    /// By [`Step`].
+    pub ended: [u64; Step::LABELS.len()],
+}
+
+/// The step of the gate at which a datagram ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Passed on to a connection.
+    Passed,
+    /// Admitted as the first datagram of a handshake.
+    Admitted,
+    /// Answered with a Retry.
+    Retry,
+    /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
+    Class,
+    /// A token of another length than ours, or none.
+    Token,
+    /// A token that was used.
+    Used,
+    /// A token that was not made with our public key.
+    Mac,
+    /// A Retry token that is not ours, too old, or of another address.
+    RetryToken,
+    /// More than is spent on such a source.
+    Budget,
+    /// A knock that does not open.
+    Knock,
+    /// A knock of another time.
+    Clock,
+    /// A key that may not connect.
+    Key,
+    /// A knock about another ClientHello, or none that can be read.
+    Hello,
+    /// The table of used tokens is full.
+    Full,
+    /// The end of an attempt that had not begun here.
+    Abandoned,
+}
+
+impl Step {
+    /// The values of the metric label `step`.
+    pub const LABELS: [&'static str; 15] = [
+        "passed",
+        "admitted",
+        "retry",
+        "class",
+        "token",
+        "used",
+        "mac",
+        "retry_token",
+        "budget",
+        "knock",
+        "clock",
+        "key",
+        "hello",
+        "full",
+        "abandoned",
+    ];
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// The gate of one worker.
+pub struct Gate {
+    own: Arc<Own>,
+    ids: ConnectionIds,
+    allowlist: Arc<dyn Allowlist>,
+    refusals: Arc<Refusals>,
+    /// Whether clients must knock.
+    required: bool,
+    /// How far a knock's time may be from ours; whole seconds.
+    window: Duration,
+    table: SingleUse,
+    budget: Budget,
+    clock: Arc<dyn Clock + Send + Sync>,
+    /// The epochs in which mac1 holds, and since when they are known.
+    epochs: (RangeInclusive<u64>, Option<Instant>),
+    /// Removes the protection of Initial packets, and makes the tag of a Retry.
+    crypto: Arc<dyn CryptoConfig>,
+    rng: StdRng,
+    retry_packet: [u8; MAX_RETRY_BYTES],
+    retry_len: usize,
+    /// What it counted.
+    pub stats: GateStats,
+}
+
+/// What a gate is made of.
+pub struct GateSetup {
+    /// Our keys.
+    pub own: Arc<Own>,
+    /// How our connection IDs are told.
+    pub ids: ConnectionIds,
+    /// Who may connect.
+    pub allowlist: Arc<dyn Allowlist>,
+    /// Where refusals are noted.
+    pub refusals: Arc<Refusals>,
+    /// Whether clients must knock.
+    pub required: bool,
+    /// How far a knock's time may be from ours; whole seconds.
+    pub window: Duration,
+    /// The knocks that were used, those of earlier processes included.
+    pub table: SingleUse,
+    /// What may be spent.
+    pub budget: Budget,
+    /// Wall-clock time.
+    pub clock: Arc<dyn Clock + Send + Sync>,
+    /// Any server configuration: for the keys of Initial packets, which follow from the connection ID.
+    pub crypto: Arc<dyn CryptoConfig>,
+    /// For the connection IDs of Retry packets.
+    pub rng: StdRng,
+}
+
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// Whether it came to a port on which we listen.
+    pub listening: bool,
+    /// Whether one more handshake may begin.
+    pub room: Room,
+}
+
+impl Gate {
+    /// The gate of one worker.
+    #[must_use]
+    pub fn new(setup: GateSetup) -> Self {
+        let GateSetup { own, ids, allowlist, refusals, required, window, table, budget, clock, crypto, rng } =
+            setup;
+        Self {
+            own,
+            ids,
+            allowlist,
+            refusals,
+            required,
+            window,
+            table,
+            budget,
+            clock,
+            epochs: (0..=0, None),
+            crypto,
+            rng,
+            retry_packet: [0; MAX_RETRY_BYTES],
+            retry_len: 0,
+            stats: GateStats::default(),
+        }
+    }
+
+    /// Decides about a datagram that no lane wants.
+    pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
+        let (verdict, step) = self.decide(datagram, arrival, now);
+        self.stats.ended[step.index()] += 1;
+        verdict
+    }
+
+    /// Whether a datagram that another worker is to check may be anyone's but a stranger's. It takes no state, so any worker
+    /// may ask.
+    pub fn screen(&mut self, datagram: &[u8], now: Instant) -> bool {
+        let (ours, step) = match classify(datagram) {
+            Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
+            Class::Handshake { dcid } | Class::Retry { dcid } => (self.is_ours(dcid), Step::Class),
+            Class::Initial(initial) => match self.screen_initial(datagram, &initial, now) {
+                Ok(()) => return true,
+                Err(step) => (false, step),
+            },
+            Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
+        };
+        if !ours {
+            self.stats.ended[step.index()] += 1;
+        }
+        ours
+    }
+
+    fn screen_initial(&mut self, datagram: &[u8], initial: &Initial<'_>, now: Instant) -> Result<(), Step> {
+        if !self.required || (initial.token.is_empty() && self.is_ours(initial.dcid)) {
+            return Ok(());
+        }
+        let known_length = [KNOCK_BYTES, RETRY_TOKEN_BYTES].contains(&initial.token.len());
+        if !known_length || datagram.len() < usize::from(MIN_PACKET) {
+            return Err(Step::Token);
+        }
+        // A client's second flight goes to a connection ID of ours, for which its token was not made.
+        let proven = self.is_ours(initial.dcid) || self.is_proof(initial, now);
+        proven.then_some(()).ok_or(Step::Mac)
+    }
+
+    /// The Retry packet that [`Verdict::Retry`] is about.
+    #[must_use]
+    pub fn retry_packet(&self) -> &[u8] {
+        &self.retry_packet[..self.retry_len]
+    }
+
+    /// A handshake that was admitted has ended, either way: nothing more comes with its token.
+    pub fn handshake_ended(&mut self, admission: &Admission) {
+        self.table.done(&admission.tag);
+    }
+
+    /// Forgets tokens whose time is over: no knock could be accepted any more under them.
+    pub fn expire(&mut self, now: Instant) {
+        self.table.expire(now, self.clock.unix_seconds());
+    }
+
+    /// Why the table could not be written to its journal, once.
+    pub fn take_journal_error(&mut self) -> Option<io::Error> {
+        self.table.take_journal_error()
+    }
+
+    /// Spends what may be spent on clients that have not proved their address.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn exhaust_budget(&mut self, now: Instant) {
+        while self.budget.take(IpAddr::from([0, 0, 0, 0]), false, now) == Take::Granted {}
+        for last in 1..=u8::MAX {
+            while self.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
+        }
+    }
+
+    /// How many used tokens it remembers.
+    #[must_use]
+    pub fn remembered(&self) -> usize {
+        self.table.len()
+    }
+
+    fn decide(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> (Verdict, Step) {
+        match classify(datagram) {
+            Class::Short { cid } if self.ids.issued().is_ours(cid) => (Verdict::Pass, Step::Passed),
+            Class::Handshake { dcid } | Class::Retry { dcid } if self.is_ours(dcid) => {
+                (Verdict::Pass, Step::Passed)
+            }
+            Class::Initial(initial) => self.initial(datagram, &initial, arrival, now),
+            Class::Short { .. }
+            | Class::Handshake { .. }
+            | Class::Retry { .. }
+            | Class::ZeroRtt { .. }
+            | Class::Other => (Verdict::Stranger, Step::Class),
+        }
+    }
+
+    fn is_ours(&self, dcid: &[u8]) -> bool {
+        dcid.try_into().is_ok_and(|dcid| self.ids.issued().is_ours(dcid))
+    }
+
+    fn initial(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        arrival: Arrival,
+        now: Instant,
+    ) -> (Verdict, Step) {
+        let ours = self.is_ours(initial.dcid);
+        if ours && initial.token.is_empty() {
+            return (Verdict::Pass, Step::Passed);
+        }
+        if !self.required && arrival.listening {
+            return (Verdict::Pass, Step::Passed);
+        }
+        let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
+            return (Verdict::Stranger, if arrival.listening { Step::Token } else { Step::Class });
+        };
+        let retried = initial.token.len() == RETRY_TOKEN_BYTES;
+        if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
+            return (Verdict::Stranger, Step::Token);
+        }
+        if let Some(used) = self.table.look(&tag) {
+            return if used.passes(arrival.source) {
+                (Verdict::Pass, Step::Passed)
+            } else {
+                (Verdict::Stranger, Step::Used)
+            };
+        }
+        if !self.is_proof(initial, now) {
+            return (Verdict::Stranger, Step::Mac);
+        }
+        match self.knock(datagram, initial, (arrival, retried, tag), now) {
+            Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
+            Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
+            Err(why) => {
+                // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
+                if why.is_budgeted() && why.step() != Step::Abandoned {
+                    let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
+                    self.refusals.note(refusal, now);
+                }
+                (Verdict::Stranger, why.step())
+            }
+        }
+    }
+
+    /// The operator allows clocks to differ by `window`.
+    pub fn set_window(&mut self, window: Duration) {
+        self.window = window;
+        self.epochs.1 = None;
+    }
+
+    /// Whether mac1 holds. The wall clock is read once per `now`, which is once per turn: each read costs 25 ns.
+    fn is_proof(&mut self, initial: &Initial<'_>, now: Instant) -> bool {
+        if self.epochs.1 != Some(now) {
+            self.epochs = (epochs(self.clock.unix_seconds(), self.window), Some(now));
+        }
+        self.own.server().is_proof(initial.dcid, initial.token, self.epochs.0.clone())
+    }
+
+    /// The rest of the way, of someone who knows our public key.
+    fn knock(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        (Arrival { source, room, .. }, retried, tag): (Arrival, bool, Tag),
+        now: Instant,
+    ) -> Result<Knocked, Why> {
+        let unix_seconds = self.clock.unix_seconds();
+        let (knock, original) = if retried {
+            let carried = self
+                .own
+                .retry()
+                .open(source, initial.dcid, initial.token, unix_seconds)
+                .map_err(Why::RetryToken)?;
+            (carried.knock, carried.original_dcid().try_into().map_err(|_| Why::ConnectionId)?)
+        } else {
+            // Ours have eight bytes, so that a listener can steer by them.
+            let dcid: [u8; 8] = initial.dcid.try_into().map_err(|_| Why::ConnectionId)?;
+            let knock: [u8; KNOCK_BYTES] =
+                initial.token.try_into().map_err(|_| Why::Knock(KnockError::Length))?;
+            (knock, dcid)
+        };
+        let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
+        match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
+            Take::Granted => {}
+            Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
+                self.make_retry(initial, &knock, (source, unix_seconds));
+                return Ok(Knocked::Retry);
+            }
+            Take::Retry | Take::Refused => return Err(Why::Budget),
+        }
+        // From here on a refusal is noted, so nothing before the budget may be.
+        if room == Room::Full {
+            self.budget.give_back(source.ip(), retried);
+            return Err(Why::Busy);
+        }
+        // The knock within a Retry token has a name of its own in the table.
+        let inner = tag_of(&knock);
+        if retried && self.table.look(&inner).is_some() {
+            return Err(Why::Repeated);
+        }
+        let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
+        self.is_fresh(&opened, (now, unix_seconds))?;
+        let peer = match self.allowlist.admits(&opened.client) {
+            Admits::Peer(id) => Some(id),
+            Admits::Anyone if room == Room::Free => None,
+            // Keys of guests cost nothing to make: half of the places are for those that are known.
+            Admits::Anyone => return Err(Why::Busy),
+            Admits::Nobody => return Err(Why::Key(opened.key())),
+        };
+        let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
+        if hash != opened.hello_hash {
+            return Err(Why::OtherHello);
+        }
+        // No mac1 that holds now is of a later epoch, and none holds longer after the end of its epoch, whatever the window
+        // is after a restart.
+        let end = self.epochs.0.end().saturating_add(1).saturating_mul(EPOCH_SECONDS);
+        let used = Used::new(source, end.saturating_add(MAX_CLOCK_WINDOW.as_secs()));
+        if retried {
+            // Neither the Retry token nor the knock in it is good for anything else.
+            self.remember(inner, used, (now, unix_seconds))?;
+            self.table.done(&inner);
+        }
+        self.remember(tag, used, (now, unix_seconds))?;
+        if let Some(peer) = peer {
+            self.budget.peer_came(peer, source.ip(), retried, now);
+        }
+        Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
+    }
+
+    fn remember(
+        &mut self,
+        tag: [u8; 16],
+        used: Used,
+        (now, unix_seconds): (Instant, u64),
+    ) -> Result<(), Why> {
+        self.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
+            InsertError::Full => Why::Full,
+            InsertError::Used => Why::Repeated,
+        })
+    }
+
+    fn is_fresh(&self, opened: &Opened, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
+        let ahead =
+            i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
+        if ahead.unsigned_abs() > self.window.as_secs() {
+            return Err(Why::Clock { ahead });
+        }
+        if !self.table.remembers(opened.unix_seconds, self.window, now) {
+            return Err(Why::BeforeStart);
+        }
+        Ok(())
+    }
+
+    fn make_retry(
+        &mut self,
+        initial: &Initial<'_>,
+        knock: &[u8; KNOCK_BYTES],
+        (source, unix_seconds): (SocketAddr, u64),
+    ) {
+        let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
+        let carried = Carried::new(initial.dcid, knock);
+        let token = self.own.retry().token(self.own.server(), source, carried, unix_seconds, &dcid, nonce);
+        let Initial { scid, dcid: original, .. } = *initial;
+        let packet = retry::packet(&*self.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
+        self.retry_len = packet.len();
+    }
+}
+
+/// The name of a knock in the table of used tokens.
+fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
+    *knock.last_chunk().expect("a knock is longer than its mac1")
+}
+
+/// What became of a knock.
+enum Knocked {
+    Admitted(Admission),
+    Retry,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("stats", &self.stats).finish_non_exhaustive()
+    }
+}

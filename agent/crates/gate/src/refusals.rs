@@ -1,0 +1,273 @@
+//! Why handshakes of those who know our public key are refused: for the log, `status` and metrics of this end. The other
+//! end is told nothing.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    mem::{Discriminant, discriminant},
+    net::SocketAddr,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use wire::{
+    panics::{Held, lock},
+    throttle::Throttle,
+};
+
+use crate::{Step, identity::PublicKey, initial::HelloError, knock::KnockError, retry::RetryError};
+
+/// Refusals that are remembered.
+const REMEMBERED: usize = 16;
+
+/// Between two lines about refusals in the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why a handshake was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A Retry token that does not hold.
+    RetryToken(RetryError),
+    /// A destination connection ID of another length than eight bytes.
+    ConnectionId,
+    /// The knock within a Retry token was used.
+    Repeated,
+    /// More is not spent on such a source.
+    Budget,
+    /// The knock does not open.
+    Knock(KnockError),
+    /// The client's clock and ours differ: by so many seconds it is ahead.
+    Clock {
+        /// Seconds; negative if it is behind.
+        ahead: i64,
+    },
+    /// It was made before this process started, and what was used then is not known.
+    BeforeStart,
+    /// This key may not connect.
+    Key(Option<PublicKey>),
+    /// The ClientHello cannot be read.
+    Hello(HelloError),
+    /// The knock is about another ClientHello.
+    OtherHello,
+    /// No further token can be remembered.
+    Full,
+    /// As many handshakes are under way as there may be.
+    Busy,
+    /// TLS: a certificate of another key than the one that knocked, or of none.
+    Certificate,
+    /// The client did not prove that it holds its key.
+    Possession,
+    /// As many guests are connected as there may be.
+    Guests,
+}
+
+impl Why {
+    /// Where in the gate it ended.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        match self {
+            Self::RetryToken(_) => Step::RetryToken,
+            Self::ConnectionId | Self::Knock(_) => Step::Knock,
+            Self::Repeated => Step::Used,
+            Self::Budget => Step::Budget,
+            Self::Clock { .. } | Self::BeforeStart => Step::Clock,
+            Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
+            Self::Busy => Step::Budget,
+            Self::Hello(HelloError::Abandoned) => Step::Abandoned,
+            Self::Hello(_) | Self::OtherHello => Step::Hello,
+            Self::Full => Step::Full,
+        }
+    }
+
+    /// Whether it is the same condition, as an operator sees it.
+    fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            // The distance wanders by a second.
+            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
+            _ => self == other,
+        }
+    }
+
+    /// Whether it was found after the work of opening the knock was granted.
+    pub(super) fn is_budgeted(&self) -> bool {
+        match self {
+            Self::RetryToken(_) | Self::ConnectionId | Self::Budget => false,
+            Self::Repeated
+            | Self::Knock(_)
+            | Self::Clock { .. }
+            | Self::BeforeStart
+            | Self::Key(_)
+            | Self::Hello(_)
+            | Self::OtherHello
+            | Self::Full
+            | Self::Busy
+            | Self::Certificate
+            | Self::Possession
+            | Self::Guests => true,
+        }
+    }
+
+    /// The key that is not allowed, as far as it is known.
+    #[must_use]
+    pub fn key(&self) -> Option<PublicKey> {
+        if let Self::Key(key) = self { *key } else { None }
+    }
+
+    /// What the operator can do.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Clock { .. } => {
+                "set the clocks of both hosts, e.g. by NTP; access.clock_window is how far they may differ"
+            }
+            Self::BeforeStart => {
+                "none needed: the client knocks anew every second; or set its clock, if it goes on"
+            }
+            Self::Key(_) => "if it is a peer of yours: culvert peer add NAME KEY",
+            Self::Budget => "many handshakes at once: a restart of many peers, or someone who knows the link",
+            Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::OtherHello | Self::RetryToken(_) => {
+                "is the client of another version, or is something between altering packets?"
+            }
+            Self::Repeated => "none needed, unless it goes on: someone repeats packets",
+            Self::Busy => "many handshakes at once; limits.handshakes is how many may be under way",
+            Self::Certificate => {
+                "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
+            }
+            Self::Guests => "raise limits.open_peers, if they are welcome",
+            Self::Full => "more handshakes within a quarter of an hour than can be remembered",
+            Self::Possession => "the client does not prove that it holds its key; is it of another version?",
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RetryToken(why) => write!(f, "its Retry token does not hold: {why}"),
+            Self::ConnectionId => f.write_str("its connection ID has not eight bytes"),
+            Self::Repeated => f.write_str("its knock was used before"),
+            Self::Budget => f.write_str("too many handshakes from there"),
+            Self::Knock(why) => write!(f, "its knock does not open: {why}"),
+            Self::Clock { ahead } if *ahead < 0 => {
+                write!(f, "its clock is {} s behind ours", ahead.unsigned_abs())
+            }
+            Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
+            Self::BeforeStart => f.write_str("its knock is older than this process"),
+            Self::Key(Some(key)) => write!(f, "its key {key} is not on the allowlist"),
+            Self::Key(None) => f.write_str("its key is not on the allowlist"),
+            Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
+            Self::OtherHello => f.write_str("its knock is about another ClientHello"),
+            Self::Full => f.write_str("no more knocks can be remembered"),
+            Self::Busy => f.write_str("too many handshakes are under way"),
+            Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
+            Self::Guests => f.write_str("there are as many peers of open mode as there may be"),
+            Self::Possession => f.write_str("it did not prove that it holds its key"),
+        }
+    }
+}
+
+/// A refused handshake, and those for the same reason from the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// When, the last time; unix seconds.
+    pub at: u64,
+    /// From where; the address need not be true.
+    pub source: SocketAddr,
+    /// Why.
+    pub why: Why,
+}
+
+/// The latest refusals of all workers. Only what was made with our public key gets here, within a budget, so it may lock.
+#[derive(Debug)]
+pub struct Refusals {
+    inside: Mutex<Inside>,
+}
+
+#[derive(Debug)]
+struct Inside {
+    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    latest: VecDeque<(Refusal, u64)>,
+    /// A brake for each kind of reason, so that none hides another.
+    logs: Vec<(Discriminant<Why>, Throttle)>,
+    /// Packets refused at a ceiling: on handshakes, on peers of open mode, on used knocks.
+    at_ceilings: [u64; 3],
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let latest = VecDeque::with_capacity(REMEMBERED);
+        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: [0; 3] }) }
+    }
+}
+
+impl Refusals {
+    /// Notes a refusal, and says so in the log unless that was just done.
+    pub fn note(&self, refusal: Refusal, now: Instant) {
+        let mut inside = self.lock();
+        let alike = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        };
+        let before = inside.latest.iter().position(alike);
+        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
+        if inside.latest.len() == REMEMBERED {
+            inside.latest.pop_front();
+        }
+        inside.latest.push_back((refusal, before + 1));
+        if let Some(ceiling) = [Why::Busy, Why::Guests, Why::Full].iter().position(|why| *why == refusal.why)
+        {
+            inside.at_ceilings[ceiling] += 1;
+        }
+        let kind = discriminant(&refusal.why);
+        let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            inside.logs.push((kind, Throttle::new(LOG_INTERVAL)));
+            inside.logs.len() - 1
+        });
+        let suppressed = inside.logs[place].1.allow(now);
+        drop(inside);
+        if let Some(suppressed) = suppressed {
+            let Refusal { source, why, .. } = refusal;
+            tracing::warn!(%source, suppressed, "handshake refused: {why} (remedy: {})", why.remedy());
+        }
+    }
+
+    /// The latest ones, oldest first, and how many packets each stands for.
+    #[must_use]
+    pub fn latest(&self) -> Vec<(Refusal, u64)> {
+        self.lock().latest.iter().copied().collect()
+    }
+
+    /// Packets refused at the ceilings on handshakes, on peers of open mode and on used knocks.
+    #[must_use]
+    pub fn at_ceilings(&self) -> [u64; 3] {
+        self.lock().at_ceilings
+    }
+
+    fn lock(&self) -> Held<'_, Inside> {
+        lock(&self.inside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock, ManualClock};
+
+    #[test]
+    fn what_repeats_is_counted_and_the_latest_stay() {
+        let (refusals, now) = (Refusals::default(), ManualClock::default().now());
+        let refusal =
+            |at, last, port, why| Refusal { at, source: SocketAddr::from(([192, 0, 2, last], port)), why };
+        for second in 0..10 {
+            refusals.note(refusal(second, 1, 1000 + second as u16, Why::Budget), now);
+            refusals.note(refusal(second, 2, 5, Why::Clock { ahead: 100 + second as i64 % 2 }), now);
+        }
+        let expected =
+            [(refusal(9, 1, 1009, Why::Budget), 10), (refusal(9, 2, 5, Why::Clock { ahead: 101 }), 10)];
+        assert_eq!(refusals.latest(), expected);
+        for last in 10..40 {
+            refusals.note(refusal(20, last, 1, Why::Full), now);
+        }
+        assert_eq!(refusals.latest().len(), REMEMBERED);
+        assert_eq!(refusals.latest().last(), Some(&(refusal(20, 39, 1, Why::Full), 1)));
+    }
+}

@@ -1,0 +1,454 @@
+//! TLS 1.3 with pinned Ed25519 keys, and the QUIC parameters of a control connection.
+//!
+//! Neither end has a certificate authority: a certificate is the envelope of a public key, and the key is
+//! compared with the pinned one. Its subject and validity are fixed and mean nothing.
+
+use std::{fmt, sync::Arc};
+
+use data_encoding::BASE64URL_NOPAD;
+use quinn_proto::{
+    ConnectionIdGenerator, EndpointConfig, TransportConfig,
+    crypto::{
+        self, HandshakeTokenKey, HmacKey,
+        rustls::{NoInitialCipherSuite, QuicClientConfig, QuicServerConfig},
+    },
+};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, SecureRandom, SupportedKxGroup, WebPkiSupportedAlgorithms, ring as provider},
+    server::{
+        ParsedCertificate,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use zeroize::Zeroize as _;
+
+use crate::suite::{SuiteClientConfig, SuiteServerConfig};
+
+/// The application protocol that both ends name in the handshake (RFC 7301).
+pub const ALPN: &[u8] = b"culvert/1";
+
+/// The server name to give to `quinn_proto::Endpoint::connect`; it is never sent.
+pub const SERVER_NAME: &str = "culvert";
+
+/// Why a TLS configuration could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The bytes are not a PKCS#8 Ed25519 private key.
+    #[error("the private key is not an Ed25519 key in PKCS#8 form")]
+    Key(#[source] rcgen::Error),
+    /// The self-signed certificate could not be made.
+    #[error("cannot make the certificate of the identity key")]
+    Certificate(#[source] rcgen::Error),
+    /// rustls refused the key or the parameters.
+    #[error("cannot make the TLS configuration")]
+    Tls(#[from] rustls::Error),
+    /// The suites lack AES-128-GCM, which protects QUIC's Initial packets (RFC 9001 §5.2).
+    #[error("cannot make the QUIC configuration")]
+    InitialSuite(#[from] NoInitialCipherSuite),
+}
+
+/// An identity key and its self-signed certificate, ready for any number of configurations.
+#[derive(Clone)]
+pub struct TlsIdentity {
+    key: Arc<CertifiedKey>,
+    public_key: [u8; 32],
+    randomness: Option<Randomness>,
+}
+
+/// Where TLS draws from in place of the system's generator.
+#[derive(Clone, Copy, Debug)]
+pub struct Randomness {
+    /// Everything but the keys of key exchanges.
+    pub random: &'static dyn SecureRandom,
+    /// Those.
+    pub group: &'static dyn SupportedKxGroup,
+}
+
+impl TlsIdentity {
+    /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
+    pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, TlsError> {
+        let der = PrivatePkcs8KeyDer::from(pkcs8);
+        let mut pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
+            .map_err(TlsError::Key)?;
+        let certificate = self_signed(&pair).map_err(TlsError::Certificate);
+        // Its copy of the file; what ring made of it goes with it, unwiped.
+        pair.zeroize();
+        let certificate = certificate?;
+        let public_key = spki_key(&certificate).ok_or(CertificateError::BadEncoding);
+        let public_key = public_key.map_err(rustls::Error::from)?;
+        let signing_key = provider::sign::any_eddsa_type(&der)?;
+        let key = Arc::new(CertifiedKey::new(vec![certificate], signing_key));
+        Ok(Self { key, public_key, randomness: None })
+    }
+
+    /// The same identity in a simulation, whose handshakes repeat themselves: they are as secret as `randomness` is.
+    #[must_use]
+    pub fn with_randomness(self, randomness: Randomness) -> Self {
+        Self { randomness: Some(randomness), ..self }
+    }
+
+    /// The raw Ed25519 public key.
+    pub fn public_key(&self) -> &[u8; 32] {
+        &self.public_key
+    }
+
+    /// Signs `message` with the identity key (RFC 8032 §5.1.6).
+    pub fn sign(&self, message: &[u8]) -> Option<[u8; 64]> {
+        let signer = self.key.key.choose_scheme(&[SignatureScheme::ED25519])?;
+        signer.sign(message).ok()?.try_into().ok()
+    }
+
+    fn resolver(&self) -> Arc<SingleCertAndKey> {
+        Arc::new(SingleCertAndKey::from(Arc::clone(&self.key)))
+    }
+}
+
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsIdentity({})", BASE64URL_NOPAD.encode(&self.public_key))
+    }
+}
+
+fn self_signed(pair: &rcgen::KeyPair) -> Result<CertificateDer<'static>, rcgen::Error> {
+    let mut params = rcgen::CertificateParams::new(Vec::<String>::new())?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "culvert");
+    params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+    // RFC 5280 §4.1.2.5: the value for "no well-defined expiration date"; the pin decides, not a date.
+    params.not_after = rcgen::date_time_ymd(9999, 12, 31);
+    Ok(params.self_signed(pair)?.der().clone())
+}
+
+/// Which clients a server lets in. It is asked on every handshake, so it may change at run time.
+pub trait ClientKeys: Send + Sync {
+    /// Whether the holder of `key` may connect.
+    fn is_allowed(&self, key: &[u8; 32]) -> bool;
+
+    /// A handshake ends for `refusal`; called once per refused client, to log and to count.
+    fn refused(&self, refusal: &Refusal);
+}
+
+/// Why a client's certificate was refused.
+///
+/// It is decided before the client proves that it holds the key: anyone may *name* any key here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key is not on the list.
+    UnknownKey([u8; 32]),
+    /// The certificate does not parse, or does not hold an Ed25519 key.
+    NotEd25519,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownKey(key) => write!(f, "unknown key {}", BASE64URL_NOPAD.encode(key)),
+            Self::NotEd25519 => f.write_str("not a certificate of an Ed25519 key"),
+        }
+    }
+}
+
+/// The TLS side of a server that admits the clients named by `allowed`.
+pub fn server_crypto(
+    identity: &TlsIdentity,
+    allowed: Arc<dyn ClientKeys>,
+) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
+    server_crypto_with(FirstSuite::for_this_cpu(), identity, allowed)
+}
+
+/// The TLS side of a client that accepts the server only under one of the `expected` keys.
+pub fn client_crypto(
+    identity: &TlsIdentity,
+    expected: &[[u8; 32]],
+) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
+    client_crypto_with(FirstSuite::for_this_cpu(), identity, expected)
+}
+
+/// Which suite heads the list that is offered and chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstSuite {
+    /// The CPU has AES and carry-less multiplication instructions.
+    Aes128,
+    /// It has not, and AES-GCM would be several times slower.
+    ChaCha20,
+    /// No CPU asks for it; it makes the third suite reachable in tests.
+    #[cfg(test)]
+    Aes256,
+}
+
+impl FirstSuite {
+    fn for_this_cpu() -> Self {
+        if cpu_has_aes() { Self::Aes128 } else { Self::ChaCha20 }
+    }
+
+    fn provider(self, randomness: Option<Randomness>) -> Arc<CryptoProvider> {
+        use provider::cipher_suite::{
+            TLS13_AES_128_GCM_SHA256 as AES_128, TLS13_AES_256_GCM_SHA384 as AES_256,
+            TLS13_CHACHA20_POLY1305_SHA256 as CHACHA20,
+        };
+        let cipher_suites = match self {
+            Self::Aes128 => vec![AES_128, CHACHA20, AES_256],
+            Self::ChaCha20 => vec![CHACHA20, AES_128, AES_256],
+            #[cfg(test)]
+            Self::Aes256 => vec![AES_256, AES_128, CHACHA20],
+        };
+        let standard = provider::default_provider();
+        let (secure_random, group) = randomness
+            .map_or((standard.secure_random, provider::kx_group::X25519), |randomness| {
+                (randomness.random, randomness.group)
+            });
+        Arc::new(CryptoProvider { cipher_suites, kx_groups: vec![group], secure_random, ..standard })
+    }
+}
+
+/// Whether the CPU has the instructions that make AES-GCM the fastest suite.
+pub fn cpu_has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        // The standard library's "aes" covers PMULL too.
+        std::arch::is_aarch64_feature_detected!("aes")
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        false
+    }
+}
+
+/// The TLS side of a server that admits nobody: it removes the protection of Initial packets, whose keys follow from
+/// their connection ID, and makes the tag of a Retry.
+pub fn initial_crypto(identity: &TlsIdentity) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
+    struct Nobody;
+    impl ClientKeys for Nobody {
+        fn is_allowed(&self, _: &[u8; 32]) -> bool {
+            false
+        }
+        fn refused(&self, _: &Refusal) {}
+    }
+    server_crypto(identity, Arc::new(Nobody))
+}
+
+pub(super) fn server_crypto_with(
+    first: FirstSuite,
+    identity: &TlsIdentity,
+    allowed: Arc<dyn ClientKeys>,
+) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
+    let provider = first.provider(identity.randomness);
+    let verifier = ClientVerifier { allowed, algorithms: provider.signature_verification_algorithms };
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_cert_resolver(identity.resolver());
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // The client's order decides, unless this end is the one that lacks AES instructions.
+    config.ignore_client_order = first == FirstSuite::ChaCha20;
+    // A resumed session would skip `verify_client_cert`, and with it a key that was removed since.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.max_early_data_size = 0;
+    Ok(Arc::new(SuiteServerConfig::new(Arc::new(QuicServerConfig::try_from(config)?))))
+}
+
+pub(super) fn client_crypto_with(
+    first: FirstSuite,
+    identity: &TlsIdentity,
+    expected: &[[u8; 32]],
+) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
+    let provider = first.provider(identity.randomness);
+    let verifier = ServerVerifier {
+        expected: expected.to_vec(),
+        algorithms: provider.signature_verification_algorithms,
+    };
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_cert_resolver(identity.resolver());
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    // The name would be the same for everyone, readable by anyone, and checked by no one.
+    config.enable_sni = false;
+    Ok(Arc::new(SuiteClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?))))
+}
+
+/// The public key with which the other end authenticated, once its certificate was verified.
+pub fn peer_key(session: &dyn crypto::Session) -> Option<[u8; 32]> {
+    let chain = session.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    spki_key(chain.first()?)
+}
+
+/// The Ed25519 key of a certificate, from its parsed SubjectPublicKeyInfo (RFC 8410 §4).
+pub(crate) fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
+    // SEQUENCE { SEQUENCE { OID 1.3.101.112 }, BIT STRING with no unused bits }
+    const ED25519_SPKI: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+    let spki = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
+    spki.strip_prefix(&ED25519_SPKI)?.try_into().ok()
+}
+
+fn refuse<T>() -> Result<T, rustls::Error> {
+    Err(CertificateError::ApplicationVerificationFailure.into())
+}
+
+/// TLS 1.2 is not offered, so rustls never asks for its signatures.
+fn no_tls12<T>() -> Result<T, rustls::Error> {
+    Err(rustls::PeerIncompatible::Tls12NotOffered.into())
+}
+
+#[derive(Debug)]
+struct ServerVerifier {
+    expected: Vec<[u8; 32]>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for ServerVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match spki_key(end_entity) {
+            Some(key) if self.expected.contains(&key) => Ok(ServerCertVerified::assertion()),
+            Some(_) | None => refuse(),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+struct ClientVerifier {
+    allowed: Arc<dyn ClientKeys>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl fmt::Debug for ClientVerifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientVerifier").finish_non_exhaustive()
+    }
+}
+
+impl ClientCertVerifier for ClientVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let refusal = match spki_key(end_entity) {
+            Some(key) if self.allowed.is_allowed(&key) => return Ok(ClientCertVerified::assertion()),
+            Some(key) => Refusal::UnknownKey(key),
+            None => Refusal::NotEd25519,
+        };
+        self.allowed.refused(&refusal);
+        refuse()
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// The server's QUIC configuration around `crypto`.
+///
+/// `token_key` opens the tokens of a Retry; no NEW_TOKEN is ever sent, because a token admits its holder once.
+pub fn server_config(
+    crypto: Arc<dyn crypto::ServerConfig>,
+    transport: Arc<TransportConfig>,
+    token_key: Arc<dyn HandshakeTokenKey>,
+) -> quinn_proto::ServerConfig {
+    let mut config = quinn_proto::ServerConfig::new(crypto, token_key);
+    config.transport_config(transport);
+    config.validation_token.sent(0);
+    config
+}
+
+/// The smallest QUIC packet that every path must carry, bytes (RFC 9000 §14).
+pub const MIN_PACKET: u16 = 1200;
+
+/// How large packets grow by path MTU discovery when nothing else is configured, bytes: Ethernet's 1500 minus
+/// an IPv6 and a UDP header.
+pub const DEFAULT_MAX_PACKET: u16 = 1452;
+
+/// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.
+///
+/// `connection_ids` makes the generator of our connection IDs, of [`CONNECTION_ID_BYTES`](wire::cid::CONNECTION_ID_BYTES) each; `reset_key` keys the
+/// stateless reset tokens that the connections announce; `rng_seed` makes the endpoint repeatable.
+/// `max_packet` is also the largest datagram that the endpoint accepts.
+pub fn endpoint_config(
+    connection_ids: impl Fn() -> Box<dyn ConnectionIdGenerator> + Send + Sync + 'static,
+    reset_key: Arc<dyn HmacKey>,
+    max_packet: Option<u16>,
+    rng_seed: Option<[u8; 32]>,
+) -> EndpointConfig {
+    // Jumbo frames minus headers fit into u16; larger values are not UDP payloads (RFC 9000 §18.2).
+    const LARGEST_UDP_PAYLOAD: u16 = 65_527;
+    let accepted = max_packet.unwrap_or(DEFAULT_MAX_PACKET).clamp(DEFAULT_MAX_PACKET, LARGEST_UDP_PAYLOAD);
+    let mut config = EndpointConfig::new(reset_key);
+    config
+        .supported_versions(vec![1])
+        .grease_quic_bit(false)
+        .cid_generator(connection_ids)
+        .rng_seed(rng_seed)
+        .max_udp_payload_size(accepted)
+        .expect("clamped into the range that quinn-proto accepts");
+    config
+}
+
+#[cfg(test)]
+#[path = "tls_tests.rs"]
+mod tests;

@@ -1,0 +1,182 @@
+//! Handshakes that must succeed and handshakes that must not.
+
+use std::{
+    sync::{Mutex, atomic::Ordering},
+    time::Duration,
+};
+
+use quinn_proto::ConnectionError;
+use wire::cid::CONNECTION_ID_BYTES;
+
+use super::*;
+use crate::tls_pair::{End, Guests, Pair, friends, identity};
+
+/// The TLS alert with which `end` lost its connection, from either side (RFC 9001 §4.8).
+fn alert(end: &End) -> Option<u8> {
+    let lost = end.lost.as_ref()?;
+    let code = if let ConnectionError::TransportError(error) = lost {
+        u64::from(error.code)
+    } else if let ConnectionError::ConnectionClosed(close) = lost {
+        u64::from(close.error_code)
+    } else {
+        panic!("lost for another reason: {lost}");
+    };
+    u8::try_from(code.checked_sub(0x100)?).ok()
+}
+
+/// access_denied (RFC 8446 §6.2): the alert of rustls for what a verifier of ours refuses.
+const ACCESS_DENIED: Option<u8> = Some(49);
+
+#[test]
+fn both_ends_see_the_key_of_the_other() {
+    let pair = friends(FirstSuite::Aes128);
+    assert!(pair.is_up(), "{:?} {:?}", pair.client.lost, pair.server.lost);
+    assert_eq!(peer_key(pair.client.session()), Some(*identity(2).public_key()));
+    assert_eq!(peer_key(pair.server.session()), Some(*identity(1).public_key()));
+}
+
+#[test]
+fn every_order_of_suites_connects() {
+    for first in [FirstSuite::Aes128, FirstSuite::ChaCha20, FirstSuite::Aes256] {
+        assert!(friends(first).is_up(), "{first:?}");
+    }
+}
+
+#[test]
+fn exporters_agree_per_context() {
+    let pair = friends(FirstSuite::Aes128);
+    assert_eq!(pair.client.export(b"lane 0"), pair.server.export(b"lane 0"));
+    assert_ne!(pair.client.export(b"lane 0"), pair.client.export(b"lane 1"));
+}
+
+#[test]
+fn the_protocol_is_named_as_in_the_document() {
+    assert_eq!(ALPN, b"culvert/1");
+}
+
+#[test]
+fn one_of_several_expected_keys_suffices() {
+    let (dialler, listener) = (identity(1), identity(2));
+    let client = client_crypto(&dialler, &[[7; 32], *listener.public_key()]).unwrap();
+    let server = server_crypto(&listener, Guests::with(dialler.public_key())).unwrap();
+    assert!(Pair::connect(client, server).is_up());
+}
+
+#[test]
+fn a_wrong_server_key_fails_the_handshake() {
+    let (dialler, listener, other) = (identity(1), identity(2), identity(3));
+    let guests = Guests::with(dialler.public_key());
+    let client = client_crypto(&dialler, &[*other.public_key()]).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    let pair = Pair::connect(client, server);
+    assert!(!pair.client.connected && !pair.server.connected);
+    assert_eq!(alert(&pair.client), ACCESS_DENIED);
+    assert_eq!(guests.asked.load(Ordering::Relaxed), 0, "the client must not show its certificate");
+}
+
+#[test]
+fn no_expected_key_admits_no_server() {
+    let (dialler, listener) = (identity(1), identity(2));
+    let client = client_crypto(&dialler, &[]).unwrap();
+    let server = server_crypto(&listener, Guests::with(dialler.public_key())).unwrap();
+    assert_eq!(alert(&Pair::connect(client, server).client), ACCESS_DENIED);
+}
+
+#[test]
+fn an_unknown_client_key_is_refused_and_reported() {
+    let (dialler, listener) = (identity(1), identity(2));
+    let guests = Guests::with(identity(3).public_key());
+    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    let pair = Pair::connect(client, server);
+    assert!(!pair.server.connected);
+    assert_eq!(alert(&pair.client), ACCESS_DENIED);
+    assert_eq!(*guests.refused.lock().unwrap(), [Refusal::UnknownKey(*dialler.public_key())]);
+    let words = Refusal::UnknownKey(*dialler.public_key()).to_string();
+    assert_eq!(words, "unknown key iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w");
+}
+
+#[test]
+fn the_second_connect_asks_the_allowlist_again() {
+    let (dialler, listener) = (identity(1), identity(2));
+    let guests = Guests::with(dialler.public_key());
+    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    for connects in 1..=2 {
+        let pair = Pair::connect(Arc::clone(&client), Arc::clone(&server));
+        assert!(pair.is_up());
+        assert_eq!(guests.asked.load(Ordering::Relaxed), connects);
+        // A session ticket would be a CRYPTO frame after the handshake.
+        let frames = pair.client.connection().stats().frame_rx.crypto;
+        assert_eq!(frames, pair.client.crypto_frames_at_connected);
+        assert_eq!(pair.client.connection().stats().frame_rx.new_token, 0);
+    }
+    *guests.allowed.lock().unwrap() = Vec::new();
+    let pair = Pair::connect(client, server);
+    assert!(!pair.server.connected, "a key that was removed at run time came in");
+}
+
+#[test]
+fn a_copied_certificate_without_its_key_fails() {
+    let (dialler, listener, thief) = (identity(1), identity(2), identity(3));
+    let stolen = CertifiedKey::new(listener.key.cert.clone(), Arc::clone(&thief.key.key));
+    let impostor =
+        TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key(), randomness: None };
+    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
+    let server = server_crypto(&impostor, Guests::with(dialler.public_key())).unwrap();
+    let pair = Pair::connect(client, server);
+    assert!(!pair.client.connected && pair.client.lost.is_some());
+}
+
+#[test]
+fn a_certificate_of_another_kind_of_key_has_no_pin() {
+    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    assert_eq!(spki_key(&self_signed(&pair).unwrap()), None);
+    assert_eq!(spki_key(&CertificateDer::from(vec![0x30, 0x00])), None);
+    let guests = Arc::new(Guests { allowed: Mutex::default(), ..Guests::default() });
+    let verifier = ClientVerifier {
+        allowed: Arc::clone(&guests) as Arc<dyn ClientKeys>,
+        algorithms: FirstSuite::Aes128.provider(None).signature_verification_algorithms,
+    };
+    let certificate = self_signed(&pair).unwrap();
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(1));
+    assert!(verifier.verify_client_cert(&certificate, &[], now).is_err());
+    assert_eq!(*guests.refused.lock().unwrap(), [Refusal::NotEd25519]);
+}
+
+#[test]
+fn a_key_that_is_not_ed25519_is_an_error() {
+    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    assert!(matches!(TlsIdentity::from_pkcs8(&pair.serialize_der()), Err(TlsError::Key(_))));
+    assert!(matches!(TlsIdentity::from_pkcs8(&[]), Err(TlsError::Key(_))));
+}
+
+#[test]
+fn the_certificate_of_a_key_holds_that_key() {
+    let one = identity(9);
+    assert_eq!(spki_key(&one.key.cert[0]), Some(*one.public_key()));
+    assert!(!format!("{one:?}").contains("0909"), "the private key must not be printed");
+}
+
+#[test]
+fn only_x25519_and_tls13_are_offered() {
+    let provider = FirstSuite::Aes128.provider(None);
+    let groups: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
+    assert_eq!(groups, [rustls::NamedGroup::X25519]);
+    assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+}
+
+#[test]
+fn a_jumbo_packet_limit_is_what_the_endpoint_accepts() {
+    let accepts = |max_packet| {
+        let ids = || -> Box<dyn ConnectionIdGenerator> {
+            Box::new(quinn_proto::RandomConnectionIdGenerator::new(CONNECTION_ID_BYTES))
+        };
+        let key = Arc::new(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &[0; 64]));
+        endpoint_config(ids, key, max_packet, None).get_max_udp_payload_size()
+    };
+    assert_eq!(accepts(None), 1452);
+    assert_eq!(accepts(Some(1200)), 1452);
+    assert_eq!(accepts(Some(8952)), 8952);
+    assert_eq!(accepts(Some(u16::MAX)), 65_527);
+}

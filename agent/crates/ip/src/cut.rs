@@ -1,0 +1,326 @@
+//! What is read from the TUN device, as the packets that it becomes: a super-packet is cut as the kernel would cut it.
+//!
+//! ```text
+//!   super-packet   | header |  payload ···········································  |
+//!   packet 0       | header'|  segment bytes  |
+//!   packet 1       | header'|                   segment bytes  |
+//!   packet n - 1   | header'|                                    what is left      |
+//! ```
+
+use std::ops::Range;
+
+use crate::{
+    checksum,
+    view::{Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
+
+/// Bytes of IP and L4 headers of a packet that is cut: IPv6 with 92 bytes of extension headers and the longest TCP header.
+pub const MOST_HEADER: usize = 192;
+
+/// Bytes of the longest IP packet.
+const MOST_PACKET: usize = 65_535;
+
+const TCP_HEADER: usize = 20;
+const UDP_HEADER: usize = 8;
+const CWR: u8 = 0x80;
+const FIN_PSH: u8 = 0x09;
+
+/// A packet or super-packet that was read, ready to be cut.
+#[derive(Debug)]
+pub struct Cut<'a> {
+    packet: &'a [u8],
+    /// Bytes of the headers; 0 of a packet that is not cut.
+    header: usize,
+    segment: usize,
+    count: usize,
+    partial: bool,
+    kind: Kind,
+}
+
+/// What is different from packet to packet, and the sums of what is not.
+#[derive(Debug)]
+enum Kind {
+    Whole,
+    Cut { ip: Ip, l4: L4, transport_at: usize },
+}
+
+#[derive(Debug)]
+enum Ip {
+    /// The first identification, and the sum of the header but for length, identification and checksum.
+    V4 {
+        id: u16,
+        sum: u16,
+    },
+    V6,
+}
+
+#[derive(Debug)]
+struct L4 {
+    /// Of the pseudo-header but for the length; without partial checksums also of the L4 header but for what differs.
+    sum: u16,
+    /// `None` of UDP.
+    tcp: Option<Tcp>,
+}
+
+#[derive(Debug)]
+struct Tcp {
+    sequence: u32,
+    /// The byte before the flags, and the flags.
+    flags: [u8; 2],
+}
+
+impl<'a> Cut<'a> {
+    /// Of `packet`, whose headers are `view`, as `vnet` says. `peer_completes`: the peer takes partial checksums. Completes
+    /// in `packet` what cannot stay partial.
+    ///
+    /// # Errors
+    /// When what `vnet` says does not go with the packet.
+    pub fn new(
+        vnet: &VnetHeader,
+        packet: &'a mut [u8],
+        view: &IpView,
+        peer_completes: bool,
+    ) -> Result<Self, Malformed> {
+        let packet = packet.get_mut(..view.len).ok_or(Malformed::Truncated)?;
+        match vnet.gso {
+            Gso::None => Self::whole(vnet, packet, view, peer_completes),
+            Gso::Tcp4 if view.protocol == TCP && !view.is_ipv6() => {
+                Self::many(vnet, packet, view, peer_completes)
+            }
+            Gso::Tcp6 if view.protocol == TCP && view.is_ipv6() => {
+                Self::many(vnet, packet, view, peer_completes)
+            }
+            Gso::Udp if view.protocol == UDP => Self::many(vnet, packet, view, peer_completes),
+            Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => Err(Malformed::Offload),
+        }
+    }
+
+    fn whole(
+        vnet: &VnetHeader,
+        packet: &'a mut [u8],
+        view: &IpView,
+        peer_completes: bool,
+    ) -> Result<Self, Malformed> {
+        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
+        let partial = vnet.needs_checksum && peer_completes && view.checksum_place() == Some((start, offset));
+        if vnet.needs_checksum && !partial {
+            // Within the IP headers it would make another packet of it than `view` says.
+            let is_behind = start >= view.transport_at;
+            if !is_behind || !checksum::complete(packet, start, offset) {
+                return Err(Malformed::Checksum);
+            }
+        }
+        let segment = packet.len();
+        Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Whole })
+    }
+
+    fn many(vnet: &VnetHeader, packet: &'a [u8], view: &IpView, partial: bool) -> Result<Self, Malformed> {
+        let (transport_at, segment) = (view.transport_at, usize::from(vnet.gso_size));
+        let l4 = packet.get(transport_at..).ok_or(Malformed::Truncated)?;
+        if view.fragment != Fragment::No || segment == 0 {
+            return Err(Malformed::Offload);
+        }
+        if vnet.needs_checksum && usize::from(vnet.checksum_start) != transport_at {
+            return Err(Malformed::Checksum);
+        }
+        let (l4_header, tcp) = match (view.protocol, l4) {
+            (TCP, [_, _, _, _, s0, s1, s2, s3, _, _, _, _, offset, flags, ..]) => {
+                let tcp =
+                    Tcp { sequence: u32::from_be_bytes([*s0, *s1, *s2, *s3]), flags: [*offset, *flags] };
+                (usize::from(*offset >> 4) * 4, Some(tcp))
+            }
+            (TCP, _) => return Err(Malformed::HeaderLength),
+            _ => (UDP_HEADER, None),
+        };
+        let header = transport_at + l4_header;
+        let least = if tcp.is_some() { TCP_HEADER } else { UDP_HEADER };
+        if l4_header < least || header > packet.len() || header > MOST_HEADER {
+            return Err(Malformed::HeaderLength);
+        }
+        let payload = packet.len() - header;
+        if header + segment.min(payload) > MOST_PACKET {
+            return Err(Malformed::TotalLength);
+        }
+        let mut sum = u64::from(checksum::pseudo_header(view.source, view.destination, view.protocol));
+        if !partial {
+            sum += u64::from(constant_sum(&l4[..l4_header], tcp.is_some()));
+        }
+        let ip = match packet {
+            [first, class, _, _, id_high, id_low, rest @ ..] if first >> 4 == 4 => {
+                let rest = &rest[..transport_at - 6];
+                let base = u64::from(u16::from_be_bytes([*first, *class])) + u64::from(checksum::sum(rest));
+                let old = u16::from_be_bytes([rest[4], rest[5]]);
+                Ip::V4 {
+                    id: u16::from_be_bytes([*id_high, *id_low]),
+                    sum: checksum::fold(base + u64::from(!old)),
+                }
+            }
+            _ => Ip::V6,
+        };
+        let l4 = L4 { sum: checksum::fold(sum), tcp };
+        Ok(Self {
+            packet,
+            header,
+            segment,
+            count: payload.div_ceil(segment).max(1),
+            partial,
+            kind: Kind::Cut { ip, l4, transport_at },
+        })
+    }
+
+    /// How many packets it becomes, at least one.
+    #[inline]
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of the largest packet.
+    #[inline]
+    #[must_use]
+    pub fn largest(&self) -> usize {
+        self.header + self.segment.min(self.payload().len())
+    }
+
+    /// Bytes of all packets, headers included.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.header * self.count + self.payload().len()
+    }
+
+    /// Whether the L4 checksums of the packets are partial: the sum of the pseudo-header.
+    #[inline]
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// What each packet begins with, before [`Cut::complete_header`]; empty of a packet that is not cut.
+    #[inline]
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        &self.packet[..self.header]
+    }
+
+    /// The L4 payload of all packets end to end; all of a packet that is not cut.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        &self.packet[self.header..]
+    }
+
+    /// Bytes of [`Cut::payload`] in each packet but the last.
+    #[inline]
+    #[must_use]
+    pub fn segment(&self) -> usize {
+        self.segment
+    }
+
+    /// Where the payload of packet `index` lies in [`Cut::payload`].
+    #[inline]
+    #[must_use]
+    pub fn range(&self, index: usize) -> Range<usize> {
+        let most = self.payload().len();
+        (index * self.segment).min(most)..((index + 1) * self.segment).min(most)
+    }
+
+    /// Completes `header`, a copy of [`Cut::header`], for packet `index`, whose payload is `payload`.
+    ///
+    /// # Panics
+    /// When `header` is shorter than [`Cut::header`].
+    #[inline]
+    pub fn complete_header(&self, header: &mut [u8], index: usize, payload: &[u8]) {
+        let Kind::Cut { ip, l4, transport_at } = &self.kind else { return };
+        let (network, transport) = header[..self.header].split_at_mut(*transport_at);
+        let length = transport.len() + payload.len();
+        match ip {
+            Ip::V4 { id, sum } => {
+                // `many` has checked that no packet is longer than 65,535 bytes.
+                let (total, id) = ((transport_at + length) as u16, id.wrapping_add(index as u16));
+                network[2..4].copy_from_slice(&total.to_be_bytes());
+                network[4..6].copy_from_slice(&id.to_be_bytes());
+                let right = !checksum::fold(u64::from(*sum) + u64::from(total) + u64::from(id));
+                network[10..12].copy_from_slice(&right.to_be_bytes());
+            }
+            Ip::V6 => {
+                let behind = (transport_at + length - IPV6_HEADER) as u16;
+                network[4..6].copy_from_slice(&behind.to_be_bytes());
+            }
+        }
+        let mut sum = u64::from(l4.sum) + length as u64;
+        if !self.partial {
+            sum += u64::from(checksum::sum(payload));
+        }
+        let field = match &l4.tcp {
+            Some(tcp) => {
+                let sequence = tcp.sequence.wrapping_add((index * self.segment) as u32);
+                let [offset, mut flags] = tcp.flags;
+                if index > 0 {
+                    flags &= !CWR;
+                }
+                if index + 1 < self.count {
+                    flags &= !FIN_PSH;
+                }
+                transport[4..8].copy_from_slice(&sequence.to_be_bytes());
+                transport[13] = flags;
+                if !self.partial {
+                    sum += u64::from(sequence >> 16) + u64::from(sequence & 0xffff);
+                    sum += u64::from(u16::from_be_bytes([offset, flags]));
+                }
+                16
+            }
+            None => {
+                transport[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+                if !self.partial {
+                    sum += length as u64;
+                }
+                6
+            }
+        };
+        let sum = checksum::fold(sum);
+        let right = if self.partial { sum } else { checksum::finish(sum) };
+        transport[field..field + 2].copy_from_slice(&right.to_be_bytes());
+    }
+
+    /// Appends packet `index` to `out`.
+    pub fn append(&self, index: usize, out: &mut Vec<u8>) {
+        let (start, header) = (out.len(), self.header());
+        let payload = self.payload().get(self.range(index)).unwrap_or_default();
+        out.extend_from_slice(header);
+        out.extend_from_slice(payload);
+        if !header.is_empty() {
+            self.complete_header(&mut out[start..start + header.len()], index, payload);
+        }
+    }
+
+    /// Writes packet `index` into `out`; returns its length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than the packet.
+    pub fn write(&self, index: usize, out: &mut [u8]) -> usize {
+        let payload = &self.payload()[self.range(index)];
+        let (header, rest) = out.split_at_mut(self.header);
+        header.copy_from_slice(self.header());
+        self.complete_header(header, index, payload);
+        rest[..payload.len()].copy_from_slice(payload);
+        self.header + payload.len()
+    }
+}
+
+/// The sum of an L4 header but for what differs from packet to packet: TCP's sequence number, flags and checksum, UDP's
+/// length and checksum.
+fn constant_sum(header: &[u8], tcp: bool) -> u16 {
+    let (before, after) = if tcp { (4, 18) } else { (4, 8) };
+    let mut sum = u64::from(checksum::sum(&header[..before])) + u64::from(checksum::sum(&header[after..]));
+    if tcp {
+        // Acknowledgment number and window.
+        sum += u64::from(checksum::sum(&header[8..12])) + u64::from(checksum::sum(&header[14..16]));
+    }
+    checksum::fold(sum)
+}
+
+#[cfg(test)]
+#[path = "cut_tests.rs"]
+mod tests;

@@ -1,0 +1,33 @@
+//! IP packets as bytes, between a TUN device and a tunnel: no system calls, no clock, no peers.
+//!
+//! | question | file |
+//! |---|---|
+//! | which owner has an address: the longest prefix | `routes.rs` |
+//! | what the kernel says of a packet, or is told of it | `vnet.rs` |
+//! | what an IP packet's headers say, and which flow it is of | `view.rs` |
+//! | which packets become of what was read | `cut.rs` |
+//! | which packets are written together | `merge.rs`, the list is in `packets.rs` |
+//! | which fragments become of a packet that is too large and may be cut | `fragment.rs` |
+//! | what a sender is told whose packet cannot be carried | `icmp.rs` |
+//! | what TCP is told to send at most | `mss.rs` |
+//! | how congestion marks cross the tunnel | `ecn.rs` |
+//! | how the Internet checksum is reckoned | `checksum.rs` |
+//! | what holds for any packets, and a model of the kernel to compare with (tests and fuzzing) | `properties.rs`, `model.rs` |
+
+pub mod checksum;
+pub mod cut;
+pub mod ecn;
+pub mod fragment;
+pub mod icmp;
+pub mod merge;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod model;
+pub mod mss;
+pub mod packets;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+pub mod routes;
+pub mod view;
+pub mod vnet;

@@ -1,0 +1,477 @@
+//! What came from a peer, as the super-packets that are written to the TUN device: one write for many packets of a flow.
+//!
+//! ```text
+//!   a flow's packets    | header | payload |   | header | payload |   | header | payload |
+//!                            |         |                      |                      |
+//!                         checked, lengths and checksums      |                      |
+//!                         made those of the whole             |                      |
+//!                            v         v                      v                      v
+//!   what is written     | header | payload ················ payload ················ payload |
+//! ```
+//!
+//! Cut again by the kernel, a super-packet gives the packets that went in, but for the identification of IPv4 packets that
+//! may not be fragmented, where it means nothing (RFC 6864 §4.1).
+
+use std::ops::Range;
+
+use crate::{
+    checksum,
+    packets::{Buffers, MOST_PIECES, PacketDelivery, TunOffload},
+    view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
+
+/// Flows that are joined at a time: beyond this, one of them begins anew.
+const FLOWS: usize = 8;
+
+/// Packets of UDP in one: `UDP_MAX_SEGMENTS` before Linux 6.9.
+const MOST_DATAGRAMS: usize = 64;
+
+/// Bytes of the longest IP packet.
+const MOST_PACKET: usize = 65_535;
+
+/// Bytes of the longest header that is joined: IPv6 without extension headers and the longest TCP header.
+const MOST_HEADER: usize = IPV6_HEADER + 60;
+
+const UDP_HEADER: usize = 8;
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+const ACK: u8 = 0x10;
+const PSH: u8 = 0x08;
+
+/// Joins consecutive packets of a flow within one received batch.
+#[derive(Debug)]
+pub struct Merger {
+    flows: [Flow; FLOWS],
+    /// Whose packet came last, and which flow gives way next.
+    last: usize,
+    next: usize,
+}
+
+impl Default for Merger {
+    fn default() -> Self {
+        Self { flows: [Flow::NONE; FLOWS], last: 0, next: 0 }
+    }
+}
+
+impl Merger {
+    /// Forgets all flows: with each new batch, and after each delivery.
+    pub fn clear(&mut self) {
+        for flow in &mut self.flows {
+            flow.open = false;
+        }
+    }
+
+    /// Lists the packet at `place`, a buffer of `batch` and a range of it, for writing. `partial`: its L4 checksum is.
+    ///
+    /// What follows the packet's own length is cut off. Without `offload.tcp` a partial checksum is completed in `batch`.
+    ///
+    /// # Panics
+    /// When there is no such buffer or range.
+    #[expect(clippy::too_many_arguments, reason = "a packet, where it goes, and what is known of it")]
+    pub fn push(
+        &mut self,
+        list: &mut PacketDelivery,
+        batch: &mut impl Buffers,
+        place: (usize, Range<usize>),
+        view: &IpView,
+        partial: bool,
+        owner: u32,
+        offload: TunOffload,
+    ) {
+        let (slot, range) = place;
+        let range = range.start..range.end.min(range.start + view.len);
+        let place = view.checksum_place();
+        let mut vnet = VnetHeader::default();
+        if let Some((start, offset)) = place.filter(|_| partial) {
+            if !offload.tcp {
+                checksum::complete(&mut batch.bytes_mut(slot)[range.clone()], start, offset);
+            } else {
+                vnet.needs_checksum = true;
+                // They are within the packet, whose length has 16 bits.
+                (vnet.checksum_start, vnet.checksum_offset) = (start as u16, offset as u16);
+            }
+        }
+        let mergeable = place.is_some() && offload.tcp && (view.protocol == TCP || offload.udp);
+        let packet = Packet { slot, range, partial, owner };
+        let known = self.flows.iter().position(|flow| flow.open && flow.is_of(view));
+        if let Some(known) = known {
+            self.last = known;
+            if mergeable && self.flows[known].join(list, batch, &packet) {
+                return;
+            }
+            self.flows[known].open = false;
+        } else if view.ports.is_none() {
+            // Perhaps a fragment of a flow's datagram: nothing that follows may overtake it.
+            for flow in &mut self.flows {
+                flow.open &= !flow.is_between(view);
+            }
+        }
+        let message = list.begin(vnet, owner, &[]);
+        list.add(message, packet.slot, packet.range.clone());
+        if mergeable {
+            let bytes = &batch.bytes(slot)[packet.range.clone()];
+            if let Some(flow) = Flow::begin(bytes, view, packet, message) {
+                self.last = self.room(known);
+                self.flows[self.last] = flow;
+            }
+        }
+    }
+
+    /// Tries to join the packet at `place` without a view: true if it continues one of the open flows of the same `owner`,
+    /// whose addresses it then has. Otherwise nothing has changed, and it is to be pushed.
+    ///
+    /// # Panics
+    /// When there is no such buffer or range.
+    #[inline]
+    pub fn push_alike(
+        &mut self,
+        list: &mut PacketDelivery,
+        batch: &impl Buffers,
+        place: (usize, Range<usize>),
+        partial: bool,
+        owner: u32,
+    ) -> bool {
+        let (slot, range) = place;
+        let packet = Packet { slot, range, partial, owner };
+        if self.flows[self.last].join(list, batch, &packet) {
+            return true;
+        }
+        for index in (0..FLOWS).filter(|index| *index != self.last) {
+            if self.flows[index].join(list, batch, &packet) {
+                self.last = index;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The place of a new flow.
+    fn room(&mut self, known: Option<usize>) -> usize {
+        let free = known.or_else(|| self.flows.iter().position(|flow| !flow.open));
+        free.unwrap_or_else(|| {
+            self.next = (self.next + 1) % FLOWS;
+            self.next
+        })
+    }
+}
+
+/// A packet to be listed.
+#[derive(Debug)]
+struct Packet {
+    slot: usize,
+    range: Range<usize>,
+    partial: bool,
+    owner: u32,
+}
+
+/// The last message of a flow, to which packets may still be joined.
+#[derive(Clone, Debug)]
+struct Flow {
+    open: bool,
+    message: usize,
+    owner: u32,
+    partial: bool,
+    view: Option<IpView>,
+    /// The first packet's headers, and which of their bits every other packet has alike.
+    template: [u8; MOST_HEADER],
+    alike: &'static [u8; MOST_HEADER],
+    /// The ports, as they stand in the packet.
+    ports: [u8; 4],
+    /// Bytes of the IP header and of both headers.
+    ip: usize,
+    header: usize,
+    tcp: bool,
+    /// The first packet, until its complete checksum has been verified.
+    unverified: Option<(usize, usize, usize)>,
+    packets: usize,
+    /// Bytes of L4 payload: of each packet but the last, and of all together.
+    segment: usize,
+    payload: usize,
+    next_sequence: u32,
+    id: u16,
+    /// Sums: of the IPv4 header but for length, identification and checksum; of the pseudo-header but for the length.
+    ip_sum: u16,
+    pseudo_sum: u16,
+}
+
+impl Flow {
+    const NONE: Self = Self {
+        open: false,
+        message: 0,
+        owner: 0,
+        partial: false,
+        view: None,
+        template: [0; MOST_HEADER],
+        alike: &UDP4,
+        ports: [0; 4],
+        ip: 0,
+        header: 0,
+        tcp: false,
+        unverified: None,
+        packets: 0,
+        segment: 0,
+        payload: 0,
+        next_sequence: 0,
+        id: 0,
+        ip_sum: 0,
+        pseudo_sum: 0,
+    };
+
+    /// A flow that begins with `bytes`, if others can be joined to them. They are listed as message `message`.
+    fn begin(bytes: &[u8], view: &IpView, packet: Packet, message: usize) -> Option<Self> {
+        let (ip, tcp) = (view.transport_at, view.protocol == TCP);
+        let (plain, alike) = match (view.is_ipv6(), tcp) {
+            (false, true) => (IPV4_HEADER, &TCP4),
+            (false, false) => (IPV4_HEADER, &UDP4),
+            (true, true) => (IPV6_HEADER, &TCP6),
+            (true, false) => (IPV6_HEADER, &UDP6),
+        };
+        let transport = bytes.get(ip..)?;
+        let header = ip + if tcp { usize::from(transport.get(12)? >> 4) * 4 } else { UDP_HEADER };
+        let is_plain = ip == plain && view.fragment == Fragment::No && bytes.len() == view.len;
+        // All that is looked at later lies within the headers: TCP's have no less than 20 bytes (RFC 9293 §3.1).
+        if tcp && header < ip + TCP_HEADER {
+            return None;
+        }
+        // The reserved bits of TCP are 0, and every flag but ACK.
+        if !is_plain || tcp && (transport[12] & 0x0f != 0 || transport.get(13)? != &ACK) {
+            return None;
+        }
+        let segment = bytes.len().checked_sub(header).filter(|bytes| *bytes > 0)?;
+        let mut flow = Self {
+            open: true,
+            message,
+            owner: packet.owner,
+            partial: packet.partial,
+            view: Some(*view),
+            alike,
+            ports: *transport.first_chunk()?,
+            ip,
+            header,
+            tcp,
+            unverified: (!packet.partial).then_some((packet.slot, packet.range.start, packet.range.end)),
+            packets: 1,
+            segment,
+            payload: segment,
+            pseudo_sum: checksum::pseudo_header(view.source, view.destination, view.protocol),
+            ..Self::NONE
+        };
+        flow.template.get_mut(..header)?.copy_from_slice(bytes.get(..header)?);
+        if !view.is_ipv6() {
+            let parts = [&bytes[..2], &bytes[6..10], &bytes[12..20]];
+            let sum: u64 = parts.into_iter().map(|part| u64::from(checksum::sum(part))).sum();
+            (flow.ip_sum, flow.id) = (checksum::fold(sum), word(bytes, 4));
+        }
+        if tcp {
+            flow.next_sequence = sequence(bytes, ip).wrapping_add(segment as u32);
+        }
+        flow.says_right(bytes).then_some(flow)
+    }
+
+    /// Whether `view` is of this flow.
+    fn is_of(&self, view: &IpView) -> bool {
+        self.is_between(view)
+            && self.view.is_some_and(|own| own.protocol == view.protocol && own.ports == view.ports)
+    }
+
+    /// Whether `view` is of the same two addresses.
+    fn is_between(&self, view: &IpView) -> bool {
+        self.view.is_some_and(|own| own.source == view.source && own.destination == view.destination)
+    }
+
+    /// Joins `packet` to the flow's message. False, and it is not listed, if the kernel would not cut it off again as it is.
+    #[inline]
+    fn join(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
+        let bytes = &batch.bytes(packet.slot)[packet.range.clone()];
+        let ip = self.ip;
+        if !self.open
+            || bytes.len() <= self.header
+            || bytes[ip..ip + 4] != self.ports
+            || packet.owner != self.owner
+            || packet.partial != self.partial
+            || !self.is_alike(bytes)
+        {
+            return false;
+        }
+        let payload = bytes.len() - self.header;
+        let most = if self.tcp { MOST_PIECES } else { MOST_DATAGRAMS };
+        if payload > self.segment
+            || self.header + self.payload + payload > MOST_PACKET
+            || self.packets >= most
+            || self.tcp && sequence(bytes, ip) != self.next_sequence
+            || !self.says_right(bytes)
+            || !self.is_next_id(bytes)
+            || !self.is_verified(batch, bytes)
+        {
+            return false;
+        }
+        if self.packets == 1 {
+            list.set_header(self.message, &self.template[..self.header]);
+        }
+        list.add(self.message, packet.slot, packet.range.start + self.header..packet.range.end);
+        self.packets += 1;
+        self.payload += payload;
+        self.id = word(bytes, 4);
+        let pushed = self.tcp && bytes[ip + 13] & PSH != 0;
+        // A packet's payload has less than 64 KiB.
+        self.next_sequence = self.next_sequence.wrapping_add(payload as u32);
+        self.open = payload == self.segment && !pushed;
+        self.complete_header(list, pushed);
+        true
+    }
+
+    /// Whether all that must not differ from the first packet's headers does not.
+    #[inline]
+    fn is_alike(&self, bytes: &[u8]) -> bool {
+        let (own, own_end) = self.template[..self.header].as_chunks::<8>();
+        let (theirs, their_end) = bytes[..self.header].as_chunks::<8>();
+        let (alike, alike_end) = self.alike[..self.header].as_chunks::<8>();
+        let mut differs = 0;
+        for ((own, theirs), alike) in own.iter().zip(theirs).zip(alike) {
+            let other = u64::from_ne_bytes(*own) ^ u64::from_ne_bytes(*theirs);
+            differs |= other & u64::from_ne_bytes(*alike);
+        }
+        // Headers are whole words of 4 bytes: there is one more, or none.
+        for ((own, theirs), alike) in own_end.iter().zip(their_end).zip(alike_end) {
+            differs |= u64::from((own ^ theirs) & alike);
+        }
+        differs == 0
+    }
+
+    /// Whether the lengths within the headers, the IPv4 header's checksum and a partial checksum are right.
+    #[inline]
+    fn says_right(&self, bytes: &[u8]) -> bool {
+        let ip = self.ip;
+        // It is no longer than its length field says, which has 16 bits.
+        let (total, length) = (bytes.len() as u16, (bytes.len() - ip) as u16);
+        let is_right = match ip {
+            IPV4_HEADER => {
+                let sum = u64::from(self.ip_sum) + u64::from(total) + u64::from(word(bytes, 4));
+                word(bytes, 2) == total && word(bytes, 10) == !checksum::fold(sum)
+            }
+            _ => word(bytes, 4) == length,
+        };
+        let field = word(bytes, ip + if self.tcp { 16 } else { 6 });
+        is_right
+            && (self.tcp || word(bytes, ip + 4) == length && field != 0)
+            && (!self.partial || field == checksum::fold(u64::from(self.pseudo_sum) + u64::from(length)))
+    }
+
+    /// Whether the IPv4 identification is the next one, or means nothing and stays.
+    #[inline]
+    fn is_next_id(&self, bytes: &[u8]) -> bool {
+        let id = word(bytes, 4);
+        let may_stay = bytes[6] & 0x40 != 0;
+        self.ip != IPV4_HEADER || id == self.id.wrapping_add(1) || may_stay && id == self.id
+    }
+
+    /// Whether the checksums of the packet and of the first one are complete and right, or both partial.
+    #[inline]
+    fn is_verified(&mut self, batch: &impl Buffers, bytes: &[u8]) -> bool {
+        if self.partial {
+            return true;
+        }
+        if let Some((slot, start, end)) = self.unverified {
+            if !self.is_complete(&batch.bytes(slot)[start..end]) {
+                return false;
+            }
+            self.unverified = None;
+        }
+        self.is_complete(bytes)
+    }
+
+    fn is_complete(&self, bytes: &[u8]) -> bool {
+        let covered = &bytes[self.ip..];
+        let sum = u64::from(checksum::sum(covered)) + u64::from(self.pseudo_sum) + covered.len() as u64;
+        checksum::fold(sum) == 0xffff
+    }
+
+    /// Makes the message's own header that of all its packets.
+    #[inline]
+    fn complete_header(&self, list: &mut PacketDelivery, pushed: bool) {
+        let (message, own) = list.parts_mut(self.message);
+        let ip = self.ip;
+        // `join` keeps them below 64 KiB.
+        let total = (self.header + self.payload) as u16;
+        let length = total - ip as u16;
+        let mut put = |at: usize, word: u16| own[at..at + 2].copy_from_slice(&word.to_be_bytes());
+        if ip == IPV4_HEADER {
+            let id = word(&self.template, 4);
+            put(2, total);
+            put(10, !checksum::fold(u64::from(self.ip_sum) + u64::from(total) + u64::from(id)));
+        } else {
+            put(4, length);
+        }
+        let partial = checksum::fold(u64::from(self.pseudo_sum) + u64::from(length));
+        let checksum_offset = if self.tcp { 16 } else { 6 };
+        put(ip + checksum_offset, partial);
+        if !self.tcp {
+            put(ip + 4, length);
+        }
+        if pushed {
+            own[ip + 13] |= PSH;
+        }
+        if self.packets == 2 {
+            message.vnet = VnetHeader {
+                needs_checksum: true,
+                gso: match (self.tcp, ip) {
+                    (false, _) => Gso::Udp,
+                    (true, IPV4_HEADER) => Gso::Tcp4,
+                    (true, _) => Gso::Tcp6,
+                },
+                gso_ecn: false,
+                header_len: self.header as u16,
+                gso_size: self.segment as u16,
+                checksum_start: ip as u16,
+                checksum_offset: checksum_offset as u16,
+            };
+        }
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+#[inline]
+fn sequence(bytes: &[u8], ip: usize) -> u32 {
+    u32::from(word(bytes, ip + 4)) << 16 | u32::from(word(bytes, ip + 6))
+}
+
+const TCP4: [u8; MOST_HEADER] = alike(IPV4_HEADER, TCP);
+const UDP4: [u8; MOST_HEADER] = alike(IPV4_HEADER, UDP);
+const TCP6: [u8; MOST_HEADER] = alike(IPV6_HEADER, TCP);
+const UDP6: [u8; MOST_HEADER] = alike(IPV6_HEADER, UDP);
+
+/// Which bits of their headers the packets of a message have alike.
+const fn alike(ip: usize, protocol: u8) -> [u8; MOST_HEADER] {
+    let alike = [0xff; MOST_HEADER];
+    let alike = if ip == IPV4_HEADER {
+        // The total length, the identification and the checksum may differ.
+        without(without(alike, 2, 6), 10, 12)
+    } else {
+        without(alike, 4, 6)
+    };
+    if protocol == UDP {
+        return without(alike, ip + 4, ip + 8);
+    }
+    // The sequence number, the checksum, and PSH.
+    let mut alike = without(without(alike, ip + 4, ip + 8), ip + 16, ip + 18);
+    alike[ip + 13] = !PSH;
+    alike
+}
+
+const fn without(mut alike: [u8; MOST_HEADER], mut from: usize, to: usize) -> [u8; MOST_HEADER] {
+    while from < to {
+        alike[from] = 0;
+        from += 1;
+    }
+    alike
+}
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
+mod tests;

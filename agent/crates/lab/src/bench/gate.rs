@@ -1,0 +1,308 @@
+//! What the gate's checks cost without a network: strangers, clients that knock, clients that are asked to prove their
+//! address. One thread.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{anyhow, ensure};
+use config::Config;
+use engine::roster::Roster;
+use gate::{
+    Arrival, Gate, GateSetup, Own, Verdict,
+    admission::Room,
+    budget::Budget,
+    client::{Knock, arm},
+    identity::Identity,
+    journal::MemoryJournal,
+    knock::ServerKey,
+    table::SingleUse,
+    tls::{self, TlsIdentity},
+};
+use quinn_proto::{ConnectionId, Endpoint, crypto};
+use rand::{RngExt, SeedableRng, rngs::SmallRng, rngs::StdRng};
+use ring::hmac;
+use serde_json::{Value, json};
+use wire::{
+    cid::ConnectionIds,
+    clock::{Clock, ManualClock, SystemClock},
+};
+use zeroize::Zeroizing;
+
+use crate::{
+    bench::strangers::{BYTES, bogus},
+    out,
+};
+
+/// Bogus Initials of one pass: so many that neither they nor their tokens stay in the nearest cache.
+const STRANGERS: usize = 1_024;
+
+/// Knocks of one pass: well above what an idle budget grants at once, so that most of them are asked for their address.
+const KNOCKS: u16 = 512;
+
+/// The kinds take turns, so that what disturbs the machine disturbs all.
+const ROUNDS: u32 = 5;
+
+/// The wall clock of the gate: knocks must not become too old between their making and the last pass.
+const UNIX_TIME: Duration = Duration::from_secs(1_700_000_000);
+
+/// What is to be measured.
+#[derive(Clone, Copy, Debug)]
+pub struct GateOptions {
+    /// How long each kind runs, all its rounds together.
+    pub duration: Duration,
+    /// Print JSON instead of words.
+    pub json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// A datagram that ended elsewhere in the gate, which would be a defect.
+pub fn run_gate(options: GateOptions) -> anyhow::Result<()> {
+    let bench = Bench::new()?;
+    let slice = options.duration / ROUNDS;
+    let mut found = Found::default();
+    for _ in 0..ROUNDS {
+        found.bogus.add(repeat(slice, bench.strangers())?);
+        found.knocks.add(repeat(slice, || bench.knocks())?);
+        found.retries.add(repeat(slice, bench.retries()?)?);
+    }
+    if options.json { out::say(&found.json()) } else { out::say(&found) }
+}
+
+/// Repeats a pass until those of it that counted have taken `duration`; the first one warms up.
+fn repeat(duration: Duration, mut pass: impl FnMut() -> anyhow::Result<Sum>) -> anyhow::Result<Sum> {
+    pass()?;
+    let mut sum = Sum::default();
+    while sum.elapsed < duration {
+        sum.add(pass()?);
+    }
+    Ok(sum)
+}
+
+/// How many datagrams were checked, and how long that took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    datagrams: u64,
+    elapsed: Duration,
+}
+
+impl Sum {
+    fn add(&mut self, other: Self) {
+        self.datagrams += other.datagrams;
+        self.elapsed += other.elapsed;
+    }
+
+    fn per_second(&self) -> f64 {
+        self.datagrams as f64 / self.elapsed.as_secs_f64()
+    }
+
+    fn nanoseconds(&self) -> f64 {
+        self.elapsed.as_secs_f64() * 1e9 / self.datagrams as f64
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    bogus: Sum,
+    knocks: Sum,
+    retries: Sum,
+}
+
+impl Found {
+    fn json(&self) -> Value {
+        json!({
+            "mode": "gate",
+            "bogus_per_second": self.bogus.per_second(),
+            "bogus_ns": self.bogus.nanoseconds(),
+            "knocks_per_second": self.knocks.per_second(),
+            "knocks_ns": self.knocks.nanoseconds(),
+            "retries_per_second": self.retries.per_second(),
+            "retries_ns": self.retries.nanoseconds(),
+            "rounds": ROUNDS,
+        })
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "the gate, in memory                     ns each     a second")?;
+        let rows = [
+            ("bogus Initials refused", &self.bogus),
+            ("valid knocks admitted", &self.knocks),
+            ("Retry packets made", &self.retries),
+        ];
+        for (name, sum) in rows {
+            writeln!(f, "{name:<28}{:>19.1}{:>13.0}", sum.nanoseconds(), sum.per_second())?;
+        }
+        Ok(())
+    }
+}
+
+/// A server, and what comes to its gate.
+struct Bench {
+    own: Arc<Own>,
+    ids: ConnectionIds,
+    roster: Arc<Roster>,
+    crypto: Arc<dyn crypto::ServerConfig>,
+    clock: ManualClock,
+    bogus: Vec<[u8; BYTES as usize]>,
+    /// First flights of clients that know the server's key, and whom they come from.
+    knocks: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+impl Bench {
+    fn new() -> anyhow::Result<Self> {
+        let server = Identity::from_seed(Zeroizing::new([2; 32]))?;
+        let clock = ManualClock::new(UNIX_TIME);
+        let own = Own::new(&server);
+        let ids = ConnectionIds::new(own.issued().clone(), [3; 32], 0, 1);
+        let toml = "identity = { key_file = \"none\" }\ntransport = { listen = [\"127.0.0.1:1\"] }\n\
+                    access = { mode = \"open\" }";
+        let config = Config::parse(toml, Path::new(".")).map_err(|problems| anyhow!("{problems}"))?;
+        let mut rng = SmallRng::seed_from_u64(1);
+        let mut datagrams = vec![[0; BYTES as usize]; STRANGERS];
+        datagrams.iter_mut().for_each(|datagram| bogus(datagram, &mut rng));
+        Ok(Self {
+            ids,
+            roster: Roster::new(&config, server.public_key()),
+            crypto: tls::initial_crypto(&TlsIdentity::from_pkcs8(&server.pkcs8_der())?)?,
+            bogus: datagrams,
+            knocks: knocks(&server, &clock)?,
+            own,
+            clock,
+        })
+    }
+
+    /// A gate that has seen nothing yet.
+    fn gate(&self) -> Gate {
+        let now = self.clock.now();
+        let unix_seconds = self.clock.unix_seconds();
+        Gate::new(GateSetup {
+            own: Arc::clone(&self.own),
+            ids: self.ids.clone(),
+            allowlist: Arc::<Roster>::clone(&self.roster),
+            refusals: Arc::default(),
+            required: true,
+            window: Duration::from_secs(90),
+            // No knock was used before.
+            table: SingleUse::restore(Box::<MemoryJournal>::default(), 1, Vec::new(), 0, now, unix_seconds),
+            budget: Budget::new(1, now),
+            clock: Arc::new(self.clock.clone()),
+            crypto: Arc::clone(&self.crypto),
+            rng: StdRng::from_seed([4; 32]),
+        })
+    }
+
+    /// Passes over the strangers' datagrams, at one gate.
+    fn strangers(&self) -> impl FnMut() -> anyhow::Result<Sum> + use<'_> {
+        let (mut gate, now) = (self.gate(), self.clock.now());
+        let source = SocketAddr::from((Ipv4Addr::new(198, 51, 100, 1), 4_433));
+        move || {
+            timed(self.bogus.len(), || {
+                let refused = |datagram: &&[u8; BYTES as usize]| {
+                    gate.check(*datagram, arrival(source), now) == Verdict::Stranger
+                };
+                self.bogus.iter().filter(refused).count()
+            })
+        }
+    }
+
+    /// A pass over the knocks, at a gate that has seen none of them.
+    fn knocks(&self) -> anyhow::Result<Sum> {
+        /// The monotonic clock runs ahead so far from knock to knock, so that the budget refuses none.
+        const STEP: Duration = Duration::from_millis(100);
+        let (mut gate, mut now) = (self.gate(), self.clock.now());
+        timed(self.knocks.len(), || {
+            let admitted = |(source, datagram): &&(SocketAddr, Vec<u8>)| {
+                now += STEP;
+                matches!(gate.check(datagram, arrival(*source), now), Verdict::Admit(_))
+            };
+            self.knocks.iter().filter(admitted).count()
+        })
+    }
+
+    /// Passes over the knocks that are asked to prove their address, at one gate whose budget is used up.
+    fn retries(&self) -> anyhow::Result<impl FnMut() -> anyhow::Result<Sum> + use<'_>> {
+        let (mut gate, now) = (self.gate(), self.clock.now());
+        let mut check = move |(source, datagram): &(SocketAddr, Vec<u8>)| {
+            gate.check(datagram, arrival(*source), now) == Verdict::Retry
+        };
+        // The first ones use up the budget; time stands still, so all others are told to come back.
+        let first = self.knocks.iter().position(&mut check);
+        let first =
+            first.ok_or_else(|| anyhow!("the budget granted every knock: a defect, please report it"))?;
+        let rest = &self.knocks[first..];
+        Ok(move || timed(rest.len(), || rest.iter().filter(|knock| check(knock)).count()))
+    }
+}
+
+fn arrival(source: SocketAddr) -> Arrival {
+    Arrival { source, listening: true, room: Room::Free }
+}
+
+/// Times `pass`, which says how many datagrams ended where they should; all `expected` must.
+fn timed(expected: usize, pass: impl FnOnce() -> usize) -> anyhow::Result<Sum> {
+    let start: Instant = SystemClock.now();
+    let done = pass();
+    let elapsed = SystemClock.now().saturating_duration_since(start);
+    ensure!(
+        done == expected,
+        "{done} of {expected} datagrams ended where they should: a defect, please report it"
+    );
+    Ok(Sum { datagrams: done as u64, elapsed })
+}
+
+/// The first packets of clients that knock at `server`, each from an address of its own.
+fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketAddr, Vec<u8>)>> {
+    let client = Identity::from_seed(Zeroizing::new([1; 32]))?;
+    let agreement = Arc::new(client.agreement_key());
+    let key = ServerKey::new(&server.public_key()).ok_or_else(|| anyhow!("the public key is a point"))?;
+    let key = Arc::new(key);
+    let tls = tls::client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, &[server.public_key().0])?;
+    let own = Own::new(&client);
+    let ids = ConnectionIds::new(own.issued().clone(), [5; 32], 0, 1);
+    let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[6; 32]));
+    let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([7; 32]));
+    let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
+    let (mut rng, now) = (SmallRng::seed_from_u64(2), clock.now());
+    let to = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 4_433));
+    let mut first_flights = Vec::new();
+    for number in 0..KNOCKS {
+        let (dcid, ephemeral): ([u8; 8], [u8; 32]) = (rng.random(), rng.random());
+        let knock = Knock {
+            own: Arc::clone(&agreement),
+            server: Arc::clone(&key),
+            unix_seconds: clock.unix_seconds(),
+            ephemeral: Zeroizing::new(ephemeral),
+        };
+        let config = arm(Arc::clone(&tls), knock, Arc::new(move || ConnectionId::new(&dcid)));
+        let (_, mut connection) = endpoint.connect(now, config, to, tls::SERVER_NAME)?;
+        let mut datagram = Vec::new();
+        ensure!(connection.poll_transmit(now, 1, &mut datagram).is_some(), "a client has something to say");
+        let source = Ipv4Addr::from_bits(Ipv4Addr::new(203, 0, 0, 0).to_bits() + u32::from(number));
+        first_flights.push((SocketAddr::from((source, 4_433)), datagram));
+    }
+    Ok(first_flights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_ends_where_it_should() {
+        let bench = Bench::new().unwrap();
+        let (mut strangers, mut retries) = (bench.strangers(), bench.retries().unwrap());
+        for _ in 0..2 {
+            assert_eq!(strangers().unwrap().datagrams, STRANGERS as u64);
+            assert_eq!(bench.knocks().unwrap().datagrams, u64::from(KNOCKS));
+            assert!(retries().unwrap().datagrams > u64::from(KNOCKS) / 2);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `culvert bench`: a load generator and a sink that an operator can trust, through agents, directly, and in memory.
+//!
+//! | question | file |
+//! |---|---|
+//! | what can be asked for, and what it does | this one: [`Options`], [`run`] |
+//! | what the datagrams look like | `datagram.rs` (pure) |
+//! | when a datagram is due, how large a burst is | `pace.rs` (pure) |
+//! | how sequence numbers and times are counted | `tally.rs` (pure) |
+//! | bursts that rotate over flows | `sender.rs` |
+//! | one thread of clients; the sink; the probe beside the load | `client.rs`, `sink.rs`, `probe.rs` |
+//! | how such a thread runs on the kernel | `shell.rs` |
+//! | one run: its threads, its start, its end | `measure.rs` |
+//! | the sink in a process of its own | `alone.rs` |
+//! | what is printed | `results.rs` |
+//! | the next rate of a search | `search.rs` (pure) |
+//! | Initials of strangers, for the gate | `strangers.rs` |
+//! | what the gate's checks cost, without a network | `gate.rs` |
+//! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
+//!
+//! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
+//! measured is what those do, and tests run them over a network in memory.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::anyhow;
+use net::Token;
+
+use crate::out;
+
+mod alone;
+mod client;
+mod datagram;
+mod gate;
+mod measure;
+pub mod memory;
+mod pace;
+mod probe;
+mod results;
+mod search;
+mod sender;
+pub(crate) mod shell;
+mod sink;
+mod strangers;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+pub use alone::{SinkOptions, run_sink};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use datagram::bench_datagram;
+pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
+pub use gate::{GateOptions, run_gate};
+pub use strangers::{StrangersOptions, run_strangers};
+
+use results::Results;
+use search::Search;
+
+/// Where the load goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// To an agent's port; the sink is what its service leads to.
+    Through {
+        /// The agent's port.
+        to: SocketAddr,
+        /// The upstream of its service.
+        sink: SocketAddr,
+    },
+    /// Over loopback, without agents.
+    Direct,
+    /// To a sink in another process.
+    Send {
+        /// The sink, or an agent's port that leads to it.
+        to: SocketAddr,
+    },
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Through { .. } => "through",
+            Self::Direct => "direct",
+            Self::Send { .. } => "send",
+        }
+    }
+}
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the load goes.
+    pub mode: Mode,
+    /// Which way it goes.
+    pub direction: Direction,
+    /// UDP flows, each from a port of its own.
+    pub flows: u32,
+    /// Payloads in bytes; they run one after the other.
+    pub sizes: Vec<u16>,
+    /// Payload bits per second over all flows, for each direction; none is as fast as it goes.
+    pub bits_per_second: Option<u64>,
+    /// How long is counted, at least a millisecond.
+    pub measured: Duration,
+    /// How long is sent before.
+    pub warmup: Duration,
+    /// Whether senders use GSO.
+    pub gso: bool,
+    /// Datagrams of a burst; none is what fits.
+    pub burst: Option<u16>,
+    /// Look for the highest rate of which less than this share is lost.
+    pub search: Option<f64>,
+    /// Threads of clients.
+    pub threads: u32,
+    /// Whether a probe runs beside the load.
+    pub probe: bool,
+    /// Whether to tell on standard error what happens.
+    pub progress: bool,
+    /// Print JSON instead of a table.
+    pub json: bool,
+}
+
+/// A part of a run that works in turns.
+pub(crate) trait Party {
+    /// Does what there is to do; `ready` names the sockets that may make progress.
+    fn turn(&mut self, ready: &[Token]) -> Turn;
+}
+
+/// What a [`Party`] waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing.
+    Now,
+    /// A socket, at most until then.
+    At(Instant),
+    /// Nothing more to do.
+    Ended,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// Addresses that cannot be used, a sink that does not answer, nothing that arrives.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let limit = 64 + u64::from(options.flows);
+    if net::process::raise_descriptor_limit(limit)? < limit {
+        return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", options.flows));
+    }
+    let mut runs = Vec::with_capacity(options.sizes.len());
+    for size in &options.sizes {
+        let outcome = match options.search {
+            Some(limit) => look_for_the_highest_rate(options, *size, limit)?,
+            None => Found { best: measure::run(options, *size, options.bits_per_second)?, steps: Vec::new() },
+        };
+        if !options.json {
+            out::say(&outcome.best.text())?;
+        }
+        runs.push(outcome);
+    }
+    if options.json {
+        out::say(&json(&runs))?;
+    }
+    let silent = runs.iter().any(|found| found.best.received_nothing());
+    if silent {
+        return Err(anyhow!(
+            "nothing arrived: is the agent running, is its service's upstream the sink's address, do datagrams of \
+             this size fit? (its log and its metrics say what it dropped)"
+        ));
+    }
+    Ok(())
+}
+
+/// A run, and what a search tried to find it.
+struct Found {
+    best: Results,
+    steps: Vec<Results>,
+}
+
+fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow::Result<Found> {
+    let mut search = Search::new(limit, options.bits_per_second);
+    let mut steps: Vec<Results> = Vec::new();
+    while let Some(rate) = search.next_rate() {
+        let step = measure::run(options, size, rate)?;
+        out::complain(&step.line(&search));
+        search.learn(step.outcome());
+        steps.push(step);
+    }
+    let best = steps
+        .iter()
+        .filter(|step| step.outcome().loss < limit)
+        .max_by_key(|step| step.outcome().received_bps)
+        .or_else(|| steps.last())
+        .cloned()
+        .ok_or_else(|| anyhow!("a search has at least one step"))?;
+    Ok(Found { best, steps })
+}
+
+/// One object: the run itself if there is one, else a list of them.
+fn json(runs: &[Found]) -> serde_json::Value {
+    let one = |found: &Found| {
+        if found.steps.is_empty() {
+            return found.best.json();
+        }
+        let steps: Vec<_> = found.steps.iter().map(Results::json).collect();
+        serde_json::json!({ "best": found.best.json(), "steps": steps })
+    };
+    match runs {
+        [found] => one(found),
+        more => serde_json::json!({ "runs": more.iter().map(one).collect::<Vec<_>>() }),
+    }
+}

@@ -1,0 +1,168 @@
+//! The probe: a slow flow beside the load, whose datagrams the sink sends back at once.
+
+use std::{
+    ops::Range,
+    rc::Rc,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
+use wire::clock::Clock;
+
+use crate::bench::{
+    Party, Turn,
+    client::Shared,
+    datagram::{Header, Kind, MIN_SIZE, PROBE_FLOW},
+    sender::nanoseconds,
+    tally::{FlowTally, Latency},
+};
+
+/// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// When probe `number` is due after the one before it: at its place in an even row, or up to half an interval later.
+///
+/// Loads have periods too (iperf3 sends every millisecond): probes at a fixed one would always meet the same moment of it.
+/// Multiples of the golden ratio fill an interval evenly.
+fn interval(number: u64) -> Duration {
+    const GOLDEN: f64 = 0.618_033_988_749_894_9;
+    #[expect(clippy::cast_precision_loss, reason = "a run has far fewer than 2^52 probes")]
+    let shift = |number: u64| (number as f64 * GOLDEN).fract();
+    INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
+}
+
+/// What the probe found.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) round_trip: Latency,
+    /// Probes sent while the load was counted.
+    pub(super) sent: u64,
+    /// How many of them came back.
+    pub(super) returned: u64,
+}
+
+/// The probe of a run.
+pub(super) struct Probe {
+    clock: Rc<dyn Clock>,
+    epoch: Instant,
+    run: u32,
+    /// When probes are counted, after the start.
+    counted: Range<Duration>,
+    shared: Arc<Shared>,
+    socket: Box<dyn UdpSocket>,
+    path: Path,
+    due: Instant,
+    /// Probes so far.
+    number: u64,
+    seen: FlowTally,
+    outcome: Outcome,
+    received: ReceiveBatch,
+    batch: SendBatch,
+}
+
+impl Probe {
+    /// A probe over `socket` to `path`, counted in a span of time after the start.
+    pub(super) fn new(
+        (clock, epoch): (Rc<dyn Clock>, Instant),
+        (run, counted): (u32, Range<Duration>),
+        shared: Arc<Shared>,
+        socket: Box<dyn UdpSocket>,
+        path: Path,
+    ) -> Self {
+        let due = clock.now();
+        Self {
+            clock,
+            epoch,
+            run,
+            counted,
+            shared,
+            socket,
+            path,
+            due,
+            number: 0,
+            seen: FlowTally::new(),
+            outcome: Outcome { round_trip: Latency::new(), sent: 0, returned: 0 },
+            received: ReceiveBatch::new(4, 2048),
+            batch: SendBatch::new(MIN_SIZE),
+        }
+    }
+
+    /// What it found, after [`Turn::Ended`].
+    pub(super) fn finish(self) -> Outcome {
+        self.outcome
+    }
+
+    fn receive(&mut self) {
+        while self.socket.receive(&mut self.received).is_ok() {
+            let now_ns = nanoseconds(self.epoch, self.clock.now());
+            for index in 0..self.received.len() {
+                let buffer = self.received.buffer(index);
+                for segment in self.received.meta(index).segments() {
+                    let Ok(header) = Header::read(&buffer[segment]) else { continue };
+                    // Sequence 0 stands for a probe of the warm-up.
+                    let ours = header.kind == Kind::Echo && header.run == self.run && header.sequence > 0;
+                    if ours && self.seen.see(header.sequence) {
+                        self.outcome.returned += 1;
+                        self.outcome.round_trip.record(now_ns.saturating_sub(header.sent_ns));
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, now: Instant) {
+        let start = self.shared.start_ns.load(Ordering::Acquire);
+        let start = self.epoch + Duration::from_nanos(start);
+        let counted = start > self.epoch && self.counted.contains(&now.saturating_duration_since(start));
+        if counted {
+            self.outcome.sent += 1;
+        }
+        let Some(room) = self.batch.tail(MIN_SIZE) else { return };
+        let header = Header {
+            kind: Kind::Probe,
+            down: false,
+            run: self.run,
+            flow: PROBE_FLOW,
+            sequence: if counted { self.outcome.sent } else { 0 },
+            sent_ns: nanoseconds(self.epoch, now),
+        };
+        header.write(room);
+        self.batch.commit(&self.path, 0, MIN_SIZE, 1);
+        self.socket.send(&mut self.batch, &mut |_, _| {});
+        self.batch.clear();
+    }
+}
+
+impl Party for Probe {
+    fn turn(&mut self, _ready: &[Token]) -> Turn {
+        self.receive();
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Turn::Ended;
+        }
+        let now = self.clock.now();
+        if now >= self.due {
+            self.send(now);
+            // A probe that was due while the thread did not run is not made up for: it would measure the thread.
+            self.due = (self.due + interval(self.number)).max(now);
+            self.number += 1;
+        }
+        Turn::At(self.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_meet_every_moment_of_a_period() {
+        let (mut at, mut moments) = (Duration::ZERO, [0; 10]);
+        for number in 0..1000 {
+            at += interval(number);
+            moments[(at.as_micros() % 1000 / 100) as usize] += 1;
+        }
+        assert!(moments.iter().all(|count| (70..130).contains(count)), "{moments:?}");
+        assert!((at.as_secs_f64() - 5.0).abs() < 0.01, "200 a second");
+    }
+}

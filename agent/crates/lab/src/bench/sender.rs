@@ -1,0 +1,241 @@
+//! The load of one thread: bursts that rotate over its flows, at its rate.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use net::{Path, SendBatch, SendFailure, SendOutcome, UdpSocket, batch::MAX_MESSAGE_BYTES};
+use wire::clock::Clock;
+
+use crate::bench::{
+    datagram::{Header, Kind, Plan},
+    pace::Pacer,
+};
+
+/// Bursts that one turn sends at most, so that what arrives meanwhile is not left waiting.
+const BURSTS_PER_TURN: usize = 16;
+
+/// One flow of the load.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) flow: u32,
+    /// Which of the thread's sockets it leaves by.
+    pub(super) socket: usize,
+    pub(super) path: Path,
+    sequence: u64,
+    /// Counted datagrams that the kernel took.
+    pub(super) sent: u64,
+}
+
+impl Target {
+    pub(super) fn new(flow: u32, socket: usize, path: Path) -> Self {
+        Self { flow, socket, path, sequence: 0, sent: 0 }
+    }
+}
+
+/// What became of the counted datagrams of a sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// Taken by the kernel.
+    pub(super) datagrams: u64,
+    /// Times the socket had no room.
+    pub(super) blocked: u64,
+    /// Refused by the kernel.
+    pub(super) errors: u64,
+    /// Why, for the last one.
+    pub(super) failure: Option<SendFailure>,
+}
+
+impl Sent {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.datagrams += other.datagrams;
+        self.blocked += other.blocked;
+        self.errors += other.errors;
+        self.failure = self.failure.or(other.failure);
+    }
+}
+
+/// What the sender waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing: there is more to send.
+    Now,
+    /// The next burst, or the end.
+    At(Instant),
+    /// Room in the socket, or the end.
+    Room(Instant),
+    /// Nothing: all is sent.
+    Ended,
+}
+
+/// The least time to wait for the next burst.
+const LEAST_REST: Duration = Duration::from_micros(50);
+
+/// Sends first what is not counted, then what is, until its time is over.
+pub(super) struct Sender {
+    clock: Rc<dyn Clock>,
+    epoch: Instant,
+    run: u32,
+    down: bool,
+    plan: Plan,
+    pub(super) targets: Vec<Target>,
+    place: usize,
+    counted: Phase,
+    end: Instant,
+    pacer: Pacer,
+    batch: SendBatch,
+    /// The socket that has no room for what is in `batch`.
+    waiting: Option<usize>,
+    bursts: u32,
+    pub(super) sent: Sent,
+}
+
+/// Whether what is sent now is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Warmup { until: Instant },
+    Counted,
+}
+
+impl Sender {
+    /// A sender that begins at `start`. `plan.bits_per_second` is what these targets share.
+    pub(super) fn new(
+        clock: Rc<dyn Clock>,
+        (epoch, start): (Instant, Instant),
+        (run, down): (u32, bool),
+        plan: Plan,
+        targets: Vec<Target>,
+    ) -> Self {
+        let counted_from = start + Duration::from_millis(plan.warmup_ms.into());
+        Self {
+            clock,
+            epoch,
+            run,
+            down,
+            plan,
+            targets,
+            place: 0,
+            counted: Phase::Warmup { until: counted_from },
+            end: counted_from + Duration::from_millis(plan.measured_ms.into()),
+            pacer: Pacer::new(start, plan.size, plan.bits_per_second),
+            batch: SendBatch::with_segments(
+                MAX_MESSAGE_BYTES.max(usize::from(plan.burst) * usize::from(plan.size)),
+                plan.burst.max(1),
+            ),
+            waiting: None,
+            bursts: 0,
+            sent: Sent::default(),
+        }
+    }
+
+    /// Sends what is due.
+    pub(super) fn turn(&mut self, sockets: &mut [Box<dyn UdpSocket>]) -> Next {
+        if self.targets.is_empty() {
+            return Next::Ended;
+        }
+        for _ in 0..BURSTS_PER_TURN {
+            let now = self.clock.now();
+            if now >= self.end {
+                // What the kernel has not taken by now is not sent.
+                self.batch.clear();
+                return Next::Ended;
+            }
+            if let Some(socket) = self.waiting
+                && !self.flush(socket, sockets)
+            {
+                return Next::Room(self.end);
+            }
+            if let Phase::Warmup { until } = self.counted
+                && now >= until
+            {
+                self.count_from(until);
+            }
+            let due = self.pacer.due();
+            if due > now {
+                let boundary = match self.counted {
+                    Phase::Warmup { until } => until,
+                    Phase::Counted => self.end,
+                };
+                // Less than that costs more than the bursts; the schedule is made up for.
+                return Next::At(due.max(now + LEAST_REST).min(boundary));
+            }
+            let socket = self.fill(now);
+            if !self.flush(socket, sockets) {
+                self.sent.blocked += u64::from(self.counted == Phase::Counted);
+                return Next::Room(self.end);
+            }
+        }
+        Next::Now
+    }
+
+    /// Begins anew, and counts.
+    fn count_from(&mut self, start: Instant) {
+        self.counted = Phase::Counted;
+        self.pacer = Pacer::new(start, self.plan.size, self.plan.bits_per_second);
+        for target in &mut self.targets {
+            target.sequence = 0;
+        }
+    }
+
+    /// Writes the next burst; returns the socket that it leaves by.
+    fn fill(&mut self, now: Instant) -> usize {
+        let owner = self.owner();
+        let target = &mut self.targets[self.place];
+        let size = usize::from(self.plan.size);
+        let mut header = Header {
+            kind: if self.counted == Phase::Counted { Kind::Data } else { Kind::Warmup },
+            down: self.down,
+            run: self.run,
+            flow: target.flow,
+            sequence: target.sequence,
+            sent_ns: nanoseconds(self.epoch, now),
+        };
+        for _ in 0..self.plan.burst {
+            let Some(room) = self.batch.tail(size) else { break };
+            header.write(room);
+            self.batch.commit(&target.path, owner, size, 1);
+            header.sequence += 1;
+        }
+        let count = header.sequence - target.sequence;
+        self.pacer.sent(u16::try_from(count).unwrap_or(u16::MAX));
+        target.sequence = header.sequence;
+        let socket = target.socket;
+        self.place = (self.place + 1) % self.targets.len();
+        self.bursts = self.bursts.wrapping_add(1);
+        socket
+    }
+
+    /// Names the burst's target, and whether it is counted. Neighbours differ, so that no message joins two bursts.
+    fn owner(&self) -> u32 {
+        // There are fewer flows than 2^15.
+        (self.place as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
+    }
+
+    /// Gives the batch to the kernel; false if it has no room for all of it.
+    fn flush(&mut self, socket: usize, sockets: &mut [Box<dyn UdpSocket>]) -> bool {
+        let Self { batch, targets, sent, .. } = self;
+        sockets[socket].send(batch, &mut |message, outcome| {
+            if message.owner & 1 == 0 {
+                return;
+            }
+            let (failed, why) = match outcome {
+                SendOutcome::Sent => (0, None),
+                SendOutcome::Partly { failed, why } => (failed, Some(why)),
+                SendOutcome::Failed(why) => (message.segments, Some(why)),
+            };
+            let taken = u64::from(message.segments - failed);
+            targets[(message.owner >> 2) as usize].sent += taken;
+            sent.datagrams += taken;
+            sent.errors += u64::from(failed);
+            sent.failure = why.or(sent.failure);
+        });
+        self.waiting = if self.batch.is_empty() { None } else { Some(socket) };
+        self.waiting.is_none()
+    }
+}
+
+/// The time from `epoch` to `now`.
+pub(super) fn nanoseconds(epoch: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX)
+}

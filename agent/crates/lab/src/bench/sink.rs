@@ -1,0 +1,286 @@
+//! The sink: knows the flows that were opened, counts what arrives, answers, and sends back where the plan says so.
+
+use std::{
+    rc::Rc,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
+use wire::clock::Clock;
+
+use crate::bench::{
+    Party, Turn,
+    client::Shared,
+    datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
+    sender::{Next, Sender, Sent, Target, nanoseconds},
+    tally::{FlowTally, Received},
+};
+
+/// How often it looks whether it shall end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Batches that one turn reads at most.
+const BATCHES_PER_TURN: usize = 4;
+
+/// What the sink found in the run that it served last.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) sent: Sent,
+    pub(super) received: Received,
+}
+
+/// One run as the sink sees it.
+struct Run {
+    number: u32,
+    plan: Plan,
+    flows: Vec<Option<Flow>>,
+    sender: Option<Sender>,
+    sending: bool,
+    received: Received,
+    /// The kernel's count before the first counted datagram.
+    drops_before: u64,
+}
+
+struct Flow {
+    path: Path,
+    tally: FlowTally,
+    /// Where the flow stands among the sender's targets.
+    target: Option<usize>,
+}
+
+/// The sink of one address; it serves one run at a time.
+pub(super) struct Sink {
+    clock: Rc<dyn Clock>,
+    epoch: Instant,
+    /// Whether the clients' times are of this process.
+    one_clock: bool,
+    shared: Arc<Shared>,
+    /// One socket; a list, because a sender takes one.
+    sockets: [Box<dyn UdpSocket>; 1],
+    run: Option<Run>,
+    batch: ReceiveBatch,
+    replies: SendBatch,
+    readable: bool,
+    arrived: u64,
+    /// What of `shared` is ours: received.
+    told: u64,
+}
+
+impl Sink {
+    pub(super) fn new(
+        (clock, epoch): (Rc<dyn Clock>, Instant),
+        one_clock: bool,
+        shared: Arc<Shared>,
+        socket: Box<dyn UdpSocket>,
+    ) -> Self {
+        Self {
+            clock,
+            epoch,
+            one_clock,
+            shared,
+            sockets: [socket],
+            run: None,
+            batch: ReceiveBatch::default(),
+            replies: SendBatch::default(),
+            readable: false,
+            arrived: 0,
+            told: 0,
+        }
+    }
+
+    /// What it found, after [`Turn::Ended`]; none if nobody opened a flow.
+    pub(super) fn finish(self) -> Option<Outcome> {
+        let drops = self.sockets[0].kernel_drops();
+        let mut run = self.run?;
+        for flow in run.flows.iter().flatten() {
+            run.received.counts.add(&flow.tally.counts);
+        }
+        run.received.kernel_drops = drops.saturating_sub(run.drops_before);
+        Some(Outcome {
+            sent: run.sender.map(|sender| sender.sent).unwrap_or_default(),
+            received: run.received,
+        })
+    }
+
+    fn receive(&mut self) {
+        for _ in 0..BATCHES_PER_TURN {
+            match self.sockets[0].receive(&mut self.batch) {
+                Ok(()) => self.take_batch(),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    break;
+                }
+                Err(error) => tracing::debug!(%error, "the sink's socket reports an error"),
+            }
+        }
+        // An answer that the kernel has no room for is lost; what needs one asks again.
+        self.sockets[0].send(&mut self.replies, &mut |_, _| {});
+        self.replies.clear();
+    }
+
+    fn take_batch(&mut self) {
+        let now = self.clock.now();
+        let now_ns = nanoseconds(self.epoch, now);
+        // Out of its place, because answers change other parts of the sink.
+        let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
+        for index in 0..batch.len() {
+            let (meta, buffer) = batch.buffer_mut(index);
+            let path = Path { destination: meta.source, source: meta.local, tos: 0 };
+            for segment in meta.segments() {
+                let datagram = &mut buffer[segment];
+                match Header::read(datagram) {
+                    Ok(header) if header.kind == Kind::Data => self.count(&header, now, now_ns),
+                    Ok(header) => self.answer(&header, &path, datagram, now),
+                    Err(_corrupt) => {
+                        if let Some(run) = &mut self.run {
+                            run.received.corrupt += 1;
+                        }
+                    }
+                }
+            }
+        }
+        self.batch = batch;
+    }
+
+    fn count(&mut self, header: &Header, now: Instant, now_ns: u64) {
+        let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return };
+        let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return };
+        if run.received.span.is_none() {
+            // What was dropped in the warm-up is not counted.
+            run.drops_before = self.sockets[0].kernel_drops();
+        }
+        run.received.seen_at(now);
+        if flow.tally.see(header.sequence) {
+            self.arrived += 1;
+            if self.one_clock {
+                run.received.one_way.record(now_ns.saturating_sub(header.sent_ns));
+            }
+        }
+    }
+
+    fn answer(&mut self, header: &Header, path: &Path, datagram: &mut [u8], now: Instant) {
+        let sent_ns = nanoseconds(self.epoch, now);
+        let reply = |kind| Header { kind, down: true, sent_ns, ..*header };
+        match header.kind {
+            Kind::Open => {
+                let Some(plan) = Plan::read(&datagram[HEADER_LEN..]) else { return };
+                if self.open(header, path, plan) {
+                    put(&mut self.replies, path, &reply(Kind::Welcome), &|_| {});
+                }
+            }
+            Kind::Probe => {
+                // Back with the prober's own time in it.
+                Header::set_echo(datagram);
+                if let Some(room) = self.replies.tail(datagram.len()) {
+                    room.copy_from_slice(datagram);
+                    self.replies.commit(path, 0, datagram.len(), 1);
+                }
+            }
+            Kind::Start => self.start(header.run, now),
+            Kind::End => {
+                let Some(report) = self.report(header) else { return };
+                put(&mut self.replies, path, &reply(Kind::Report), &|body| report.write(body));
+            }
+            Kind::Warmup | Kind::Data | Kind::Welcome | Kind::Echo | Kind::Report => {}
+        }
+    }
+
+    /// Notes a flow; a new run ends the one before. False if the flow is none of the plan's.
+    fn open(&mut self, header: &Header, path: &Path, plan: Plan) -> bool {
+        let drops_before = self.sockets[0].kernel_drops();
+        let run = match &mut self.run {
+            Some(run) if run.number == header.run => run,
+            other => other.insert(Run {
+                number: header.run,
+                plan,
+                flows: (0..plan.flows).map(|_| None).collect(),
+                sender: None,
+                sending: plan.direction.down(),
+                received: Received::new(),
+                drops_before,
+            }),
+        };
+        let Some(slot) = run.flows.get_mut(header.flow as usize) else { return false };
+        match slot {
+            Some(flow) => flow.path = *path,
+            None => *slot = Some(Flow { path: *path, tally: FlowTally::new(), target: None }),
+        }
+        true
+    }
+
+    /// Begins to send, once.
+    fn start(&mut self, number: u32, now: Instant) {
+        let Some(run) = self.run.as_mut().filter(|run| run.number == number) else { return };
+        if run.sender.is_some() || !run.plan.direction.down() {
+            return;
+        }
+        let mut targets = Vec::with_capacity(run.flows.len());
+        for (number, flow) in (0_u32..).zip(&mut run.flows) {
+            if let Some(flow) = flow {
+                flow.target = Some(targets.len());
+                targets.push(Target::new(number, 0, flow.path));
+            }
+        }
+        let clock = Rc::clone(&self.clock);
+        run.sender = Some(Sender::new(clock, (self.epoch, now), (run.number, true), run.plan, targets));
+    }
+
+    fn report(&self, header: &Header) -> Option<Report> {
+        let run = self.run.as_ref().filter(|run| run.number == header.run)?;
+        let flow = run.flows.get(header.flow as usize)?.as_ref()?;
+        let sender = run.sender.as_ref();
+        let target = sender.zip(flow.target).map(|(sender, target)| &sender.targets[target]);
+        let sent = sender.map(|sender| sender.sent).unwrap_or_default();
+        let counts = flow.tally.counts;
+        Some(Report {
+            distinct: counts.distinct,
+            duplicates: counts.duplicates,
+            reordered: counts.reordered,
+            sent: target.map_or(0, |target| target.sent),
+            sending: run.sending,
+            corrupt: run.received.corrupt,
+            kernel_drops: self.sockets[0].kernel_drops().saturating_sub(run.drops_before),
+            blocked: sent.blocked,
+            errors: sent.errors,
+        })
+    }
+
+    fn send(&mut self) -> Next {
+        let Some(run) = &mut self.run else { return Next::Ended };
+        let Some(sender) = run.sender.as_mut().filter(|_| run.sending) else { return Next::Ended };
+        let next = sender.turn(&mut self.sockets);
+        run.sending = next != Next::Ended;
+        next
+    }
+}
+
+impl Party for Sink {
+    fn turn(&mut self, ready: &[Token]) -> Turn {
+        self.readable |= !ready.is_empty();
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Turn::Ended;
+        }
+        if self.readable {
+            self.receive();
+        }
+        self.shared.received.fetch_add(self.arrived - self.told, Ordering::Relaxed);
+        self.told = self.arrived;
+        let next = self.send();
+        let look = self.clock.now() + LOOK;
+        match next {
+            Next::Now => Turn::Now,
+            _ if self.readable => Turn::Now,
+            Next::At(at) | Next::Room(at) => Turn::At(at.min(look)),
+            Next::Ended => Turn::At(look),
+        }
+    }
+}
+
+/// Adds a control datagram to `replies`, if there is room.
+fn put(replies: &mut SendBatch, path: &Path, header: &Header, body: &dyn Fn(&mut [u8])) {
+    let Some(room) = replies.tail(CONTROL_LEN) else { return };
+    header.write(room);
+    body(&mut room[HEADER_LEN..]);
+    replies.commit(path, 0, CONTROL_LEN, 1);
+}

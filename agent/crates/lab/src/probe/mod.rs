@@ -1,0 +1,182 @@
+//! What a scanner could send to a UDP port to learn what listens there, and what comes back.
+//!
+//! | question | file |
+//! |---|---|
+//! | the classes of packets, one list of all packets | this one: [`Class`], [`packets`] |
+//! | which packets each class has | `catalogue.rs` (pure) |
+//! | openings of protocols other than QUIC | `protocols.rs` (pure) |
+//! | QUIC headers, sealed Initials | `forge.rs` (pure) |
+//! | a TLS ClientHello that a server answers | `hello.rs` (pure) |
+//! | sends them, and notes what comes back | `runner.rs` |
+//! | what is printed | `report.rs` |
+//!
+//! The packets know nothing of Culvert but its name in ALPN: they are what anyone can send.
+
+use std::{net::SocketAddr, time::Duration};
+
+use net::process;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+use crate::bench::shell;
+
+mod catalogue;
+mod forge;
+mod hello;
+mod protocols;
+mod report;
+mod runner;
+#[cfg(test)]
+mod tests;
+
+pub use report::{Answer, Report, Row, Verdict};
+
+/// Why a scanner sends a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A version that asks for Version Negotiation (RFC 9000 §6).
+    UnknownVersion,
+    /// A whole client's Initial.
+    Initial,
+    /// The same with a token.
+    InitialWithToken,
+    /// A ClientHello in two datagrams, as clients with large key shares send it.
+    SplitInitial,
+    /// An Initial with the fixed bit cleared (RFC 9287).
+    FixedBit,
+    /// An Initial in a datagram below 1200 bytes (RFC 9000 §14.1).
+    SmallInitial,
+    /// An Initial with a destination connection ID of each length.
+    ConnectionId,
+    /// An Initial whose tag is broken.
+    BrokenTag,
+    /// An Initial, well sealed, with frames that break the protocol.
+    IllegalFrames,
+    /// An Initial whose lengths lie.
+    BrokenLength,
+    /// Several packets in one datagram.
+    Coalesced,
+    /// 0-RTT before any Initial.
+    ZeroRtt,
+    /// A Handshake packet of no connection.
+    Handshake,
+    /// A Retry, which only servers send.
+    Retry,
+    /// Version 0: a Version Negotiation packet.
+    VersionZero,
+    /// Short headers of no connection, 1 to 1500 bytes.
+    ShortHeader,
+    /// Openings of other protocols.
+    OtherProtocol,
+    /// Random bytes, 0 to 1500 of them.
+    Random,
+    /// Datagrams of several classes, of one length, in one burst from one port.
+    Mixture,
+}
+
+impl Class {
+    /// All of them, in the order of the report.
+    pub const ALL: [Self; 19] = [
+        Self::UnknownVersion,
+        Self::Initial,
+        Self::InitialWithToken,
+        Self::SplitInitial,
+        Self::FixedBit,
+        Self::SmallInitial,
+        Self::ConnectionId,
+        Self::BrokenTag,
+        Self::IllegalFrames,
+        Self::BrokenLength,
+        Self::Coalesced,
+        Self::ZeroRtt,
+        Self::Handshake,
+        Self::Retry,
+        Self::VersionZero,
+        Self::ShortHeader,
+        Self::OtherProtocol,
+        Self::Random,
+        Self::Mixture,
+    ];
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UnknownVersion => "unknown version",
+            Self::Initial => "initial",
+            Self::InitialWithToken => "initial with token",
+            Self::SplitInitial => "split initial",
+            Self::FixedBit => "fixed bit cleared",
+            Self::SmallInitial => "small initial",
+            Self::ConnectionId => "connection id",
+            Self::BrokenTag => "broken tag",
+            Self::IllegalFrames => "illegal frames",
+            Self::BrokenLength => "broken length",
+            Self::Coalesced => "coalesced",
+            Self::ZeroRtt => "0-rtt",
+            Self::Handshake => "handshake",
+            Self::Retry => "retry",
+            Self::VersionZero => "version 0",
+            Self::ShortHeader => "short header",
+            Self::OtherProtocol => "other protocol",
+            Self::Random => "random bytes",
+            Self::Mixture => "mixture",
+        }
+    }
+
+    /// Whether its packets share a port: they belong together, or there are too many for a port each.
+    fn shares_a_port(self) -> bool {
+        matches!(self, Self::SplitInitial | Self::ShortHeader | Self::Random | Self::Mixture)
+    }
+}
+
+/// A datagram to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Why.
+    pub class: Class,
+    /// Which one of its class, in words.
+    pub detail: String,
+    /// The UDP payload, 0 to 1500 bytes.
+    pub bytes: Vec<u8>,
+    /// How often it is sent, as a client does that gets no answer.
+    pub rounds: u8,
+}
+
+/// Every packet, [`Class`] by class in the order of [`Class::ALL`]; the same for the same seed.
+#[must_use]
+pub fn packets(seed: u64) -> Vec<Probe> {
+    catalogue::all(&mut SmallRng::seed_from_u64(seed))
+}
+
+/// What is to be probed, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where to.
+    pub target: SocketAddr,
+    /// What the packets are made from.
+    pub seed: u64,
+    /// How long an answer to the last datagram of a round may take.
+    pub wait: Duration,
+}
+
+/// Sends every packet and collects what comes back, in about two seconds and twice [`Options::wait`].
+///
+/// # Errors
+/// When there are no sockets for it.
+pub fn run(options: Options) -> anyhow::Result<Report> {
+    let probes = packets(options.seed);
+    let ports = runner::ports(&probes);
+    // Beside the sockets: the runtime, the alarm, standard streams.
+    process::raise_descriptor_limit(64 + ports as u64)?;
+    let make =
+        move |net: &mut net::kernel::KernelNet, clock| runner::Runner::new(net, clock, options, probes);
+    let thread = shell::spawn("probe".to_owned(), make, runner::Runner::finish)?;
+    thread.join().map_err(|_panic| anyhow::anyhow!("the probing thread panicked"))?
+}
+
+/// `length` random bytes.
+fn random(rng: &mut SmallRng, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    rng.fill(bytes.as_mut_slice());
+    bytes
+}

@@ -1,0 +1,110 @@
+//! Waiting for a source or a moment, to the microsecond: tokio's own timers count milliseconds.
+
+use std::{
+    future::poll_fn,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use nix::sys::{
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::{Ready, sys};
+
+/// A timer of the kernel, on the current tokio runtime.
+#[derive(Debug)]
+pub struct Alarm {
+    timer: TimerFd,
+    /// A duplicate of it, which the runtime watches.
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl Alarm {
+    /// An alarm that is not set.
+    ///
+    /// # Errors
+    /// The kernel's, when it is out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        let timer =
+            TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)?;
+        let fd = sys::watch_timer(timer.as_fd().try_clone_to_owned()?)?;
+        Ok(Self { timer, fd })
+    }
+
+    /// Waits until a token is ready, at most for `limit`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn wait(&mut self, ready: &Ready, limit: Duration) -> io::Result<()> {
+        // Zero would switch the timer off.
+        let limit = Expiration::OneShot(TimeSpec::from_duration(limit.max(Duration::from_nanos(1))));
+        self.timer.set(limit, TimerSetTimeFlags::empty())?;
+        poll_fn(|context| {
+            ready.register(context.waker());
+            if !ready.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.poll_rung(context)
+        })
+        .await
+    }
+
+    fn poll_rung(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = match self.fd.poll_read_ready(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(guard) => guard?,
+            };
+            // A ring of a wait before, which ended early, is not there any more: setting the timer took it back.
+            if let Ok(rung) = guard.try_io(|_| Ok(self.timer.wait()?)) {
+                return Poll::Ready(rung);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Token;
+    use wire::clock::{Clock, SystemClock};
+
+    fn on_a_runtime(future: impl Future<Output = io::Result<()>>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(future).unwrap();
+    }
+
+    #[test]
+    fn it_rings_not_before_its_time_and_again_and_again() {
+        on_a_runtime(async {
+            let (mut alarm, ready) = (Alarm::new()?, Ready::new());
+            for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_millis(2)] {
+                let before = SystemClock.now();
+                alarm.wait(&ready, limit).await?;
+                assert!(SystemClock.now() - before >= limit);
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_ready_token_ends_the_wait_and_does_not_ring_the_next() {
+        on_a_runtime(async {
+            let (mut alarm, ready) = (Alarm::new()?, Ready::new());
+            for _ in 0..3 {
+                ready.mark(Token(1));
+                alarm.wait(&ready, Duration::from_secs(3_600)).await?;
+                ready.drain(&mut Vec::new());
+                let before = SystemClock.now();
+                alarm.wait(&ready, Duration::from_millis(1)).await?;
+                assert!(SystemClock.now() - before >= Duration::from_millis(1));
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,360 @@
+//! Sockets, TUN queues and what else an agent asks of Linux; the only crate with `unsafe`.
+//!
+//! | question | file |
+//! |---|---|
+//! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
+//! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
+//! | which payloads are delivered where | `delivery.rs` (pure) |
+//! | which packets are written to a TUN device | `packets.rs` (pure) |
+//! | the system calls, the only `unsafe` | `sys.rs` |
+//! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
+//! | the listening sockets of several workers, bound once | `ports.rs` |
+//! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
+//! | what a UDP socket counts | `stats.rs` (pure) |
+//! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
+//! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | a TUN device and its queues on the kernel | `tun.rs` |
+//! | addresses, routes and rules of the kernel | `netlink/` |
+//! | private files in a folder that another user may own | `folder.rs` |
+//! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
+//! | what this host can do, tried without changing it | `host.rs` |
+//! | waiting to the microsecond, for a load generator | `alarm.rs` |
+//! | background tasks whose panic ends only them | `task.rs` |
+//! | all of it in memory, for tests and the simulator (feature `memory`) | `memory/` |
+//!
+//! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
+//! into the worker's [`Ready`] queue when it may make progress again, and not before.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use ip::{
+    packets::{PacketDelivery, PacketMessage, TunOffload},
+    vnet::VnetHeader,
+};
+
+pub mod alarm;
+pub mod batch;
+mod delivery;
+pub mod folder;
+pub mod host;
+pub mod kernel;
+#[cfg(any(test, feature = "memory"))]
+pub mod memory;
+pub mod netlink;
+pub mod ports;
+pub mod process;
+pub mod ready;
+pub mod stats;
+pub mod steering;
+mod sys;
+pub mod task;
+#[cfg(test)]
+mod tests;
+mod transmit;
+pub mod tun;
+mod udp;
+
+pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
+pub use ready::{Ready, Token};
+pub use stats::UdpStats;
+
+/// What a worker asks of the outside world: sockets and names. The kernel implements it, and `memory` for tests.
+pub trait Net {
+    /// Opens a UDP socket whose readiness is reported under `token`.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `AddrInUse` when another process listens there (checked by a probe bind without
+    /// `SO_REUSEPORT`) or `PermissionDenied` for a port below 1024.
+    fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>>;
+
+    /// Segments that one message may have: [`batch::MOST_SEGMENTS`], or fewer on a kernel that takes no more.
+    fn most_segments(&self) -> u16 {
+        batch::MOST_SEGMENTS
+    }
+
+    /// Takes sockets that were bound for this worker; [`Net::udp`] and [`Net::tcp_listen`] use them. A network that binds
+    /// by itself has no use for them.
+    fn adopt(&mut self, ports: ports::Ports) {
+        drop(ports);
+    }
+
+    /// Listens for TCP connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>>;
+
+    /// Starts to connect; `token` becomes ready when the attempt has ended (see [`TcpStream::connected`]).
+    ///
+    /// # Errors
+    /// The kernel's, when not even the attempt could start.
+    fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>>;
+
+    /// Starts to resolve `host`; `token` becomes ready when [`Net::resolved`] has an answer.
+    /// A literal address is answered at once.
+    fn resolve(&mut self, host: &str, port: u16, token: Token);
+
+    /// The answer to [`Net::resolve`] under `token`, once: every address, in the resolver's order.
+    fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>>;
+
+    /// This worker's queue of the TUN device, once; its readiness is reported under `token`. `None` without a `[tun]`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
+        let _ = token;
+        Ok(None)
+    }
+}
+
+/// How a UDP socket is to be opened.
+#[derive(Clone, Debug)]
+pub struct UdpOptions {
+    /// Where to bind; port 0 lets the kernel choose.
+    pub bind: SocketAddr,
+    /// Connect to this address, so that only its datagrams arrive and its refusals are reported.
+    pub connect: Option<SocketAddr>,
+    /// What the socket is for; it decides the path-MTU and steering options, and labels its metrics.
+    pub role: UdpRole,
+    /// `SO_RCVBUF` and `SO_SNDBUF` to ask for, in bytes.
+    pub buffer_bytes: usize,
+    /// `SO_MARK`, 0 for none. Underlay sockets only.
+    pub mark: u32,
+    /// Whether `UDP_SEGMENT` may be used at all.
+    pub gso: bool,
+}
+
+/// What a UDP socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UdpRole {
+    /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
+    QuicListen,
+    /// The underlay: carries QUIC, one dialled lane or connection.
+    QuicDial,
+    /// A local port whose datagrams go to a peer. PKTINFO, a probe bind before.
+    Ingress,
+    /// One flow's connected socket to a service.
+    Upstream,
+    /// One stranger's connected socket to the decoy. `IP_MTU_DISCOVER = PROBE`, so that nothing is fragmented on the way.
+    Decoy,
+}
+
+/// A non-blocking UDP socket that moves batches.
+pub trait UdpSocket {
+    /// The bound address.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Fills `batch` (cleared first) with what is waiting, up to its capacity.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is waiting: the token is reported when something is. An ICMP error that the kernel
+    /// reports on a connected socket is `ConnectionRefused` or the like and costs nothing else: call again until
+    /// `WouldBlock`.
+    fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<()>;
+
+    /// Sends the committed messages of `batch` in order and clears it, calling `outcome` once per message.
+    /// When the kernel would block, what is left stays in `batch` and the token is reported when there is room.
+    fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&batch::Message, SendOutcome));
+
+    /// Sends payloads straight from the buffers of `received`, as `delivery` lists them (scattered pieces of one
+    /// message are gathered by the kernel and cut by `UDP_SEGMENT`), clears `delivery`, and calls `outcome` once
+    /// per message. A message that would block is reported as such and dropped: the caller counts it.
+    fn deliver(
+        &mut self,
+        received: &ReceiveBatch,
+        delivery: &mut Delivery,
+        outcome: &mut dyn FnMut(&batch::DeliveryMessage, SendOutcome),
+    );
+
+    /// What the socket did so far; monotonic counts.
+    fn stats(&self) -> UdpStats;
+
+    /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
+    fn kernel_drops(&self) -> u64;
+
+    /// [`UdpSocket::kernel_drops`] and what waits now, in one question to the kernel.
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue { drops: self.kernel_drops(), bytes: 0 }
+    }
+
+    /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
+    fn offload(&self, destination: SocketAddr) -> UdpOffload {
+        let _ = destination;
+        UdpOffload::default()
+    }
+}
+
+/// The receive queue of a UDP socket, as the kernel knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelQueue {
+    /// Buffers dropped because it was full, since the socket was opened.
+    pub drops: u64,
+    /// What waits in it, in bytes of the kernel's memory: payloads and some hundred bytes of bookkeeping for each buffer.
+    pub bytes: u64,
+}
+
+/// How the kernel moves the datagrams of a UDP socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpOffload {
+    /// Many datagrams in one message out (`UDP_SEGMENT`).
+    pub gso: Gso,
+    /// Many datagrams in one buffer in (`UDP_GRO`).
+    pub gro: bool,
+}
+
+/// Whether a socket sends with `UDP_SEGMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gso {
+    /// It does.
+    On,
+    /// The kernel has none, or `transport.gso` is off.
+    #[default]
+    Off,
+    /// Not to this destination, where it failed; it is tried again within a minute.
+    Failed,
+}
+
+/// One queue of a TUN device, not blocking.
+pub trait TunQueue {
+    /// Fills `batch` (cleared first) with the packets that wait, one in each slot without its virtio header, and `headers`
+    /// (cleared first) with what was said of each, until the batch is full or holds `most_bytes`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing waits: the token is reported when something does. Any other error is the device's, which is
+    /// then down or gone.
+    fn receive(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        headers: &mut Vec<VnetHeader>,
+        most_bytes: usize,
+    ) -> io::Result<()>;
+
+    /// Writes the packets that `delivery` lists, whose bytes lie in `received`, clears the list, and calls `outcome` once per
+    /// message.
+    fn deliver(
+        &mut self,
+        received: &ReceiveBatch,
+        delivery: &mut PacketDelivery,
+        outcome: &mut dyn FnMut(&PacketMessage, SendOutcome),
+    );
+
+    /// Writes one packet of our own making, with complete checksums.
+    fn send(&mut self, packet: &[u8]) -> SendOutcome;
+
+    /// What the device may be handed, and hands us.
+    fn offload(&self) -> TunOffload;
+
+    /// What the queue did so far; monotonic counts.
+    fn stats(&self) -> TunStats;
+}
+
+/// Monotonic counts of one queue of a TUN device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunStats {
+    /// `read` calls that returned a packet or super-packet.
+    pub reads: u64,
+    /// Their bytes, without virtio headers.
+    pub read_bytes: u64,
+    /// Of those, super-packets.
+    pub read_super: u64,
+    /// Reads whose virtio header was of a kind that was not asked for; their packets are lost.
+    pub read_errors: u64,
+    /// `writev` calls that the kernel took.
+    pub writes: u64,
+    /// Their bytes, without virtio headers.
+    pub write_bytes: u64,
+    /// Of those, super-packets.
+    pub write_super: u64,
+    /// Writes that the kernel refused.
+    pub write_errors: u64,
+}
+
+/// What became of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOutcome {
+    /// Handed to the kernel whole.
+    Sent,
+    /// Of a message that was cut into single datagrams after a failed GSO send, this many segments were not sent.
+    Partly {
+        /// Segments not sent.
+        failed: u16,
+        /// Why, for the last of them.
+        why: SendFailure,
+    },
+    /// Nothing of it was sent.
+    Failed(SendFailure),
+}
+
+/// Why the kernel refused a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SendFailure {
+    /// No room in the socket's send buffer.
+    WouldBlock,
+    /// EMSGSIZE, EINVAL: larger than the path or the interface takes.
+    TooLarge,
+    /// ECONNREFUSED: nobody listens at the far end (reported for an earlier datagram, and again after one retry).
+    Refused,
+    /// ENETUNREACH, EHOSTUNREACH, EADDRNOTAVAIL: no route, or the local address is gone.
+    Unreachable,
+    /// ENOBUFS, ENOMEM: the kernel is out of memory for packets.
+    NoBuffers,
+    /// EPERM, EACCES: a firewall refused it.
+    Forbidden,
+    /// Anything else.
+    Other,
+}
+
+/// A listening TCP socket.
+pub trait TcpListener {
+    /// The bound address.
+    fn local_addr(&self) -> SocketAddr;
+    /// Takes the next connection; its readiness is reported under `token` from then on.
+    ///
+    /// # Errors
+    /// `WouldBlock` when none waits. `EMFILE` and the like are returned as they are; the token is not reported for
+    /// what still waits then, so try again after a while.
+    fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)>;
+}
+
+/// A non-blocking TCP connection.
+pub trait TcpStream {
+    /// Whether a started connect has ended: `WouldBlock` while it goes on, else its result.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or why the connection failed.
+    fn connected(&mut self) -> io::Result<()>;
+    /// Reads; `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or what ended the connection.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+    /// Writes a part.
+    ///
+    /// # Errors
+    /// `WouldBlock`, or what ended the connection.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Writes a part of several buffers, one after the other, in one call.
+    ///
+    /// # Errors
+    /// As [`TcpStream::write`].
+    fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize>;
+    /// Sends a FIN: nothing more will be written.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `NotConnected`.
+    fn shutdown_write(&mut self) -> io::Result<()>;
+    /// Drops the connection with a reset instead of a FIN (`SO_LINGER` 0).
+    fn abort(&mut self);
+}
+
+/// The address family and address that a wildcard stands for when dialling `remote`.
+#[must_use]
+pub fn wildcard_for(remote: SocketAddr) -> SocketAddr {
+    match remote.ip() {
+        IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+        IpAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
+    }
+}

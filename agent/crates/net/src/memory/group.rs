@@ -1,0 +1,61 @@
+//! Workers of one host: which of their sockets on one address hears a datagram, and the ports that they share.
+
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    net::IpAddr,
+};
+
+#[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
+use rustc_hash::FxHasher;
+
+use crate::{UdpRole, memory::Datagram, steering};
+
+/// What is bound; workers share an address for the same kind only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Udp(UdpRole),
+    Tcp,
+}
+
+impl Kind {
+    /// Whether the workers of a host bind it side by side, one socket each.
+    pub(super) fn is_shared(self) -> bool {
+        match self {
+            Self::Udp(UdpRole::QuicListen | UdpRole::Ingress) | Self::Tcp => true,
+            Self::Udp(UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy) => false,
+        }
+    }
+}
+
+/// The worker, of `workers`, whose socket of this role hears `datagram`, as the kernel chooses within a group.
+#[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
+pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
+    match role {
+        UdpRole::QuicListen if steered => steering::owner(datagram.payload, workers),
+        UdpRole::QuicListen | UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy => {
+            let mut hasher = FxHasher::default();
+            (datagram.from, datagram.to).hash(&mut hasher);
+            // Less than `workers`.
+            (hasher.finish() % u64::from(workers.max(1))) as u8
+        }
+    }
+}
+
+/// The ports that binds to port 0 were given: the n-th bind of each worker to one address gets the same one.
+#[derive(Debug, Default)]
+pub(super) struct GivenPorts {
+    of: HashMap<(Kind, IpAddr), Vec<u16>>,
+}
+
+impl GivenPorts {
+    /// The port of bind number `nth`, if another worker has come that far.
+    pub(super) fn get(&self, kind: Kind, address: IpAddr, nth: usize) -> Option<u16> {
+        self.of.get(&(kind, address))?.get(nth).copied()
+    }
+
+    /// Notes the port of the next bind.
+    pub(super) fn push(&mut self, kind: Kind, address: IpAddr, port: u16) {
+        self.of.entry((kind, address)).or_default().push(port);
+    }
+}

@@ -1,0 +1,278 @@
+//! TCP in memory: two pipes with bounded buffers make a connection.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, VecDeque},
+    io::{self, Read, Write},
+    net::SocketAddr,
+    rc::Rc,
+};
+
+use crate::{
+    Ready, TcpListener, TcpStream, Token,
+    memory::{MemoryFabric, WorkerId},
+};
+
+/// Bytes that one direction of a connection holds: small, so that tests meet a full one.
+const PIPE_BYTES: usize = 64 * 1024;
+
+/// Connections that wait to be accepted; a further one is refused.
+const BACKLOG: usize = 128;
+
+/// Who waits for something, if anybody does.
+#[derive(Default)]
+struct Waiter {
+    owner: Option<(Ready, Token)>,
+    armed: bool,
+}
+
+impl Waiter {
+    fn new(ready: &Ready, token: Token) -> Self {
+        Self { owner: Some((ready.clone(), token)), armed: true }
+    }
+
+    fn wake(&mut self) {
+        if let Some((ready, token)) = &self.owner
+            && std::mem::take(&mut self.armed)
+        {
+            ready.mark(*token);
+        }
+    }
+}
+
+/// One direction of a connection.
+#[derive(Default)]
+struct Pipe {
+    bytes: VecDeque<u8>,
+    /// Nothing more will be written.
+    finished: bool,
+    /// Nothing more will be read.
+    unread: bool,
+    reset: bool,
+    reader: Waiter,
+    writer: Waiter,
+}
+
+impl Pipe {
+    fn reset(&mut self) {
+        self.reset = true;
+        self.bytes.clear();
+        self.reader.wake();
+        self.writer.wake();
+    }
+}
+
+/// What the connections of an address wait in, for one of its listeners.
+#[derive(Default)]
+pub(super) struct Backlog {
+    waiting: VecDeque<(Stream, SocketAddr)>,
+    /// The listeners, by their workers' places.
+    waiters: BTreeMap<u8, Waiter>,
+}
+
+impl Backlog {
+    /// Whether the worker in this place listens.
+    pub(super) fn has_listener(&self, place: u8) -> bool {
+        self.waiters.contains_key(&place)
+    }
+}
+
+pub(super) struct Listener {
+    fabric: MemoryFabric,
+    worker: WorkerId,
+    local: SocketAddr,
+    backlog: Rc<RefCell<Backlog>>,
+    ready: Ready,
+}
+
+impl Listener {
+    pub(super) fn new(
+        fabric: MemoryFabric,
+        worker: WorkerId,
+        local: SocketAddr,
+        backlog: Rc<RefCell<Backlog>>,
+        ready: &Ready,
+        token: Token,
+    ) -> Self {
+        let mut waiter = Waiter::new(ready, token);
+        if !backlog.borrow().waiting.is_empty() {
+            waiter.wake();
+        }
+        backlog.borrow_mut().waiters.insert(worker.place, waiter);
+        Self { fabric, worker, local, backlog, ready: ready.clone() }
+    }
+}
+
+impl TcpListener for Listener {
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)> {
+        let mut backlog = self.backlog.borrow_mut();
+        let Some((stream, remote)) = backlog.waiting.pop_front() else {
+            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.place) {
+                waiter.armed = true;
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        stream.own(&self.ready, token);
+        Ok((Box::new(stream), remote))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut backlog = self.backlog.borrow_mut();
+        backlog.waiters.remove(&self.worker.place);
+        if !backlog.waiters.is_empty() {
+            return;
+        }
+        self.fabric.state.borrow_mut().listeners.remove(&(self.worker.host, self.local));
+        for (mut stream, _) in backlog.waiting.drain(..) {
+            stream.abort();
+        }
+    }
+}
+
+/// One end of a connection.
+pub(super) struct Stream {
+    /// None when the connection was refused or aborted.
+    pipes: Option<Pipes>,
+    refused: bool,
+}
+
+struct Pipes {
+    incoming: Rc<RefCell<Pipe>>,
+    outgoing: Rc<RefCell<Pipe>>,
+}
+
+impl Stream {
+    /// A connection to the listener of `backlog`; none when that is full.
+    pub(super) fn connect(
+        backlog: &RefCell<Backlog>,
+        from: SocketAddr,
+        ready: &Ready,
+        token: Token,
+    ) -> Option<Self> {
+        let mut backlog = backlog.borrow_mut();
+        if backlog.waiting.len() >= BACKLOG {
+            return None;
+        }
+        let (up, down) = (Rc::<RefCell<Pipe>>::default(), Rc::<RefCell<Pipe>>::default());
+        let far = Pipes { incoming: Rc::clone(&up), outgoing: Rc::clone(&down) };
+        backlog.waiting.push_back((Self { pipes: Some(far), refused: false }, from));
+        backlog.waiters.values_mut().for_each(Waiter::wake);
+        let near = Self { pipes: Some(Pipes { incoming: down, outgoing: up }), refused: false };
+        near.own(ready, token);
+        Some(near)
+    }
+
+    /// What a connect to a port without a listener gives.
+    pub(super) fn refused() -> Self {
+        Self { pipes: None, refused: true }
+    }
+
+    /// Sets who hears of this end's readiness, and tells what there is already.
+    fn own(&self, ready: &Ready, token: Token) {
+        if let Some(Pipes { incoming, outgoing }) = &self.pipes {
+            let mut incoming = incoming.borrow_mut();
+            incoming.reader = Waiter::new(ready, token);
+            if !incoming.bytes.is_empty() || incoming.finished || incoming.reset {
+                incoming.reader.wake();
+            }
+            outgoing.borrow_mut().writer = Waiter { armed: false, ..Waiter::new(ready, token) };
+        }
+    }
+
+    fn pipes(&self) -> io::Result<&Pipes> {
+        self.pipes.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl TcpStream for Stream {
+    fn connected(&mut self) -> io::Result<()> {
+        if self.refused {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        self.pipes().map(drop)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut pipe = self.pipes()?.incoming.borrow_mut();
+        if pipe.reset {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if pipe.bytes.is_empty() {
+            if pipe.finished {
+                return Ok(0);
+            }
+            pipe.reader.armed = true;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = pipe.bytes.read(buffer)?;
+        pipe.writer.wake();
+        Ok(count)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut pipe = self.pipes()?.outgoing.borrow_mut();
+        if pipe.reset {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if pipe.finished || pipe.unread {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let room = PIPE_BYTES - pipe.bytes.len();
+        if room == 0 && !bytes.is_empty() {
+            pipe.writer.armed = true;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = pipe.bytes.write(&bytes[..room.min(bytes.len())])?;
+        pipe.reader.wake();
+        Ok(count)
+    }
+
+    fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut written = 0;
+        for buffer in buffers {
+            match self.write(buffer) {
+                Ok(count) => written += count,
+                Err(error) if written == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(written)
+    }
+
+    fn shutdown_write(&mut self) -> io::Result<()> {
+        let mut pipe = self.pipes()?.outgoing.borrow_mut();
+        pipe.finished = true;
+        pipe.reader.wake();
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        if let Some(Pipes { incoming, outgoing }) = self.pipes.take() {
+            incoming.borrow_mut().reset();
+            outgoing.borrow_mut().reset();
+        }
+    }
+}
+
+impl Drop for Stream {
+    /// As a kernel closes: a FIN, or a reset when something was left unread.
+    fn drop(&mut self) {
+        if self.pipes.as_ref().is_some_and(|pipes| !pipes.incoming.borrow().bytes.is_empty()) {
+            self.abort();
+        }
+        if let Some(Pipes { incoming, outgoing }) = self.pipes.take() {
+            let mut outgoing = outgoing.borrow_mut();
+            outgoing.finished = true;
+            outgoing.reader.wake();
+            let mut incoming = incoming.borrow_mut();
+            incoming.unread = true;
+            incoming.writer.wake();
+        }
+    }
+}

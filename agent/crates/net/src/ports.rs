@@ -1,0 +1,200 @@
+//! The listening sockets of all workers: bound by one thread before the workers start, then handed to each its own.
+//!
+//! ```text
+//!  UDP, one worker       one socket; a second daemon meets AddrInUse
+//!  UDP, W workers        a group of W, numbered by the kernel in the order of their binds = the workers' order
+//!      QUIC listens      steered by the connection ID (`steering.rs`)
+//!      ingress           the kernel's hash of the 4-tuple
+//!  TCP                   one listener, a duplicate per worker: whoever accepts first has the connection
+//! ```
+//!
+//! A group's sockets live as long as their workers and are never closed singly: the kernel fills the gap with the last
+//! socket, so a socket that is opened anew would stand in another worker's place.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::AsFd,
+    sync::Once,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
+
+/// The ports that all workers listen on.
+#[derive(Clone, Debug, Default)]
+pub struct PortPlan {
+    /// UDP, of the roles [`UdpRole::QuicListen`] and [`UdpRole::Ingress`].
+    pub udp: Vec<UdpOptions>,
+    /// TCP.
+    pub tcp: Vec<SocketAddr>,
+}
+
+/// One worker's share of the bound sockets; nothing watches them yet. The default has none.
+#[derive(Debug, Default)]
+pub struct Ports {
+    udp: Vec<(UdpRole, SocketAddr, Socket)>,
+    tcp: Vec<(SocketAddr, Socket)>,
+}
+
+/// Which entry of a [`PortPlan`], by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortKind {
+    /// Of [`PortPlan::udp`].
+    Udp(usize),
+    /// Of [`PortPlan::tcp`].
+    Tcp(usize),
+}
+
+impl fmt::Display for PortKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Udp(_) => "UDP",
+            Self::Tcp(_) => "TCP",
+        })
+    }
+}
+
+/// A port that could not be opened: `AddrInUse` when anybody listens there, or another error of the kernel.
+#[derive(Debug, Error)]
+#[error("cannot listen on {address} ({what})")]
+pub struct PortError {
+    /// Which one.
+    pub what: PortKind,
+    /// Where it was to be bound.
+    pub address: SocketAddr,
+    /// Why not.
+    #[source]
+    pub error: io::Error,
+}
+
+/// Binds everything that is `wanted`: a share for each of `workers`, in their order.
+///
+/// # Errors
+/// The first port that could not be opened; all that were are closed again.
+pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
+    let mut shares: Vec<Ports> = (0..workers).map(|_| Ports::default()).collect();
+    for (index, options) in wanted.udp.iter().enumerate() {
+        let group = udp_group(options, workers).map_err(|error| PortError {
+            what: PortKind::Udp(index),
+            address: options.bind,
+            error,
+        })?;
+        for (share, socket) in shares.iter_mut().zip(group) {
+            share.udp.push((options.role, options.bind, socket));
+        }
+    }
+    for (index, address) in wanted.tcp.iter().enumerate() {
+        let clones = tcp_clones(*address, workers).map_err(|error| PortError {
+            what: PortKind::Tcp(index),
+            address: *address,
+            error,
+        })?;
+        for (share, socket) in shares.iter_mut().zip(clones) {
+            share.tcp.push((*address, socket));
+        }
+    }
+    Ok(shares)
+}
+
+/// Whether packets may carry `SO_MARK`.
+///
+/// # Errors
+/// `PermissionDenied` without `CAP_NET_ADMIN`.
+pub fn probe_mark(mark: u32) -> io::Result<()> {
+    Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_mark(mark)
+}
+
+/// Whether `address` is one of this host: the kernel sends from it what goes there. Nothing is sent to find out.
+#[must_use]
+pub fn is_own(address: SocketAddr) -> bool {
+    source_towards(address).is_ok_and(|source| source == address.ip())
+}
+
+/// The address of this host from which the kernel sends to `address`. Nothing is sent to find out.
+///
+/// # Errors
+/// The kernel's; e.g. `NetworkUnreachable` without a route.
+pub fn source_towards(address: SocketAddr) -> io::Result<IpAddr> {
+    let socket = UdpSocket::bind(wildcard_for(address))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+impl Ports {
+    /// Takes over what another share has.
+    pub(super) fn extend(&mut self, more: Self) {
+        let Self { udp, tcp } = more;
+        self.udp.extend(udp);
+        self.tcp.extend(tcp);
+    }
+
+    /// The first socket of this role that was to be bound to this address; each is given once.
+    pub(super) fn take_udp(&mut self, role: UdpRole, bind: SocketAddr) -> Option<Socket> {
+        let index = self.udp.iter().position(|(of, at, _)| (*of, *at) == (role, bind))?;
+        Some(self.udp.remove(index).2)
+    }
+
+    /// Where the socket `index` is bound.
+    #[cfg(test)]
+    pub(super) fn udp_address(&self, index: usize) -> SocketAddr {
+        let local = self.udp[index].2.local_addr().ok().and_then(|address| address.as_socket());
+        local.expect("a bound socket has an Internet address")
+    }
+
+    /// The first listener that was to be bound to this address; each is given once.
+    pub(super) fn take_tcp(&mut self, address: SocketAddr) -> Option<Socket> {
+        let index = self.tcp.iter().position(|(at, _)| *at == address)?;
+        Some(self.tcp.remove(index).1)
+    }
+}
+
+/// A socket per worker, in their order.
+///
+/// The first one binds without `SO_REUSEPORT`, so it also is the probe that finds a second daemon, and it sets the
+/// option before the others bind: nobody can come in between. With port 0 it chooses the port for all.
+fn udp_group(options: &UdpOptions, workers: u8) -> io::Result<Vec<Socket>> {
+    let first = udp::configured(options)?;
+    first.bind(&options.bind.into())?;
+    if workers <= 1 {
+        return Ok(vec![first]);
+    }
+    first.set_reuse_port(true)?;
+    let bound = first.local_addr()?;
+    let mut group = vec![first];
+    for _ in 1..workers {
+        let socket = udp::configured(options)?;
+        socket.set_reuse_port(true)?;
+        socket.bind(&bound)?;
+        group.push(socket);
+    }
+    match options.role {
+        UdpRole::QuicListen => steer(&group[0], workers),
+        UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy => {}
+    }
+    Ok(group)
+}
+
+/// Steers the group of `member` by connection ID, and warns once per process when the kernel does not.
+fn steer(member: &Socket, workers: u8) {
+    if let Err(error) = sys::attach_steering(member.as_fd(), &steering::steering_program(workers)) {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
+            tracing::warn!(
+                %error,
+                "the kernel does not steer datagrams to their workers, so they are handed over between threads; \
+                 allow SO_ATTACH_REUSEPORT_CBPF (seccomp profile, Linux 4.5), or set `transport.workers = 1`"
+            );
+        });
+    }
+}
+
+/// One listener, duplicated for each worker.
+fn tcp_clones(address: SocketAddr, workers: u8) -> io::Result<Vec<Socket>> {
+    let listener = kernel::tcp_listening(address)?;
+    let mut clones = (1..workers).map(|_| listener.try_clone()).collect::<io::Result<Vec<_>>>()?;
+    clones.push(listener);
+    Ok(clones)
+}

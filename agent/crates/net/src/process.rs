@@ -1,0 +1,216 @@
+//! This process, its threads and its sockets, as the kernel knows them.
+
+use std::{
+    fs::File,
+    io,
+    num::NonZeroUsize,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::{
+        prctl::set_dumpable,
+        resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+        signal::{Signal, kill},
+    },
+    unistd::Pid,
+};
+
+/// Raises the limit on open files to the hard limit, and that one to `wanted` where it is lower and may be raised; returns
+/// the limit that holds.
+///
+/// # Errors
+/// The kernel's.
+pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    // Root may raise the hard limit too; others may not, and get what there is.
+    if hard < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).is_ok() {
+        return Ok(wanted);
+    }
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    }
+    Ok(hard)
+}
+
+/// Descriptors that are left to lanes, lookups, files and the operator's requests when all others are in use.
+const KEPT_DESCRIPTORS: u64 = 64;
+
+/// Whether so new a descriptor may be a flow's, a TCP forward's or a stranger's: the kernel gives the lowest free number, so a
+/// high one says that nearly all are in use.
+///
+/// # Errors
+/// `EMFILE` if it may not; the kernel's.
+pub(super) fn leaves_descriptors(new: BorrowedFd<'_>) -> io::Result<()> {
+    let (most, _hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let kept = KEPT_DESCRIPTORS.min(most / 8);
+    let number = u64::try_from(new.as_raw_fd()).unwrap_or(0);
+    if number < most - kept { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+}
+
+/// The error of a process that has no descriptor left.
+#[must_use]
+pub fn out_of_descriptors() -> io::Error {
+    io::Error::from_raw_os_error(libc::EMFILE)
+}
+
+/// How many ports the kernel has for sockets that ask for none, all programs of the host together.
+#[must_use]
+pub fn ephemeral_ports() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    let mut bounds = text.split_whitespace().map(str::parse::<usize>);
+    let (Some(Ok(first)), Some(Ok(last))) = (bounds.next(), bounds.next()) else { return None };
+    last.checked_sub(first).map(|between| between + 1)
+}
+
+/// Whether the process, or the whole host, had no descriptor left.
+#[must_use]
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Keeps this process's memory, keys included, from everybody but root: no core file, and no debugger of the same user.
+///
+/// For users other than root its files in `/proc` belong to root from then on; what we read of our own there, descriptors
+/// included, the kernel lets a process read all the same.
+///
+/// # Errors
+/// The kernel's; the other half is in effect if only one is refused.
+pub fn hide_memory() -> io::Result<()> {
+    let core = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    // Also where cores go to a program: that gets them whatever the limit says.
+    set_dumpable(false)?;
+    Ok(core?)
+}
+
+/// Sends SIGHUP to a process.
+///
+/// # Errors
+/// The kernel's: there is none, or it is not ours.
+pub fn hang_up(pid: i32) -> io::Result<()> {
+    Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
+}
+
+/// Whether standard error is the stream of systemd's journal that `announced`, $JOURNAL_STREAM, names: `device:inode`.
+#[must_use]
+pub fn logs_to_journal(announced: &str) -> bool {
+    let Ok(stderr) = io::stderr().as_fd().try_clone_to_owned() else { return false };
+    let Ok(metadata) = File::from(stderr).metadata() else { return false };
+    announced == format!("{}:{}", metadata.dev(), metadata.ino())
+}
+
+/// Files that this process has open, and how many it may have.
+///
+/// # Errors
+/// The kernel's, where `/proc` is not mounted.
+pub fn descriptors() -> io::Result<(u64, u64)> {
+    // The listing holds a descriptor of its own while it counts.
+    let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok((open as u64, limit))
+}
+
+/// What the kernel calls this boot of the machine: 36 characters and a line feed.
+///
+/// # Errors
+/// The kernel's, where `/proc` is not mounted.
+pub fn boot_id() -> io::Result<Vec<u8>> {
+    std::fs::read("/proc/sys/kernel/random/boot_id")
+}
+
+/// CPUs that this process may use, by its affinity and its CPU quota; 1 when the kernel does not say.
+#[must_use]
+pub fn available_cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
+///
+/// # Errors
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
+pub fn pin_to_cpu(place: usize) -> io::Result<()> {
+    let current = Pid::from_raw(0);
+    let allowed = sched_getaffinity(current)?;
+    let cpus: Vec<usize> =
+        (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).is_ok_and(|set| set)).collect();
+    let cpu = place.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
+    let mut only = CpuSet::new();
+    only.set(*cpu.ok_or(io::ErrorKind::Unsupported)?)?;
+    sched_setaffinity(current, &only)?;
+    Ok(())
+}
+
+/// Asks the scheduler to let the calling thread run soon after it is woken, in slices of 100 µs: the kernel's usual 3 ms of
+/// whoever runs are what a packet waits for on a busy CPU (Linux 6.12; older kernels take no notice). Its share of the CPU stays
+/// what it was. Says whether the thread's policy is one that has slices.
+///
+/// # Errors
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
+pub fn wake_soon() -> io::Result<bool> {
+    const SLICE_NANOS: u64 = 100_000;
+    crate::sys::set_time_slice(SLICE_NANOS)
+}
+
+/// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
+#[must_use]
+pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
+    crate::sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
+}
+
+/// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    [usage.user_time(), usage.system_time()]
+        .map(|time| {
+            let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
+            Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
+        })
+        .iter()
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_pinned_to_the_cpus_in_turn() {
+        let cpus = |set: &CpuSet| -> Vec<_> {
+            (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap()).collect()
+        };
+        let allowed = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
+        assert!(available_cpus() <= allowed.len());
+        for place in 0..=allowed.len() {
+            let pinned = thread::spawn(move || {
+                pin_to_cpu(place).unwrap();
+                sched_getaffinity(Pid::from_raw(0)).unwrap()
+            });
+            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[place % allowed.len()]]);
+        }
+    }
+
+    #[test]
+    fn a_thread_keeps_its_priority_when_it_asks_to_be_woken_soon() {
+        let nice = |thread: &str| -> i32 {
+            let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap();
+            let after_name = stat.rsplit_once(") ").unwrap().1;
+            after_name.split(' ').nth(16).unwrap().parse().unwrap()
+        };
+        let before = nice("self");
+        assert!(thread::spawn(move || wake_soon().unwrap() && nice("thread-self") == before).join().unwrap());
+    }
+
+    #[test]
+    fn the_limit_is_raised_and_never_lowered() {
+        let (before, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert!(raise_descriptor_limit(1).unwrap() >= before);
+        assert!(raise_descriptor_limit(before + 1).unwrap() >= before);
+    }
+}

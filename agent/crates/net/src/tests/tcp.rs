@@ -1,0 +1,175 @@
+use std::{io::ErrorKind, net::SocketAddr};
+
+use crate::{
+    Net, Ready, TcpStream, Token,
+    memory::MemoryFabric,
+    tests::{V4, V6, kernel, wait},
+};
+
+const LISTENER: Token = Token(1);
+const CLIENT: Token = Token(2);
+const SERVER: Token = Token(3);
+
+async fn connect(
+    net: &mut dyn Net,
+    ready: &Ready,
+    ip: std::net::IpAddr,
+) -> (Box<dyn TcpStream>, Box<dyn TcpStream>) {
+    let mut listener = net.tcp_listen(SocketAddr::new(ip, 0), LISTENER).unwrap();
+    assert!(matches!(listener.accept(SERVER), Err(error) if error.kind() == ErrorKind::WouldBlock));
+    let mut client = net.tcp_connect(listener.local_addr(), CLIENT).unwrap();
+    while let Err(error) = client.connected() {
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        wait(ready, CLIENT).await;
+    }
+    let server = loop {
+        match listener.accept(SERVER) {
+            Ok((server, remote)) => {
+                assert_eq!(remote.ip(), ip);
+                break server;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        wait(ready, LISTENER).await;
+    };
+    (client, server)
+}
+
+/// Reads until the end of the stream, or the error that ends it.
+async fn read_all(stream: &mut dyn TcpStream, ready: &Ready, token: Token) -> Result<Vec<u8>, ErrorKind> {
+    let mut all = Vec::new();
+    let mut buffer = [0; 8_192];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(all),
+            Ok(count) => all.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, token).await,
+            Err(error) => return Err(error.kind()),
+        }
+    }
+}
+
+/// Writes until the connection takes no more; returns what it took.
+fn fill(stream: &mut dyn TcpStream) -> usize {
+    let mut total = 0;
+    loop {
+        match stream.write(&[0x5a; 65_536]) {
+            Ok(count) => total += count,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                return total;
+            }
+        }
+    }
+}
+
+/// Echo, half close, a full direction that empties again, a reset: the same of both networks.
+async fn behaves(net: &mut dyn Net, ready: &Ready, ip: std::net::IpAddr) {
+    let (mut client, mut server) = connect(net, ready, ip).await;
+    assert_eq!(client.write(b"question").unwrap(), 8);
+    client.shutdown_write().unwrap();
+    assert_eq!(read_all(&mut *server, ready, SERVER).await.unwrap(), b"question");
+    assert_eq!(server.write(b"answer").unwrap(), 6);
+    drop(server);
+    assert_eq!(read_all(&mut *client, ready, CLIENT).await.unwrap(), b"answer");
+
+    let (mut client, mut server) = connect(net, ready, ip).await;
+    let sent = fill(&mut *client);
+    let mut drained = 0;
+    let mut buffer = vec![0; 65_536];
+    while drained < sent {
+        match server.read(&mut buffer) {
+            Ok(count) => drained += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, SERVER).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    wait(ready, CLIENT).await;
+    assert!(fill(&mut *client) > 0, "there is room again");
+
+    let (mut client, mut server) = connect(net, ready, ip).await;
+    client.abort();
+    drop(client);
+    assert_eq!(read_all(&mut *server, ready, SERVER).await, Err(ErrorKind::ConnectionReset));
+}
+
+/// A connect to a port where nobody listens.
+async fn is_refused(net: &mut dyn Net, ready: &Ready) {
+    let address = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap().local_addr();
+    let mut client = net.tcp_connect(address, CLIENT).unwrap();
+    let error = loop {
+        match client.connected() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, CLIENT).await,
+            result => break result.unwrap_err(),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+}
+
+async fn resolves(net: &mut dyn Net, ready: &Ready) {
+    for (literal, ip) in [("127.0.0.1", V4), ("::1", V6), ("[::1]", V6)] {
+        net.resolve(literal, 53, CLIENT);
+        assert_eq!(net.resolved(CLIENT).unwrap().unwrap(), [SocketAddr::new(ip, 53)]);
+        wait(ready, CLIENT).await;
+        assert!(net.resolved(CLIENT).is_none(), "an answer is given once");
+    }
+    net.resolve("localhost", 80, CLIENT);
+    wait(ready, CLIENT).await;
+    let addresses = net.resolved(CLIENT).unwrap().unwrap();
+    assert!(addresses.contains(&SocketAddr::new(V4, 80)), "{addresses:?}");
+}
+
+#[tokio::test]
+async fn kernel_connections_behave() {
+    let (mut net, ready, _) = kernel();
+    behaves(&mut net, &ready, V4).await;
+    behaves(&mut net, &ready, V6).await;
+}
+
+#[tokio::test]
+async fn memory_connections_behave() {
+    let ready = Ready::new();
+    let mut net = MemoryFabric::new().host(&[], ready.clone());
+    behaves(&mut net, &ready, V4).await;
+    behaves(&mut net, &ready, V6).await;
+}
+
+#[tokio::test]
+async fn a_kernel_connect_is_refused() {
+    let (mut net, ready, _) = kernel();
+    is_refused(&mut net, &ready).await;
+}
+
+#[tokio::test]
+async fn a_memory_connect_is_refused() {
+    let ready = Ready::new();
+    is_refused(&mut MemoryFabric::new().host(&[], ready.clone()), &ready).await;
+}
+
+#[tokio::test]
+async fn the_kernel_resolves() {
+    let (mut net, ready, _) = kernel();
+    resolves(&mut net, &ready).await;
+}
+
+#[tokio::test]
+async fn memory_resolves() {
+    let ready = Ready::new();
+    let fabric = MemoryFabric::new();
+    fabric.add_name("localhost", &[V4, V6]);
+    let mut net = fabric.host(&[], ready.clone());
+    resolves(&mut net, &ready).await;
+    net.resolve("unknown.example", 1, SERVER);
+    assert_eq!(net.resolved(SERVER).unwrap().unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn two_listeners_do_not_share_an_address() {
+    let (mut kernel, _ready, _) = kernel();
+    let mut memory = MemoryFabric::new().host(&[], Ready::new());
+    for net in [&mut kernel as &mut dyn Net, &mut memory] {
+        let first = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap();
+        let second = net.tcp_listen(first.local_addr(), SERVER);
+        assert!(matches!(second, Err(error) if error.kind() == ErrorKind::AddrInUse));
+    }
+}

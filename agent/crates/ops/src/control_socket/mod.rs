@@ -1,0 +1,302 @@
+//! The control socket: how `culvert peer`, `culvert reload` and `culvert status` reach the running daemon.
+//!
+//! | question | file |
+//! |---|---|
+//! | who is asked, and what is done in which order | this one: [`Peers`], [`Desk`] |
+//! | how the socket is made, and how connections are bounded | `listener.rs` |
+//! | requests and answers, as lines of JSON | `protocol.rs` |
+//! | what `culvert status` shows | `status/` |
+//! | the other end: asking a daemon | `client.rs` |
+//!
+//! It runs on a thread of its own: a request never waits for the packet path, nor the other way round. Whoever may open
+//! the socket may change the peers; the file's mode (0600) says who that is.
+
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::reload::ReloadError;
+
+pub mod client;
+mod listener;
+pub mod protocol;
+#[cfg(test)]
+mod reload_tests;
+pub mod status;
+#[cfg(test)]
+mod tests;
+
+use config::{
+    self, AccessMode, Config, PeerOrigin,
+    reload::Change,
+    state::{self, Edit},
+};
+use engine::{
+    capture::{self, Captures},
+    roster::{Listed, Origin},
+};
+use gate::identity::PublicKey;
+pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
+use protocol::{Answer, ListedPeer, Request, ShownChange};
+use status::{Scope, Status};
+use wire::fault::{self, Fault};
+
+/// Why a peer was not added or removed, with a remedy.
+pub type Refused = Box<dyn Error + Send + Sync>;
+
+/// The peers of the running daemon. A change is effective when the call returns.
+pub trait Peers: Send + Sync {
+    /// Those of both files, as they are now, and those of open mode.
+    fn list(&self) -> Vec<Listed>;
+
+    /// Lets a peer in, and dials it if it has endpoints; it was checked against [`Peers::list`].
+    ///
+    /// # Errors
+    /// Why it is not let in; nothing has changed then.
+    fn add(&self, peer: config::Peer) -> Result<(), Refused>;
+
+    /// Ends the connections of a peer and never lets its keys in again.
+    ///
+    /// # Errors
+    /// Why it is still there.
+    fn remove(&self, name: &str) -> Result<(), Refused>;
+
+    /// What the agent is doing.
+    fn status(&self, scope: &Scope) -> Status;
+
+    /// The configuration that runs.
+    fn config(&self) -> Arc<Config>;
+
+    /// Reads the configuration again, and makes the agent follow what can be changed while it runs; with `dry_run` it only
+    /// says what that would be. One reload at a time: the signal asks for one from another thread.
+    ///
+    /// # Errors
+    /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
+
+    /// What operators look at.
+    fn captures(&self) -> &Captures;
+}
+
+/// What a reload did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What changed.
+    pub changes: Vec<Change>,
+    /// What an operator should know all the same.
+    pub notes: Vec<String>,
+}
+
+/// Answers requests: those that change peers one after the other.
+pub struct Desk {
+    changing: Mutex<()>,
+    own_key: PublicKey,
+    peers: Arc<dyn Peers>,
+}
+
+impl Desk {
+    /// Of the daemon that runs under `own_key`.
+    #[must_use]
+    pub fn new(own_key: PublicKey, peers: Arc<dyn Peers>) -> Self {
+        Self { changing: Mutex::default(), own_key, peers }
+    }
+
+    /// The answer to one line, without its end.
+    #[must_use]
+    pub fn answer(&self, line: &[u8]) -> Answer {
+        fault::point(Fault::Control);
+        match Request::from_line(line) {
+            Ok(Request::PeerList {}) => self.list(),
+            Ok(Request::PeerAdd(new)) => {
+                let _one_at_a_time = self.one_at_a_time();
+                self.add(&new.into())
+            }
+            Ok(Request::PeerRemove { name }) => {
+                let _one_at_a_time = self.one_at_a_time();
+                self.remove(&name)
+            }
+            Ok(Request::Reload { dry_run }) => self.reload(dry_run),
+            Ok(Request::Status(scope)) => self.status(&scope),
+            Ok(Request::QlogStart(start)) => {
+                let started = self.peers.captures().start(&start.into(), &self.peers.config());
+                started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
+            }
+            Ok(Request::QlogTake { id }) => {
+                let taken = self.peers.captures().take(id);
+                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken.into()))
+            }
+            Ok(Request::QlogStop { id }) => {
+                let stopped = self.peers.captures().stop(id);
+                stopped.map_or_else(|refusal| no_capture(&refusal), |()| Answer::Done { note: None })
+            }
+            Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
+        }
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        // It guards no state: the roster and the file are each whole after a panic of a request.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self, scope: &Scope) -> Answer {
+        let status = self.peers.status(scope);
+        match status.lacks(scope) {
+            Some(error) => Answer::Refused { bad_input: true, error },
+            None => Answer::Status { status: Box::new(status) },
+        }
+    }
+
+    fn list(&self) -> Answer {
+        let peers = self.peers.list();
+        let config = self.peers.config();
+        let shown = |listed: &Listed| ListedPeer::new(&listed.peer, listed.origin, &config);
+        Answer::Peers { peers: peers.iter().map(shown).collect() }
+    }
+
+    /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
+    /// effective is tried first.
+    fn add(&self, new: &state::NewPeer) -> Answer {
+        let config = self.peers.config();
+        // A peer of open mode makes way for one that is added with its key.
+        let known = self.peers.list().into_iter().filter(|listed| listed.origin != Origin::Open);
+        let known: Vec<_> = known.map(|listed| config::Peer::clone(&listed.peer)).collect();
+        let mut configured = config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let returns = |peer: &config::Peer| {
+            let has_key = new.public_key.parse().is_ok_and(|key| peer.public_keys.contains(&key));
+            *peer.name == *new.name || has_key
+        };
+        if let Some(removed) =
+            configured.find(|peer| returns(peer) && !known.iter().any(|known| known.name == peer.name))
+        {
+            return Answer::Refused { bad_input: true, error: returns_by_itself(&removed.name) };
+        }
+        let peer = match state::check(&config, self.own_key, &known, new) {
+            Ok(peer) => peer,
+            Err(problems) => return Answer::Refused { bad_input: true, error: problems.to_string() },
+        };
+        let name = Arc::clone(&peer.name);
+        let edit = self.edit().and_then(|mut edit| edit.add(new).map(|()| edit));
+        let edit = match edit {
+            Ok(edit) => edit,
+            Err(error) => return failed(&error),
+        };
+        if let Err(error) = self.peers.add(peer) {
+            return failed(&*error);
+        }
+        tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
+        match edit.commit() {
+            Ok(()) => Answer::Done {
+                note: config.closed.iter().any(|closed| **closed == *name).then(|| still_closed(&name)),
+            },
+            Err(error) => {
+                tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
+                failed(&format_args!("the peer is let in, but not kept: a restart ends that: {error}"))
+            }
+        }
+    }
+
+    /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
+    fn remove(&self, name: &str) -> Answer {
+        let known = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
+        if known.is_some() {
+            if let Err(error) = self.peers.remove(name) {
+                return failed(&*error);
+            }
+            tracing::info!(peer = name, "a peer was removed through the control socket");
+        }
+        let config = self.peers.config();
+        let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
+        match known.as_ref().map(|known| known.origin) {
+            Some(Origin::Config) => {
+                return Answer::Done { note: joined([Some(still_configured(name)), as_guest]) };
+            }
+            Some(Origin::Open) => return Answer::Done { note: as_guest },
+            Some(Origin::State) | None => {}
+        }
+        let named = config.forwards_to(name);
+        let kept = self.edit().and_then(|mut edit| {
+            let found = edit.remove(name, named)?;
+            if found { edit.commit().map(|()| true) } else { Ok(false) }
+        });
+        match (known, kept) {
+            (None, Ok(false)) => {
+                let error = format!("no peer is named {name:?} (remedy: see culvert peer list)");
+                Answer::Refused { bad_input: true, error }
+            }
+            (_, Ok(_)) => Answer::Done { note: joined([named.then(|| still_named(name)), as_guest]) },
+            (None, Err(error)) => failed(&error),
+            (Some(_), Err(error)) => {
+                tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file");
+                failed(&format_args!(
+                    "the peer is shut out, but still in the state file: a restart lets it in again: {error}"
+                ))
+            }
+        }
+    }
+
+    fn reload(&self, dry_run: bool) -> Answer {
+        match self.peers.reload(dry_run) {
+            Ok(Reloaded { changes, notes }) => {
+                Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes }
+            }
+            Err(error) => {
+                let bad_input = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
+                Answer::Refused { bad_input, error: error.to_string() }
+            }
+        }
+    }
+
+    fn edit(&self) -> Result<Edit, state::StateError> {
+        Edit::begin(&self.peers.config().state_dir.join(state::FILE_NAME))
+    }
+}
+
+/// What an operator should know who removed a peer in open mode.
+pub const AS_GUEST: &str =
+    "in open mode whoever knows our public key may connect: this peer may come again, as a guest";
+
+/// Several notes as one.
+#[must_use]
+pub fn joined<const COUNT: usize>(notes: [Option<String>; COUNT]) -> Option<String> {
+    let notes: Vec<String> = notes.into_iter().flatten().collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// Why a peer of the configuration that was shut out is not added.
+fn returns_by_itself(name: &str) -> String {
+    format!(
+        "{name:?} is a peer of the configuration that was removed (remedy: restart the daemon, which lets it in again; or take \
+         its [[peer]] out of the configuration, reload with culvert reload, and then add it)"
+    )
+}
+
+/// What an operator should know who added a peer whose ports were closed when the configuration was read.
+fn still_closed(name: &str) -> String {
+    format!("the ports of the [[udp]] and [[tcp]] that name {name:?} open with culvert reload")
+}
+
+/// What an operator should know who shut out a peer of the configuration.
+fn still_configured(name: &str) -> String {
+    format!(
+        "{name:?} is shut out until the next start; it is a peer of the configuration, which only its author changes: remove its \
+         [[peer]] there too"
+    )
+}
+
+/// What an operator should know who removed a peer to which ports still lead.
+#[must_use]
+pub fn still_named(name: &str) -> String {
+    format!(
+        "a [[udp]] or [[tcp]] of the configuration still names {name:?}: what comes to its port is dropped, and a reload or a \
+         restart closes the port"
+    )
+}
+
+fn no_capture(refusal: &capture::Refusal) -> Answer {
+    Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
+}
+
+fn failed(error: &(impl ToString + ?Sized)) -> Answer {
+    Answer::Refused { bad_input: false, error: error.to_string() }
+}

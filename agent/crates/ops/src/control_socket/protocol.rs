@@ -1,0 +1,320 @@
+//! Requests and answers: one line of JSON each, with the version of this format.
+//!
+//! A reader ignores members of an answer that it does not know; a request with a member that is not known is refused,
+//! because ignoring it would do something else than what was asked for.
+
+use std::time::Duration;
+
+use config::{
+    self, Config,
+    reload::{Change, Kind},
+    state::NewPeer,
+};
+use engine::{
+    capture::{self, Subject, Taken},
+    roster::Origin,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::control_socket::status::{Scope, Status};
+
+/// The version of this format; it changes when a reader of the old one would be misled.
+pub const VERSION: u64 = 1;
+
+/// The longest request, in bytes with its line end.
+pub const MAX_REQUEST_BYTES: usize = 64 * 1024;
+
+/// What the daemon is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The peers of both files, and those of open mode.
+    PeerList {},
+    /// Let a peer in, and keep it in the state file.
+    PeerAdd(AddPeer),
+    /// Shut a peer out, and take it out of the state file.
+    PeerRemove {
+        /// Its name.
+        name: String,
+    },
+    /// Read the configuration again and follow it.
+    Reload {
+        /// Only say what would change.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        dry_run: bool,
+    },
+    /// What the agent is doing.
+    Status(Scope),
+    /// Look at a lane or at the control connections of a peer.
+    QlogStart(QlogStart),
+    /// Give some of what a capture has.
+    QlogTake {
+        /// Which capture.
+        id: u64,
+    },
+    /// End a capture, and drop what it has.
+    QlogStop {
+        /// Which capture.
+        id: u64,
+    },
+}
+
+/// What [`Request::QlogStart`] is to look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QlogStart {
+    /// The peer's name.
+    pub peer: String,
+    /// Which lane; left out: its control connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<u8>,
+    /// For how long, in seconds.
+    pub seconds: u64,
+    /// End the control connection that there is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reconnect: bool,
+}
+
+impl From<QlogStart> for capture::Order {
+    fn from(start: QlogStart) -> Self {
+        Self {
+            peer: start.peer,
+            subject: start.lane.map_or(Subject::Control, Subject::Lane),
+            time: Duration::from_secs(start.seconds),
+            reconnect: start.reconnect,
+        }
+    }
+}
+
+/// The peer of [`Request::PeerAdd`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddPeer {
+    /// What to call it.
+    pub name: String,
+    /// Its key, as `culvert pubkey` prints it.
+    pub public_key: String,
+    /// Where to dial it, as "host:port".
+    #[serde(default)]
+    pub endpoints: Vec<String>,
+    /// How many lanes to open; left out: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<u8>,
+    /// The names of our services that it may use.
+    #[serde(default)]
+    pub services: Vec<String>,
+    /// Its inner addresses, as prefixes. Left out if there are none: an older daemon refuses the member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed_ips: Vec<String>,
+}
+
+/// Why a line is no request.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No JSON, or none of the requests.
+    #[error("not a request: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// No version, or another one.
+    #[error(
+        "not a request of version {VERSION} (remedy: the culvert command of the same version as the daemon)"
+    )]
+    Version,
+}
+
+impl Request {
+    /// Reads a line, without its end.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_line(line: &[u8]) -> Result<Self, RequestError> {
+        let mut request: Value = serde_json::from_slice(line)?;
+        let version = request.as_object_mut().and_then(|members| members.remove("version"));
+        if version.as_ref().and_then(Value::as_u64) != Some(VERSION) {
+            return Err(RequestError::Version);
+        }
+        Ok(serde_json::from_value(request)?)
+    }
+
+    /// The line, with its end.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done.
+    Done {
+        /// What the operator should know all the same.
+        note: Option<String>,
+    },
+    /// The peers of both files, and those of open mode.
+    Peers {
+        /// In the order in which they came.
+        peers: Vec<ListedPeer>,
+    },
+    /// What the agent is doing.
+    Status {
+        /// All of it.
+        status: Box<Status>,
+    },
+    /// The configuration was read again.
+    Reloaded {
+        /// What changed, or would change, in the order of the documented sections.
+        changes: Vec<ShownChange>,
+        /// What the operator should know all the same.
+        notes: Vec<String>,
+    },
+    /// A capture has begun.
+    QlogStarted {
+        /// Its name.
+        id: u64,
+    },
+    /// Some of what a capture has.
+    Qlog(QlogText),
+    /// It was not done, or not all of it.
+    Refused {
+        /// Whether the request was wrong, and not the daemon's surroundings.
+        bad_input: bool,
+        /// What is wrong, with a remedy.
+        error: String,
+    },
+}
+
+/// Some of a file, in the order in which it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QlogText {
+    /// Whole records.
+    pub text: String,
+    /// There is no more: the capture has ended.
+    pub done: bool,
+    /// There is more at once.
+    pub more: bool,
+    /// Events that are missing in it so far, because they came faster than they were taken.
+    pub lost: u64,
+    /// Lanes or connections that were recorded so far.
+    pub begun: u32,
+}
+
+impl From<Taken> for QlogText {
+    fn from(taken: Taken) -> Self {
+        let Taken { text, done, more, lost, begun } = taken;
+        Self { text, done, more, lost, begun }
+    }
+}
+
+impl Answer {
+    /// Reads a line; `None` if it is no answer of this version.
+    #[must_use]
+    pub fn from_line(line: &[u8]) -> Option<Self> {
+        let answer: Value = serde_json::from_slice(line).ok()?;
+        (answer.get("version").and_then(Value::as_u64) == Some(VERSION))
+            .then(|| serde_json::from_value(answer).ok())
+            .flatten()
+    }
+
+    /// The line, with its end.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+/// A line of the difference that a reload makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownChange {
+    /// What is concerned: `limits.flows`, `peer "exit": endpoints`, `service "dns"`.
+    pub what: String,
+    /// "added", "removed" or "changed".
+    pub kind: String,
+    /// What it was; left out of what is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// What it is now; left out of what is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// "now", "next-connection" (with the peer) or "restart" (until then the old value holds).
+    pub effect: String,
+}
+
+impl From<&Change> for ShownChange {
+    fn from(change: &Change) -> Self {
+        let (kind, from, to) = match &change.kind {
+            Kind::Added(new) => ("added", None, Some(new.clone())),
+            Kind::Removed(old) => ("removed", Some(old.clone()), None),
+            Kind::Changed(old, new) => ("changed", Some(old.clone()), Some(new.clone())),
+        };
+        let (what, effect) = (change.what.clone(), change.effect.label().to_owned());
+        Self { what, kind: kind.to_owned(), from, to, effect }
+    }
+}
+
+/// A peer in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedPeer {
+    /// Its name.
+    pub name: String,
+    /// "config" or "state": which file it stands in; "open": let in by open mode.
+    pub origin: String,
+    /// The keys that it may prove.
+    pub public_keys: Vec<String>,
+    /// Where it is dialled; none: it dials us.
+    pub endpoints: Vec<String>,
+    /// The lanes to open; 0: one per worker.
+    pub lanes: u8,
+    /// The names of our services that it may use.
+    pub services: Vec<String>,
+    /// Its inner addresses; an older daemon says nothing of them.
+    #[serde(default)]
+    pub allowed_ips: Vec<String>,
+}
+
+impl ListedPeer {
+    /// A peer of `config`, or one that has come since.
+    #[must_use]
+    pub fn new(peer: &config::Peer, origin: Origin, config: &Config) -> Self {
+        let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
+        Self {
+            name: peer.name.to_string(),
+            origin: label(origin).to_owned(),
+            public_keys: peer.public_keys.iter().map(ToString::to_string).collect(),
+            endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
+            lanes: peer.lanes,
+            services: peer.services.iter().filter_map(service).collect(),
+            allowed_ips: peer.allowed_ips.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The text of every member `origin`.
+#[must_use]
+pub fn label(origin: Origin) -> &'static str {
+    origin.words()
+}
+
+impl From<AddPeer> for NewPeer {
+    fn from(peer: AddPeer) -> Self {
+        let AddPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
+        Self { name, public_key, endpoints, lanes, services, allowed_ips }
+    }
+}
+
+impl From<NewPeer> for AddPeer {
+    fn from(peer: NewPeer) -> Self {
+        let NewPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
+        Self { name, public_key, endpoints, lanes, services, allowed_ips }
+    }
+}
+
+fn to_line(message: &impl Serialize) -> String {
+    // Texts, numbers and lists of them: nothing here can fail to be JSON.
+    let mut value = serde_json::to_value(message).unwrap_or_default();
+    if let Value::Object(members) = &mut value {
+        members.insert("version".to_owned(), json!(VERSION));
+    }
+    format!("{value}\n")
+}

@@ -1,0 +1,549 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use serde_json::Value;
+
+use super::*;
+
+const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
+
+fn counts(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+fn account(received: u64, delivered: u64, dropped: u64) -> Accounting {
+    Accounting {
+        received,
+        received_bytes: received * 1_000,
+        delivered,
+        delivered_bytes: delivered * 1_000,
+        queued: received - delivered - dropped,
+        dropped,
+        balances: true,
+    }
+}
+
+fn details() -> LaneDetails {
+    LaneDetails {
+        connection_id: "0011223344556677".to_owned(),
+        next_packet: 11,
+        largest_acked: Some(9),
+        largest_received: None,
+        unacknowledged: 1,
+        ack_delay_seconds: 0.003,
+        rtt_latest_seconds: Some(0.012),
+        rtt_min_seconds: Some(0.011),
+        rtt_variation_seconds: 0.000_5,
+        pto_seconds: 0.039,
+        probes: 0,
+        silent_seconds: None,
+        delivery_bytes_per_second: Some(125_000),
+        acked_packets: 10,
+        datagrams_sent: 8,
+        datagrams_received: 7,
+        ack_packets_sent: 2,
+        ack_packets_received: 3,
+        duplicates: 4,
+        too_old: 5,
+        authentication_failures: 6,
+        mtu_probes_sent: 2,
+        mtu_probes_lost: 1,
+        black_holes: 0,
+        key_updates_begun: 1,
+        waiting_datagrams: 3,
+        waiting_bytes: 4_200,
+        blocked: true,
+    }
+}
+
+fn lane() -> LaneStatus {
+    LaneStatus {
+        index: 0,
+        epoch: 1,
+        worker: 1,
+        state: "up".to_owned(),
+        age_seconds: 61.0,
+        heard_seconds: Some(0.002),
+        local_address: Some("192.0.2.2:5".to_owned()),
+        remote_address: Some("192.0.2.1:4433".to_owned()),
+        rates: Some(LaneRates {
+            sent_bytes_per_second: 150_000_000.0,
+            sent_packets_per_second: 130_000.0,
+            received_bytes_per_second: 0.0,
+            received_packets_per_second: 0.0,
+            lost_packets_per_second: 3.0,
+        }),
+        sent_packets: 11,
+        sent_bytes: 12_345,
+        received_packets: 12,
+        received_bytes: 999,
+        lost_packets: 20,
+        late_packets: 2,
+        in_flight_packets: 7,
+        in_flight_bytes: 8_400,
+        rtt_seconds: Some(0.0123),
+        key_updates: 3,
+        key_phase: 1,
+        key_update_under_way: true,
+        sealed_with_keys: 5,
+        packet_bytes: 1452,
+        path_packet_bytes: 1460,
+        mtu_search: true,
+        gso: "failed".to_owned(),
+        gro: true,
+        flows: 1,
+        details: Some(details()),
+    }
+}
+
+fn flow() -> FlowStatus {
+    FlowStatus {
+        number: 5,
+        service: "dns".to_owned(),
+        opened_by: "here".to_owned(),
+        local_address: Some("127.0.0.1:9".to_owned()),
+        standing: "confirmed".to_owned(),
+        lane: Some(1),
+        on_lane: Some(0),
+        worker: 1,
+        silent_seconds: 0.25,
+        idle_seconds: 60.0,
+    }
+}
+
+fn connected() -> PeerStatus {
+    PeerStatus {
+        name: "exit".to_owned(),
+        origin: "config".to_owned(),
+        state: PeerState::Connected,
+        address: Some("192.0.2.1:4433".to_owned()),
+        since_seconds: Some(7384.9),
+        software: Some("culvert/0.1.0".to_owned()),
+        mode: Some("lanes".to_owned()),
+        rtt_seconds: Some(0.0123),
+        lanes_up: 1,
+        flows: 3,
+        tcp_streams: 0,
+        streams: Some(StreamsStatus {
+            congestion: "bbr".to_owned(),
+            connections: 1,
+            window_bytes: 4_000_000,
+            pacing_bytes_per_second: 25_000_000,
+            delivery_bytes_per_second: 24_000_000,
+        }),
+        inner_mtu: Some(1421),
+        largest_datagram: Some(1417),
+        rates: Some(PeerRates {
+            uplink_bytes_per_second: 145_000_000.0,
+            uplink_datagrams_per_second: 126_000.0,
+            downlink_bytes_per_second: 12.0,
+            downlink_datagrams_per_second: 0.5,
+        }),
+        queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
+        lane_packets: LanePackets {
+            sent: 10_000,
+            received: 12,
+            lost: 20,
+            lost_share: Some(0.002),
+            lost_share_last_second: Some(0.000_23),
+        },
+        uplink: account(100, 95, 3),
+        downlink: account(9, 2, 7),
+        dropped: BTreeMap::from([
+            ("downlink".to_owned(), counts(&[("spoofed", 7)])),
+            ("uplink".to_owned(), counts(&[("expired", 2), ("too_large", 1)])),
+        ]),
+        lanes: vec![lane()],
+        stream_connections: vec![StreamConnectionStatus {
+            number: 1,
+            worker: 1,
+            state: "up".to_owned(),
+            dialled_by: "here".to_owned(),
+            forwards: 5,
+        }],
+        recent_flows: vec![flow()],
+        last_error: None,
+    }
+}
+
+fn full() -> Status {
+    let error = LastError {
+        age_seconds: 90.0,
+        reason: "no answer".to_owned(),
+        likely_causes: vec!["the clock is off".to_owned(), "the key is wrong".to_owned()],
+    };
+    let dialling = PeerStatus {
+        name: "b".to_owned(),
+        state: PeerState::Dialling,
+        last_error: Some(error),
+        ..PeerStatus::default()
+    };
+    let refusal = Refusal {
+        age_seconds: 3.0,
+        source: "192.0.2.7:1".to_owned(),
+        count: 5,
+        reason: "not on the allowlist".to_owned(),
+        public_key: None,
+    };
+    let direction = TunDirection {
+        packets: 1_000,
+        bytes: 1_400_000,
+        super_packets: 20,
+        errors: 0,
+        kernel_drops: Some(4),
+        packets_per_second: Some(500.0),
+        bytes_per_second: Some(700_000.0),
+    };
+    let used = |used| Used { used, limit: 1_000 };
+    Status {
+        software: "1.2.3".to_owned(),
+        public_key: KEY.to_owned(),
+        uptime_seconds: 61.0,
+        workers: 2,
+        unanswered_workers: vec![1],
+        peers: vec![connected(), dialling],
+        lanes_left_out: 7,
+        totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
+        tun: Some(TunStatus {
+            name: "culvert0".to_owned(),
+            up: Some(true),
+            mtu: Some(1421),
+            tcp_offload: true,
+            udp_offload: false,
+            uplink: direction.clone(),
+            downlink: TunDirection { kernel_drops: None, bytes_per_second: None, ..direction },
+            dropped: counts(&[("no_route", 2)]),
+            answers: counts(&[("unreachable", 1)]),
+        }),
+        sockets: vec![SocketStatus {
+            role: "quic_dial".to_owned(),
+            open: 2,
+            received_datagrams: 10,
+            received_bytes: 100,
+            sent_datagrams: 20,
+            sent_bytes: 200,
+            would_block: 1,
+            send_failures: 3,
+            gso_fallbacks: 4,
+            refusals: 5,
+            kernel_drops: 6,
+        }],
+        limits: LimitsStatus {
+            peers: used(2),
+            open_peers: used(0),
+            flows: used(3),
+            flows_per_peer: used(3),
+            queue_bytes: used(0),
+            tcp_streams_per_peer: used(0),
+            tcp_streams: used(0),
+            stream_bytes: used(0),
+            handshakes: used(1),
+            used_tokens: used(0),
+            decoy_flows: used(0),
+            descriptors: used(44),
+        },
+        handshakes: counts(&[("established", 3), ("failed", 1), ("ignored", 0)]),
+        gate: counts(&[("mac", 0)]),
+        refusals: vec![refusal],
+    }
+}
+
+#[test]
+fn the_status_is_readable() {
+    let expected = format!(
+        "\
+culvert 1.2.3, up 1m 1s, 2 workers
+key {KEY}
+used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
+worker 1 did not answer: its lanes, sockets and share of the device are missing here
+
+PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN      LANES  FLOWS  MTU   SOFTWARE
+exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  0.02 %  1.2 Gbit/s  96 bit/s  1      3      1421  culvert/0.1.0
+b     dialling   -      -               -        -       -           -         0      0      -     -
+
+LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
+exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  20 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
+… 7 more lanes
+
+ACCOUNT        RECEIVED  DELIVERED  QUEUED  DROPPED
+exit uplink    100       95         2       3
+exit downlink  9         2          0       7
+all uplink     100       95         2       3
+all downlink   9         2          0       7
+
+tun culvert0: up, MTU 1421, TCP offload, no UDP offload
+
+TUN              PACKETS  RATE               SUPER-PACKETS  ERRORS  KERNEL DROPS
+from the device  1000     5.6 Mbit/s 500 /s  20             0       4
+to the device    1000     -                  20             0       -
+to no peer: no_route 2
+answered by ICMP: unreachable 1
+
+SOCKETS    OPEN  RECEIVED  SENT  BLOCKED  FAILED  NO GSO  KERNEL DROPS
+quic dial  2     10        20    1        3       4       6
+
+b: 1m 30s ago: no answer
+  - the clock is off
+  - the key is wrong
+
+exit dropped: uplink expired 2, too_large 1; downlink spoofed 7
+
+handshakes: established 3, failed 1
+
+REFUSED  PACKETS  SOURCE       REASON
+3s ago   5        192.0.2.7:1  not on the allowlist
+"
+    );
+    assert_eq!(full().to_text(), expected);
+}
+
+#[test]
+fn one_peer_is_readable_in_full() {
+    let status = Status { peers: vec![connected()], ..full() };
+    let text = status.peer_page().to_text();
+    let expected = "
+exit: connected
+  from          config
+  address       192.0.2.1:4433
+  since         2h 3m
+  software      culvert/0.1.0
+  datagrams by  lanes
+  RTT           12.3 ms
+  lane packets  sent 10000, received 12, lost 20
+  loss          0.02 % in the last second, 0.20 % in all
+  up            1.2 Gbit/s, 126.0 k/s
+  down          96 bit/s, 0.5 /s
+  carried       95.0 kB up, 2.0 kB down
+  waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
+  lanes up      1
+  flows         3
+  TCP streams   0
+  congestion    bbr, window 4.0 MB, paced at 200.0 Mbit/s, delivered 192.0 Mbit/s
+  inner MTU     1421
+  UDP payload   1417
+";
+    assert!(text.contains(expected), "{text}");
+    let streams = "
+STREAMS  STATE  WORKER  DIALLED BY  FORWARDS
+exit/1   up     1       us          5
+";
+    assert!(text.contains(streams), "{text}");
+    let flows = "
+FLOW  SERVICE  OPENED BY  LOCAL        STATE      LANE      WORKER  SILENT    ENDS AFTER
+5     dns      us         127.0.0.1:9  confirmed  0, for 1  1       250.0 ms  1m
+… 2 more flows
+";
+    assert!(text.ends_with(flows), "{text}");
+}
+
+#[test]
+fn one_lane_is_readable_in_full() {
+    let status = Status { peers: vec![connected()], unanswered_workers: Vec::new(), ..full() };
+    let text = status.lane_page().to_text();
+    let expected = "
+lane exit/0: up
+  opened          1m 1s ago, epoch 1, by worker 1
+  local address   192.0.2.2:5
+  remote address  192.0.2.1:4433
+  heard           2.0 ms ago
+  flows           1
+  sending         1.2 Gbit/s, 130.0 k/s
+  receiving       0 bit/s, 0 /s
+  sent            11 packets, 12.3 kB
+  received        12 packets, 999 B
+  lost            20 (3 /s), of which 2 came late
+  in flight       7 packets, 8.4 kB
+  keys            phase 1, updated 3 times, 5 packets sealed with these, the peer has not followed yet
+  packet size     1452, the path carries 1460, larger ones are being tried
+  offload         GSO failed+GRO
+  RTT             12.3 ms
+  RTT samples     latest 12.0 ms, least 11.0 ms, deviation 500 µs
+  probe timeout   39.0 ms, 0 probes unanswered
+  silent          -
+  delivered       1.0 Mbit/s
+  packet numbers  next 11, largest acknowledged 9
+  replay window   top -
+  ACKs            1 packets not acknowledged yet, held back for 3.0 ms at most
+  ACK packets     sent 2, received 3
+  acknowledged    10 packets
+  datagrams       sent 8, received 7
+  refused         4 duplicates, 5 too old, 6 not authentic
+  MTU probes      sent 2, lost 1; 0 black holes
+  key updates     1 begun here
+  outbox          3 datagrams, 4.2 kB: the kernel has no room
+  connection ID   0011223344556677
+";
+    assert!(text.ends_with(expected), "{text}");
+}
+
+#[test]
+fn an_account_that_does_not_balance_is_marked() {
+    let mut status = full();
+    status.peers[0].uplink.balances = false;
+    let text = status.to_text();
+    let marked: Vec<_> = text.lines().filter(|line| line.contains("DOES NOT BALANCE")).collect();
+    assert_eq!(marked.len(), 1, "{text}");
+    assert!(marked[0].starts_with("exit uplink "), "{text}");
+}
+
+#[test]
+fn a_thousand_peers_fit_the_screen_and_the_busiest_come_first() {
+    let peer = |place: u32| PeerStatus {
+        name: format!("a-peer-with-quite-a-long-name-{place}"),
+        rates: Some(PeerRates { uplink_bytes_per_second: place.into(), ..PeerRates::default() }),
+        ..connected()
+    };
+    let mut status = Status { peers: (0..1_000).map(peer).collect(), ..full() };
+    status.sort_by_traffic();
+    let page = status.to_page(Show::default()).cut(40, 120);
+    let lines: Vec<&str> = page.lines().iter().map(|(_, line)| line.as_str()).collect();
+    assert_eq!(lines.len(), 40);
+    assert!(lines.iter().all(|line| line.chars().count() <= 120), "{lines:#?}");
+    assert!(lines[6].starts_with("a-peer-with-quite-a-long-name-999  connected  "), "{lines:#?}");
+    assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-967 "), "{lines:#?}");
+    assert!(lines[39].starts_with("… ") && lines[39].ends_with(" more lines"), "{lines:#?}");
+    // Neither every lane nor every account is on the whole page, but for one that does not balance.
+    assert!(!status.to_text().contains("/0 "), "lanes were not asked for");
+    assert!(status.to_page(Show { lanes: true }).to_text().contains("-long-name-7/0 "));
+    assert!(!status.to_text().contains("name-7 uplink"));
+    status.peers[0].uplink.balances = false;
+    assert!(status.to_text().contains("name-999 uplink"));
+}
+
+#[test]
+fn a_page_is_cut_to_any_size() {
+    let page = full().to_page(Show::default());
+    for (height, width) in [(1, 1), (2, 200), (500, 3), (500, 500)] {
+        let cut = page.clone().cut(height, width);
+        assert!(cut.lines().len() <= height);
+        assert!(cut.lines().iter().all(|(_, line)| line.chars().count() <= width));
+    }
+    assert_eq!(page.clone().cut(500, 500), page, "what fits is left as it is");
+}
+
+/// Replaces every text in `value` for which that leaves a status.
+fn replace_texts(value: &mut Value, with: &str) {
+    match value {
+        Value::String(text) => with.clone_into(text),
+        Value::Array(values) => values.iter_mut().for_each(|value| replace_texts(value, with)),
+        Value::Object(members) => {
+            for (name, value) in members {
+                // A word of ours, which no peer chooses.
+                if name != "state" || !value.is_string() {
+                    replace_texts(value, with);
+                }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[test]
+fn nobody_writes_to_the_operators_terminal() {
+    let told = |text: &str| {
+        let mut value = serde_json::to_value(full()).unwrap();
+        replace_texts(&mut value, text);
+        let status: Status = serde_json::from_value(value).unwrap();
+        [status.to_page(Show::default()), status.peer_page(), status.lane_page()].map(|page| page.to_text())
+    };
+    let harmless = told("name");
+    let hostile = told("\x1b[2J\x1b]0;title\x07\r\n\tfake line\u{9b}31m\u{202e}\u{200b}\u{2028}é");
+    for (text, harmless) in hostile.iter().zip(&harmless) {
+        let bad: Vec<char> = text.chars().filter(|char| char.is_control() && *char != '\n').collect();
+        assert_eq!(bad, [], "{text}");
+        assert!(!text.contains(['\u{202e}', '\u{200b}', '\u{2028}']), "{text}");
+        assert_eq!(text.lines().count(), harmless.lines().count(), "nobody adds a line: {text}");
+        assert!(text.contains("\\u{1b}[2J\\u{1b}]0;title\\u{7}\\r\\n\\tfake line\\u{9b}31m"), "{text}");
+    }
+    assert!(table(&[["a\x1b".to_owned()]]).contains("a\\u{1b}"));
+}
+
+#[test]
+fn ages_and_rates_are_short() {
+    use crate::control_socket::status::page::{bits, bytes, per_second, short_time};
+    assert_eq!([0.0, 59.9, 3_661.0, -1.0].map(age), ["0s", "59s", "1h 1m", "0s"]);
+    let texts = [0.0, 1.0, 124.99, 125.0, 124_999_999.0, 125_000_000.0, 1.25e14].map(bits);
+    let expected =
+        ["0 bit/s", "8 bit/s", "1.0 kbit/s", "1.0 kbit/s", "1.0 Gbit/s", "1.0 Gbit/s", "1000.0 Tbit/s"];
+    assert_eq!(texts, expected);
+    assert_eq!([0.25, 1.0, 999.0, 3_400.0].map(per_second), ["0.2 /s", "1 /s", "999 /s", "3.4 k/s"]);
+    assert_eq!([0, 999, 1_500, u64::MAX].map(bytes), ["0 B", "999 B", "1.5 kB", "18446744.1 TB"]);
+    assert_eq!([0.0, 0.000_999_6, 0.5, 2.0].map(short_time), ["0 µs", "1.0 ms", "500.0 ms", "2.0 s"]);
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let scope = |lane| Scope { peer: Some("exit".to_owned()), lane };
+    let mut status = Status { peers: vec![connected()], unanswered_workers: Vec::new(), ..full() };
+    assert_eq!((status.lacks(&Scope::default()), status.lacks(&scope(Some(0)))), (None, None));
+    status.peers[0].lanes.clear();
+    assert_eq!(status.lacks(&scope(None)), None);
+    assert!(status.lacks(&scope(Some(4))).unwrap().contains("has no lane 4 (remedy: "));
+    status.peers[0].mode = None;
+    assert!(status.lacks(&scope(Some(4))).unwrap().contains("is not connected (remedy: "));
+    status.peers.clear();
+    assert!(status.lacks(&scope(None)).unwrap().contains("no peer is named \"exit\" (remedy: "));
+}
+
+#[test]
+fn an_older_daemons_status_is_understood() {
+    let old = r#"{"software":"0.1.0","public_key":"k","uptime_seconds":1.0,"workers":1,"peers":[{"name":"a","origin":"config",
+        "state":"connected","address":null,"since_seconds":null,"software":null,"rtt_seconds":null,"lanes_up":1,"flows":2,
+        "last_error":null}],"handshakes":{},"gate":{},"refusals":[]}"#;
+    let status: Status = serde_json::from_str(old).unwrap();
+    let text = status.to_text();
+    assert!(text.contains("a     connected") && !text.contains("ACCOUNT"), "{text}");
+    // And it understands what it is asked.
+    assert_eq!(serde_json::to_string(&Scope::default()).unwrap(), "{}");
+}
+
+/// The paths of all members in `value`; those of `maps` have names that are data.
+fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+    const MAPS: [&str; 5] = ["peers[].dropped", "tun.dropped", "tun.answers", "handshakes", "gate"];
+    match value {
+        Value::Object(members) if !MAPS.contains(&at) => {
+            for (name, value) in members {
+                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                paths(value, &path, found);
+                if !value.is_object() || MAPS.contains(&path.as_str()) {
+                    found.insert(path);
+                }
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| paths(value, &format!("{at}[]"), found)),
+        Value::Object(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// The paths of a status's members; what has members is named by them.
+fn members(status: &Status) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    paths(&serde_json::to_value(status).unwrap(), "", &mut found);
+    let has_members = |path: &String| {
+        let begins = |other: &String| {
+            other
+                .strip_prefix(path.as_str())
+                .is_some_and(|rest| rest.starts_with('.') || rest.starts_with("[]."))
+        };
+        found.iter().any(begins)
+    };
+    found.iter().filter(|path| !has_members(path)).cloned().collect()
+}
+
+#[test]
+fn the_document_names_every_member_and_no_other() {
+    let members = members(&full());
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/status.md");
+    let document = fs::read_to_string(document).unwrap();
+    let table = document.split("| member of `status` |").nth(1).unwrap().split("\n\n").next().unwrap();
+    let documented: BTreeSet<String> = table
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("| `")?.split('`').next()?.to_owned()))
+        .collect();
+    let missing: Vec<_> = members.difference(&documented).collect();
+    let surplus: Vec<_> = documented.difference(&members).collect();
+    assert_eq!((missing, surplus), (vec![], vec![]));
+}

@@ -1,0 +1,15 @@
+//! What an operator sees of a running agent, and how it is told to change.
+//!
+//! | what | module |
+//! |---|---|
+//! | the control socket: requests, answers, status as JSON and text | [`control_socket`] |
+//! | how requests are carried out by the running daemon | [`operator`] |
+//! | a reload, from the file to the workers | [`reload`] |
+//! | logging | [`log`] |
+//! | the limit on open files | [`descriptors`] |
+
+pub mod control_socket;
+pub mod descriptors;
+pub mod log;
+pub mod operator;
+pub mod reload;

@@ -1,0 +1,204 @@
+//! Logging: one subscriber for the process, to standard error, and a brake for warnings that repeat.
+//!
+//! | where standard error goes | `format = "text"` | `format = "json"` |
+//! |---|---|---|
+//! | a terminal | time, level, target, message, fields; the colour is the level's | one JSON object per line |
+//! | a file, a pipe | the same without a colour | the same |
+//! | systemd's journal | without the time, which the journal has; `<3>` … `<7>` before it, the priority | the same, `<3>` … `<7>` before it |
+//!
+//! An event is one line in each of them: what a peer or a file had to say cannot begin another, nor steer the terminal.
+
+use std::{
+    env, fmt,
+    io::{self, IsTerminal},
+    sync::OnceLock,
+};
+
+use config::{Log, LogFormat, LogLevel};
+use net::process;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry,
+    fmt::{
+        FmtContext, FormatEvent, FormatFields, MakeWriter,
+        format::{self, Writer},
+    },
+    layer::SubscriberExt,
+    registry::LookupSpan,
+    reload::{self, Handle},
+    util::SubscriberInitExt,
+};
+
+/// The process has a subscriber already.
+#[derive(Debug, thiserror::Error)]
+#[error("logging was set up before")]
+pub struct AlreadySet;
+
+/// The filter of the process's subscriber.
+static FILTER: OnceLock<Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// Sends the process's logs to standard error as `log` says.
+///
+/// # Errors
+/// [`AlreadySet`] the second time.
+pub fn init(log: Log) -> Result<(), AlreadySet> {
+    let to_journal = env::var("JOURNAL_STREAM").is_ok_and(|announced| process::logs_to_journal(&announced));
+    let place = match to_journal {
+        true => Place::Journal,
+        false if io::stderr().is_terminal() => Place::Terminal,
+        false => Place::File,
+    };
+    let (subscriber, filter) = subscriber(log, place, io::stderr);
+    subscriber.try_init().map_err(|_| AlreadySet)?;
+    FILTER.set(filter).map_err(|_| AlreadySet)
+}
+
+/// Has the process log at `level` from now on. Without effect before [`init`].
+///
+/// What is not logged costs as little as before: callsites cache the answer of the filter, and are asked again here.
+pub fn set_level(level: LogLevel) {
+    if let Some(Err(error)) = FILTER.get().map(|filter| filter.reload(EnvFilter::new(directives(level)))) {
+        tracing::error!(%error, "the log level stays as it was");
+    }
+}
+
+/// What standard error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Terminal,
+    File,
+    Journal,
+}
+
+fn subscriber<W>(
+    log: Log,
+    place: Place,
+    writer: W,
+) -> (impl Subscriber + Send + Sync + 'static, Handle<EnvFilter, Registry>)
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(log.level)));
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
+        // The formatter's colours would let escape sequences of values through.
+        .with_ansi(false)
+        // It would be told on standard error, which just failed, and ends the process.
+        .log_internal_errors(false);
+    let text = format::Format::default().with_ansi(false);
+    let layer = match (log.format, place) {
+        (LogFormat::Text, Place::Terminal | Place::File) => {
+            layer.event_format(Line { inner: text, place, json: false }).boxed()
+        }
+        (LogFormat::Text, Place::Journal) => {
+            layer.event_format(Line { inner: text.without_time(), place, json: false }).boxed()
+        }
+        (LogFormat::Json, _) => {
+            let inner = text.json().flatten_event(true);
+            layer
+                .fmt_fields(format::JsonFields::new())
+                .event_format(Line { inner, place, json: true })
+                .boxed()
+        }
+    };
+    (tracing_subscriber::registry().with(filter).with(layer), handle)
+}
+
+/// Makes one line of each event that `inner` formats.
+struct Line<F> {
+    inner: F,
+    place: Place,
+    json: bool,
+}
+
+impl<S, N, F> FormatEvent<S, N> for Line<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        const RESET: &str = "\x1b[0m";
+        let level = *event.metadata().level();
+        let colour = colour(level).filter(|_| self.place == Place::Terminal && !self.json);
+        if self.place == Place::Journal {
+            // As `sd-daemon(3)` describes it.
+            write!(writer, "<{}>", priority(level))?;
+        }
+        writer.write_str(colour.unwrap_or_default())?;
+        let mut line = OneLine { writer: &mut writer, ended: false, json: self.json };
+        self.inner.format_event(context, Writer::new(&mut line), event)?;
+        writer.write_str(colour.map_or("", |_| RESET))?;
+        writer.write_char('\n')
+    }
+}
+
+/// Red, yellow, none, dim.
+fn colour(level: Level) -> Option<&'static str> {
+    match level {
+        Level::ERROR => Some("\x1b[31m"),
+        Level::WARN => Some("\x1b[33m"),
+        Level::INFO => None,
+        Level::DEBUG | Level::TRACE => Some("\x1b[2m"),
+    }
+}
+
+/// The priority of `syslog(3)`; 5, a notice, is none of our levels.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+/// Writes control characters as `\n`, `\t` or `\u{1}`, and leaves the last line feed away.
+struct OneLine<'w, 'l> {
+    writer: &'w mut Writer<'l>,
+    /// A line feed came that is not the last one if anything follows.
+    ended: bool,
+    /// The formatter has escaped control characters, except for U+007F to U+009F, which JSON lets stand.
+    json: bool,
+}
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for piece in text.split_inclusive(|c: char| c.is_control()) {
+            if std::mem::take(&mut self.ended) {
+                self.writer.write_str("\\n")?;
+            }
+            let control = piece.chars().next_back().filter(|c| c.is_control());
+            let plain = &piece[..piece.len() - control.map_or(0, char::len_utf8)];
+            self.writer.write_str(plain)?;
+            match control {
+                None => {}
+                Some('\n') => self.ended = true,
+                Some(other) if self.json => write!(self.writer, "\\u{:04x}", u32::from(other))?,
+                Some(other) => write!(self.writer, "{}", other.escape_default())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Libraries below us log per packet already at debug: they get no more than their warnings unless all is wanted.
+fn directives(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "error",
+        // quinn-proto warns for each packet that is not what it should be, whoever sent it.
+        LogLevel::Warn => "warn,quinn_proto=error",
+        LogLevel::Info => "warn,quinn_proto=error,culvert=info,quic_core=info",
+        LogLevel::Debug => "warn,quinn_proto=error,culvert=debug,quic_core=debug",
+        LogLevel::Trace => "trace",
+    }
+}
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

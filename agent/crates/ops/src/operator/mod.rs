@@ -1,0 +1,94 @@
+//! The running daemon, as the operator sees and changes it through the control socket.
+//!
+//! | question | file |
+//! |---|---|
+//! | what the daemon knows of itself, and who changes what | this one |
+//! | what an operator is shown | `status.rs` |
+//! | reading the configuration again | `reload.rs`, beside this folder |
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use arc_swap::ArcSwap;
+use config::{self, Config};
+use engine::{
+    capture::Captures,
+    metrics::Metrics,
+    roster::{Listed, Origin, Roster},
+    tunnel,
+    worker::{Exchange, Snapshots, shell::Inbox},
+};
+use gate::{identity::PublicKey, refusals::Refusals};
+use wire::clock::Clock;
+
+use crate::control_socket::{
+    Peers, Refused, Reloaded,
+    status::{Scope, Status},
+};
+
+mod status;
+
+/// What the daemon knows of itself.
+pub struct Running {
+    /// What it runs with; a reload puts another one here.
+    pub config: ArcSwap<Config>,
+    /// Its public key.
+    pub own_key: PublicKey,
+    /// What its workers published.
+    pub snapshots: Arc<Snapshots>,
+    /// Where its workers take commands, in their order.
+    pub inboxes: Vec<Arc<Inbox>>,
+    /// Who its peers are.
+    pub roster: Arc<Roster>,
+    /// Who was refused.
+    pub refusals: Arc<Refusals>,
+    /// What they counted.
+    pub metrics: Arc<Metrics>,
+    /// What operators look at.
+    pub captures: Captures,
+    /// How its workers are told.
+    pub exchange: Arc<Exchange>,
+    /// One reload at a time.
+    pub reloading: Mutex<()>,
+    /// When it was started.
+    pub since: Instant,
+    /// Tells the time.
+    pub clock: Arc<dyn Clock + Send + Sync>,
+}
+
+impl Peers for Running {
+    fn list(&self) -> Vec<Listed> {
+        self.roster.list()
+    }
+
+    fn add(&self, peer: config::Peer) -> Result<(), Refused> {
+        if let Some(tun) = &self.config.load().tun {
+            tunnel::routes_are_free(tun, &peer.allowed_ips)?;
+        }
+        self.roster.add(peer, Origin::State)?;
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Refused> {
+        self.roster.remove(name)?;
+        Ok(())
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.config.load_full()
+    }
+
+    fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
+        Ok(self.reload_now(dry_run)?)
+    }
+
+    fn captures(&self) -> &Captures {
+        &self.captures
+    }
+
+    fn status(&self, scope: &Scope) -> Status {
+        status::of(self, scope)
+    }
+}

@@ -1,0 +1,198 @@
+//! A reload of the running daemon: the configuration is read again, and what can change while it runs does.
+//!
+//! ```text
+//!   read and check ─► plan ─► ports opened ─► roster revised ─► workers told ─► shown to everybody who asks
+//!   └──────── an error up to here changes nothing ────────┘
+//! ```
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
+
+use crate::descriptors;
+use config::{
+    Config, LoadError, PeerOrigin,
+    reload::{Change, Effect, Kind, Plan, plan},
+};
+use engine::{
+    follow::{follow, revision},
+    metrics,
+    roster::RosterError,
+    tunnel::{self, TunnelError},
+    worker::{more_ports, remedy},
+};
+use net::ports::{self, PortError, Ports};
+use wire::{
+    fault::{self, Fault},
+    panics::Critical,
+};
+
+use crate::{control_socket::Reloaded, log, operator::Running};
+
+/// Why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The agent was not started from a file.
+    #[error("this agent was not started from a file: there is nothing to read again")]
+    NoFile,
+    /// Reading it might never end.
+    #[error("{}: is not a regular file: nothing was read (remedy: put the file back)", .0.display())]
+    NoRegularFile(PathBuf),
+    /// The file, the state file or the key is wrong.
+    #[error(transparent)]
+    Config(#[from] LoadError),
+    /// A new inner address of a peer is somebody else's.
+    #[error(transparent)]
+    Route(#[from] TunnelError),
+    /// A port could not be opened.
+    #[error("cannot listen on {} ({what}): {error}{}", .address, remedy(.error))]
+    Port {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The configuration key it comes from.
+        what: &'static str,
+        /// The kernel's reason.
+        error: std::io::Error,
+    },
+    /// A peer that was added while the agent ran is in the way.
+    #[error("a peer that was added with culvert peer is in the way, see culvert peer list: {0}")]
+    Roster(#[from] RosterError),
+}
+
+impl ReloadError {
+    /// Whether the file is wrong, and not the daemon's surroundings.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::NoRegularFile(_) | Self::Config(_) | Self::Roster(_) => true,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
+        }
+    }
+}
+
+impl Running {
+    /// Reads the configuration again and follows it; with `dry_run`, only says what that would do.
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed then.
+    pub fn reload_now(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let reloaded = self.try_reload(dry_run);
+        if !dry_run {
+            if reloaded.is_ok() {
+                self.metrics.configured(&self.config.load().limits, self.clock.unix_time());
+            }
+            self.metrics.reloaded(match &reloaded {
+                Ok(_) => metrics::Reload::Done,
+                Err(error) if error.is_bad_input() => metrics::Reload::Refused,
+                Err(_) => metrics::Reload::Failed,
+            });
+            say(&reloaded);
+        }
+        reloaded
+    }
+
+    fn try_reload(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
+        let running = self.config.load_full();
+        let path = running.path.as_ref().ok_or(ReloadError::NoFile)?;
+        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+            return Err(ReloadError::NoRegularFile(path.clone()));
+        }
+        let (fresh, identity) = Config::load(path)?;
+        fault::point(Fault::Reload);
+        let mut notes: Vec<String> =
+            fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
+        if identity.public_key() != self.own_key {
+            notes.push(format!(
+                "{} holds another key: it is used from the next start of the daemon on",
+                fresh.identity_key_file.display()
+            ));
+        }
+        let configured = fresh.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let kept_out = self.roster.kept_out(configured);
+        let mut plan = plan(&running, fresh);
+        // What is said of a peer that is kept out has no effect.
+        plan.changes.retain(|change| {
+            let of = |name: &Arc<str>| change.what.starts_with(&format!("peer \"{name}\""));
+            !kept_out.iter().any(of)
+        });
+        notes.extend(kept_out.iter().map(|name| {
+            format!(
+                "{name:?} stays shut out until the next start: it was removed with culvert peer (remedy: take its [[peer]] out \
+                 of the configuration and reload, or restart the daemon to let it in again)"
+            )
+        }));
+        let Some(config) = plan.config.take() else { return Ok(Reloaded { changes: plan.changes, notes }) };
+        if let Some(tun) = &config.tun {
+            for peer in plan.changed.iter().chain(&plan.added) {
+                tunnel::routes_are_free(tun, &peer.allowed_ips)?;
+            }
+        }
+        let shares = self.open(&config, &plan)?;
+        if dry_run {
+            self.roster.would_take(&revision(&config, &plan))?;
+            return Ok(Reloaded { changes: plan.changes, notes });
+        }
+        let changes = std::mem::take(&mut plan.changes);
+        let _whole = Critical::begin();
+        let config = follow(config, &plan, (&self.roster, &self.exchange), shares)?;
+        if config.descriptors() > running.descriptors() {
+            let granted = descriptors::raise_descriptor_limit(&config);
+            self.exchange
+                .set_sockets(granted.map_or(0, |granted| descriptors::sockets_for_flows(&config, granted)));
+        }
+        log::set_level(config.log.level);
+        self.config.store(config);
+        Ok(Reloaded { changes, notes })
+    }
+
+    /// Opens the ports that are new: a share for each worker.
+    fn open(&self, config: &Config, plan: &Plan) -> Result<Vec<Ports>, ReloadError> {
+        let wanted = more_ports(config, &plan.udp_opened, &plan.tcp_opened);
+        ports::open(&wanted, self.exchange.workers()).map_err(|failed: PortError| {
+            let what = match failed.what {
+                ports::PortKind::Udp(_) => "udp.listen",
+                ports::PortKind::Tcp(_) => "tcp.listen",
+            };
+            ReloadError::Port { address: failed.address, what, error: failed.error }
+        })
+    }
+}
+
+/// Writes into the log what a reload did, in one line per change or per problem.
+fn say(outcome: &Result<Reloaded, ReloadError>) {
+    match outcome {
+        Ok(Reloaded { changes, notes }) => {
+            changes.iter().for_each(say_change);
+            for note in notes {
+                tracing::warn!("reload: {note}");
+            }
+            let restart = changes.iter().filter(|change| change.effect == Effect::Restart).count();
+            tracing::info!(changes = changes.len(), waiting_for_restart = restart, "reloaded");
+        }
+        Err(error) => {
+            let error = error.to_string();
+            for problem in error.lines().filter(|line| !line.trim().is_empty()) {
+                tracing::error!("cannot reload: {problem}");
+            }
+            tracing::error!(
+                "the reload failed and nothing was changed (remedy: see the lines above; culvert check)"
+            );
+        }
+    }
+}
+
+fn say_change(Change { what, kind, effect }: &Change) {
+    let effect = match effect {
+        Effect::Now => "now",
+        Effect::NextConnection => "with the next connection",
+        Effect::Restart => "with the next start",
+    };
+    match kind {
+        Kind::Added(new) => tracing::info!(new, effect, "reload: {what} added"),
+        Kind::Removed(old) => tracing::info!(old, effect, "reload: {what} removed"),
+        Kind::Changed(old, new) => tracing::info!(old, new, effect, "reload: {what} changed"),
+    }
+}

@@ -1,0 +1,33 @@
+//! What the targets in `fuzz/` run, and what the tests replay their corpora through: properties of any input.
+//!
+//! | which input | file |
+//! |---|---|
+//! | the configuration, the state file, reloads | `properties.rs`, `state_properties.rs`, `reload_rules.rs` of `config` |
+//! | control messages and payloads | `properties.rs` of `wire` |
+//! | links, datagrams and Initials before the gate, what strangers send, used knocks | `properties.rs` of `gate` |
+//! | lines of the control socket, key files, files of the host | `operator.rs` |
+//! | IP packets | `properties.rs` of `ip` |
+//! | datagrams in pieces | `dataplane/src/relay/properties.rs` |
+//! | datagrams of bench | `lab/src/bench/datagram.rs` |
+
+mod operator;
+
+pub use self::operator::{host_text, key_file, socket_answer, socket_request};
+pub use config::{properties::config_text, reload_rules::reload_files, state::properties::state_text};
+pub use dataplane::relay::properties::reassembly;
+pub use gate::{
+    journal::properties::knock_journal,
+    properties::{
+        certificate, classify, decoy_flows, gate_initial, knock_open, retry_token, server_hello, share_link,
+    },
+};
+pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
+pub use wire::properties::{control_messages, payload_context};
+
+/// Takes `input` as a datagram of a run of bench, see `lab/src/bench/datagram.rs`.
+pub fn bench_datagram(input: &[u8]) {
+    lab::bench::bench_datagram(input);
+}
+
+#[cfg(test)]
+mod tests;

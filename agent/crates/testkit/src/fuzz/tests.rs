@@ -1,0 +1,123 @@
+//! The committed corpora, replayed and mutated. How many mutants each input has is such that a target takes some tenths of a second.
+
+include!("../../../../../fuzz/replay.rs");
+
+#[test]
+fn the_corpus_of_control_messages() {
+    replay("control_messages", 50, crate::fuzz::control_messages);
+}
+
+#[test]
+fn the_corpus_of_payload_contexts() {
+    replay("payload_context", 50, crate::fuzz::payload_context);
+}
+
+#[test]
+fn the_corpus_of_configurations() {
+    replay("config_text", 50, crate::fuzz::config_text);
+}
+
+#[test]
+fn the_corpus_of_state_files() {
+    replay("state_text", 50, crate::fuzz::state_text);
+}
+
+#[test]
+fn the_corpus_of_reloads() {
+    replay("reload_files", 50, crate::fuzz::reload_files);
+}
+
+#[test]
+fn the_corpus_of_share_links() {
+    replay("share_link", 50, crate::fuzz::share_link);
+}
+
+#[test]
+fn the_corpus_of_key_files() {
+    replay("key_file", 50, crate::fuzz::key_file);
+}
+
+#[test]
+fn the_corpus_of_requests() {
+    replay("socket_request", 50, crate::fuzz::socket_request);
+}
+
+#[test]
+fn the_corpus_of_answers() {
+    replay("socket_answer", 50, crate::fuzz::socket_answer);
+}
+
+#[test]
+fn the_corpus_of_files_of_the_host() {
+    replay("host_text", 50, crate::fuzz::host_text);
+}
+
+#[test]
+fn the_corpus_of_journals() {
+    replay("knock_journal", 50, crate::fuzz::knock_journal);
+}
+
+#[test]
+fn the_corpus_of_ip_packets() {
+    replay("ip_view", 50, crate::fuzz::ip_view);
+}
+
+#[test]
+fn the_corpus_of_packets_that_are_too_large() {
+    replay("ip_fragments", 50, crate::fuzz::ip_fragments);
+}
+
+#[test]
+fn the_corpus_of_super_packets() {
+    replay("ip_cut", 50, crate::fuzz::ip_cut);
+}
+
+#[test]
+fn the_corpus_of_packets_from_peers() {
+    replay("ip_merge", 50, crate::fuzz::ip_merge);
+}
+
+#[test]
+fn the_corpus_of_pieces() {
+    replay("reassembly", 50, crate::fuzz::reassembly);
+}
+
+#[test]
+fn the_corpus_of_datagrams() {
+    replay("classify", 50, crate::fuzz::classify);
+}
+
+#[test]
+fn the_corpus_of_knocks() {
+    replay("knock_open", 50, crate::fuzz::knock_open);
+}
+
+#[test]
+fn the_corpus_of_initials() {
+    replay("gate_initial", 50, crate::fuzz::gate_initial);
+}
+
+#[test]
+fn the_corpus_of_tokens() {
+    replay("retry_token", 50, crate::fuzz::retry_token);
+}
+
+#[test]
+fn the_corpus_of_strangers() {
+    replay("decoy_flows", 50, crate::fuzz::decoy_flows);
+}
+
+#[test]
+fn the_corpus_of_server_hellos() {
+    replay("server_hello", 50, crate::fuzz::server_hello);
+}
+
+#[test]
+fn the_corpus_of_certificates() {
+    replay("certificate", 50, crate::fuzz::certificate);
+}
+
+#[test]
+fn the_corpus_of_bench() {
+    replay("bench_datagram", 50, crate::fuzz::bench_datagram);
+}

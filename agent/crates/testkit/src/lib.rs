@@ -1,0 +1,5 @@
+//! What tests of several crates share; never part of the shipped binary.
+
+pub mod fuzz;
+
+pub use engine::worker::simulation;

@@ -1,0 +1,508 @@
+//! The payload format inside a DATAGRAM frame: a context, and what it says.
+//!
+//! ```text
+//! context (varint) | fields (varints) | payload (the rest of the frame)
+//! ```
+//!
+//! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
+//! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
+
+use quic_core::{HEADER_LEN, TAG_LEN};
+
+/// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
+/// (RFC 9221 §4), and the context.
+pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
+
+/// The largest datagram that travels in pieces, in bytes: the largest UDP payload over IPv4.
+pub const MOST_DATAGRAM: usize = 65_507;
+
+/// Datagram numbers are below this: four bytes as a varint.
+pub const DATAGRAM_NUMBERS: u32 = 1 << 30;
+
+/// The largest value of a QUIC varint (RFC 9000 §16).
+const VARINT_MAX: u64 = (1 << 62) - 1;
+
+/// The numbers of the contexts. `docs/wire-format.md` is the reference.
+mod code {
+    pub(super) const IP: u64 = 0;
+    pub(super) const IP_PARTIAL: u64 = 1;
+    pub(super) const FLOW: u64 = 2;
+    pub(super) const OPEN: u64 = 3;
+    pub(super) const OPEN_EMPTY: u64 = 4;
+    pub(super) const CONFIRMED: u64 = 5;
+    pub(super) const REFUSED: u64 = 6;
+    pub(super) const UNKNOWN: u64 = 7;
+    pub(super) const CLOSED: u64 = 8;
+    pub(super) const TARGET: u64 = 9;
+    pub(super) const PIECE: u64 = 10;
+}
+
+/// A flow's number, unique within one instance of its opener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowNumber(pub u64);
+
+/// A service's number, as the hello of the agent that offers it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceNumber(pub u32);
+
+/// Why a flow was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// No such service.
+    UnknownService,
+    /// The peer may not use it.
+    NotAllowed,
+    /// A ceiling is reached; later attempts may succeed.
+    Limit,
+    /// The service's socket could not be opened.
+    Upstream,
+    /// A reason that this version does not know.
+    Other(u64),
+}
+
+impl Refusal {
+    /// Its number on the wire.
+    #[must_use]
+    pub const fn code(self) -> u64 {
+        match self {
+            Self::UnknownService => 1,
+            Self::NotAllowed => 2,
+            Self::Limit => 3,
+            Self::Upstream => 4,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// The refusal of a number on the wire.
+    #[must_use]
+    pub const fn from_code(code: u64) -> Self {
+        match code {
+            1 => Self::UnknownService,
+            2 => Self::NotAllowed,
+            3 => Self::Limit,
+            4 => Self::Upstream,
+            other => Self::Other(other),
+        }
+    }
+
+    /// Whether a later attempt can succeed without either end's configuration changing.
+    #[must_use]
+    pub const fn is_temporary(self) -> bool {
+        match self {
+            Self::Limit | Self::Upstream => true,
+            Self::UnknownService | Self::NotAllowed | Self::Other(_) => false,
+        }
+    }
+}
+
+/// What one DATAGRAM frame says. The payload, where there is one, starts at `payload_at` within the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// An IP packet.
+    Packet {
+        /// Whether its L4 checksum is partial: the field holds the sum over the pseudo-header, as virtio has it.
+        partial: bool,
+        /// Offset of the packet, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// A datagram of a flow that both ends know.
+    Flow {
+        /// Which flow.
+        number: FlowNumber,
+        /// Offset of the payload, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// A datagram that opens its flow; the opener repeats this form until the flow is confirmed.
+    Open {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which service of the receiver.
+        service: ServiceNumber,
+        /// Offset of the payload, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
+    OpenEmpty {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which service of the receiver.
+        service: ServiceNumber,
+    },
+    /// The receiver of an opening knows the flow now.
+    Confirmed(FlowNumber),
+    /// The receiver of an opening does not accept it.
+    Refused(FlowNumber, Refusal),
+    /// The receiver of a datagram does not know its flow: the opener opens it again.
+    Unknown(FlowNumber),
+    /// The sender has forgotten the flow.
+    Closed(FlowNumber),
+    /// A piece of a datagram that fits into no packet, of a flow that both ends know.
+    Piece {
+        /// Which flow.
+        number: FlowNumber,
+        /// Which datagram of the flow, below [`DATAGRAM_NUMBERS`].
+        datagram: u32,
+        /// Bytes of the whole datagram, 1 to [`MOST_DATAGRAM`].
+        total: u16,
+        /// Where the piece begins in the datagram; below `total`.
+        offset: u16,
+        /// Offset of its bytes, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// A context that is reserved or not known; its number.
+    Unsupported(u64),
+}
+
+impl Context {
+    /// The kinds of messages about flows: the metric label `kind`.
+    pub const MESSAGE_LABELS: [&'static str; 5] = ["open", "confirmed", "refused", "unknown", "closed"];
+
+    /// The flow that it is about; `None` of a context that this version does not know.
+    #[inline]
+    #[must_use]
+    pub const fn flow(&self) -> Option<FlowNumber> {
+        match *self {
+            Self::Flow { number, .. }
+            | Self::Piece { number, .. }
+            | Self::Open { number, .. }
+            | Self::OpenEmpty { number, .. }
+            | Self::Confirmed(number)
+            | Self::Refused(number, _)
+            | Self::Unknown(number)
+            | Self::Closed(number) => Some(number),
+            Self::Packet { .. } | Self::Unsupported(_) => None,
+        }
+    }
+
+    /// Whether it makes a flow where none is.
+    #[must_use]
+    pub const fn opens(&self) -> bool {
+        match self {
+            Self::Open { .. } | Self::OpenEmpty { .. } => true,
+            Self::Packet { .. }
+            | Self::Flow { .. }
+            | Self::Piece { .. }
+            | Self::Confirmed(_)
+            | Self::Refused(..)
+            | Self::Unknown(_)
+            | Self::Closed(_)
+            | Self::Unsupported(_) => false,
+        }
+    }
+
+    /// Where its datagram starts, if it starts here: of one in pieces, in that which begins it. A context that this version
+    /// does not know counts as a whole.
+    #[must_use]
+    pub const fn payload_at(&self) -> Option<usize> {
+        match *self {
+            Self::Packet { payload_at, .. }
+            | Self::Flow { payload_at, .. }
+            | Self::Open { payload_at, .. }
+            | Self::Piece { payload_at, offset: 0, .. } => Some(payload_at),
+            Self::Unsupported(_) => Some(0),
+            Self::Piece { .. }
+            | Self::OpenEmpty { .. }
+            | Self::Confirmed(_)
+            | Self::Refused(..)
+            | Self::Unknown(_)
+            | Self::Closed(_) => None,
+        }
+    }
+
+    /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    #[must_use]
+    pub const fn message_kind(&self) -> Option<usize> {
+        match self {
+            Self::OpenEmpty { .. } => Some(0),
+            Self::Confirmed(_) => Some(1),
+            Self::Refused(..) => Some(2),
+            Self::Unknown(_) => Some(3),
+            Self::Closed(_) => Some(4),
+            Self::Packet { .. }
+            | Self::Flow { .. }
+            | Self::Piece { .. }
+            | Self::Open { .. }
+            | Self::Unsupported(_) => None,
+        }
+    }
+
+    /// Reads a frame's data; `None` if a varint is cut off, a field is out of its range, or the fields are followed by bytes
+    /// that have no place.
+    #[must_use]
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        let mut reader = Reader { data, at: 0 };
+        let context = match reader.varint()? {
+            code::IP => return Some(Self::Packet { partial: false, payload_at: reader.at }),
+            code::IP_PARTIAL => return Some(Self::Packet { partial: true, payload_at: reader.at }),
+            code::FLOW => {
+                let number = FlowNumber(reader.varint()?);
+                return Some(Self::Flow { number, payload_at: reader.at });
+            }
+            code::OPEN => {
+                let number = FlowNumber(reader.varint()?);
+                let service = reader.service()?;
+                return Some(Self::Open { number, service, payload_at: reader.at });
+            }
+            code::PIECE => {
+                let number = FlowNumber(reader.varint()?);
+                let datagram = reader.below(DATAGRAM_NUMBERS.into())?;
+                let total = reader.below(MOST_DATAGRAM as u64 + 1)?;
+                let offset = reader.below(u64::from(total))?;
+                return Some(Self::Piece { number, datagram, total, offset, payload_at: reader.at });
+            }
+            code::OPEN_EMPTY => {
+                let number = FlowNumber(reader.varint()?);
+                Self::OpenEmpty { number, service: reader.service()? }
+            }
+            code::CONFIRMED => Self::Confirmed(FlowNumber(reader.varint()?)),
+            code::REFUSED => {
+                let number = FlowNumber(reader.varint()?);
+                Self::Refused(number, Refusal::from_code(reader.varint()?))
+            }
+            code::UNKNOWN => Self::Unknown(FlowNumber(reader.varint()?)),
+            code::CLOSED => Self::Closed(FlowNumber(reader.varint()?)),
+            reserved @ code::TARGET => return Some(Self::Unsupported(reserved)),
+            unknown => return Some(Self::Unsupported(unknown)),
+        };
+        (reader.at == data.len()).then_some(context)
+    }
+
+    /// Writes the context and its fields, without a payload.
+    #[must_use]
+    pub fn encode(&self) -> Header {
+        let mut header = Header::default();
+        match *self {
+            Self::Packet { partial, .. } => {
+                header.varint(if partial { code::IP_PARTIAL } else { code::IP });
+            }
+            Self::Flow { number, .. } => {
+                header.varint(code::FLOW);
+                header.varint(number.0);
+            }
+            Self::Piece { number, datagram, total, offset, .. } => {
+                header.varint(code::PIECE);
+                header.varint(number.0);
+                header.varint(datagram.into());
+                header.varint(total.into());
+                header.varint(offset.into());
+            }
+            Self::Open { number, service, .. } => {
+                header.varint(code::OPEN);
+                header.varint(number.0);
+                header.varint(u64::from(service.0));
+            }
+            Self::OpenEmpty { number, service } => {
+                header.varint(code::OPEN_EMPTY);
+                header.varint(number.0);
+                header.varint(u64::from(service.0));
+            }
+            Self::Confirmed(number) => {
+                header.varint(code::CONFIRMED);
+                header.varint(number.0);
+            }
+            Self::Refused(number, refusal) => {
+                header.varint(code::REFUSED);
+                header.varint(number.0);
+                header.varint(refusal.code());
+            }
+            Self::Unknown(number) => {
+                header.varint(code::UNKNOWN);
+                header.varint(number.0);
+            }
+            Self::Closed(number) => {
+                header.varint(code::CLOSED);
+                header.varint(number.0);
+            }
+            Self::Unsupported(number) => header.varint(number),
+        }
+        header
+    }
+}
+
+/// An encoded context: at most 24 bytes, on the stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    bytes: [u8; Self::CAPACITY],
+    len: u8,
+}
+
+impl Header {
+    /// Three varints of eight bytes. A piece's are of 1, 8, 4, 4 and 4.
+    pub const CAPACITY: usize = 24;
+
+    /// The bytes to put before the payload.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    fn varint(&mut self, value: u64) {
+        let at = usize::from(self.len);
+        // Numbers come from counters and from decoded varints, so they are within the varint's range.
+        debug_assert!(value <= VARINT_MAX);
+        let width = match value {
+            0..=0x3f => 1,
+            0x40..=0x3fff => 2,
+            0x4000..=0x3fff_ffff => 4,
+            _ => 8,
+        };
+        let prefix = match width {
+            1 => 0,
+            2 => 0x4000,
+            4 => 0x8000_0000,
+            _ => 0xc000_0000_0000_0000,
+        };
+        let encoded = ((value & VARINT_MAX) | prefix).to_be_bytes();
+        self.bytes[at..at + width].copy_from_slice(&encoded[8 - width..]);
+        self.len += u8::try_from(width).unwrap_or(8);
+    }
+}
+
+struct Reader<'a> {
+    data: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        let first = *self.data.get(self.at)?;
+        let width = 1usize << (first >> 6);
+        let bytes = self.data.get(self.at..self.at + width)?;
+        self.at += width;
+        Some(bytes[1..].iter().fold(u64::from(first & 0x3f), |value, byte| (value << 8) | u64::from(*byte)))
+    }
+
+    /// A varint that is less than `bound`.
+    fn below<T: TryFrom<u64>>(&mut self, bound: u64) -> Option<T> {
+        let value = self.varint().filter(|value| *value < bound)?;
+        T::try_from(value).ok()
+    }
+
+    fn service(&mut self) -> Option<ServiceNumber> {
+        u32::try_from(self.varint()?).ok().map(ServiceNumber)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::context::*;
+
+    fn contexts() -> impl Strategy<Value = Context> {
+        let number = (0..=VARINT_MAX).prop_map(FlowNumber);
+        let service = any::<u32>().prop_map(ServiceNumber);
+        prop_oneof![
+            any::<bool>().prop_map(|partial| Context::Packet { partial, payload_at: 0 }),
+            number.clone().prop_map(|number| Context::Flow { number, payload_at: 0 }),
+            (number.clone(), service.clone()).prop_map(|(number, service)| Context::Open {
+                number,
+                service,
+                payload_at: 0
+            }),
+            (number.clone(), service).prop_map(|(number, service)| Context::OpenEmpty { number, service }),
+            number.clone().prop_map(Context::Confirmed),
+            (number.clone(), 0..=VARINT_MAX)
+                .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
+            number.clone().prop_map(Context::Unknown),
+            number.clone().prop_map(Context::Closed),
+            (number, 0..DATAGRAM_NUMBERS, 1..=MOST_DATAGRAM, any::<proptest::sample::Index>()).prop_map(
+                |(number, datagram, total, offset)| {
+                    let [total, offset] = [total, offset.index(total)].map(|at| u16::try_from(at).unwrap());
+                    Context::Piece { number, datagram, total, offset, payload_at: 0 }
+                }
+            ),
+        ]
+    }
+
+    fn at_header_end(context: Context, len: usize) -> Context {
+        match context {
+            Context::Packet { partial, .. } => Context::Packet { partial, payload_at: len },
+            Context::Flow { number, .. } => Context::Flow { number, payload_at: len },
+            Context::Piece { number, datagram, total, offset, .. } => {
+                Context::Piece { number, datagram, total, offset, payload_at: len }
+            }
+            Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
+            other @ (Context::OpenEmpty { .. }
+            | Context::Confirmed(_)
+            | Context::Refused(..)
+            | Context::Unknown(_)
+            | Context::Closed(_)
+            | Context::Unsupported(_)) => other,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(context in contexts()) {
+            let header = context.encode();
+            let expected = at_header_end(context, header.as_slice().len());
+            prop_assert_eq!(Context::decode(header.as_slice()), Some(expected));
+        }
+
+        #[test]
+        fn a_cut_header_is_malformed(context in contexts()) {
+            let header = context.encode();
+            for len in 0..header.as_slice().len() {
+                prop_assert_eq!(Context::decode(&header.as_slice()[..len]), None);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(data in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Some(Context::Flow { payload_at, .. } | Context::Open { payload_at, .. }) = Context::decode(&data) {
+                prop_assert!(payload_at <= data.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_bytes_on_the_wire_are_those_of_the_document() {
+        // docs/wire-format.md gives these examples.
+        let open = Context::Open { number: FlowNumber(2), service: ServiceNumber(1), payload_at: 0 };
+        assert_eq!(open.encode().as_slice(), [3, 2, 1]);
+        let flow = Context::Flow { number: FlowNumber(300), payload_at: 0 };
+        assert_eq!(flow.encode().as_slice(), [2, 0x41, 0x2c]);
+        assert_eq!(Context::decode(&[9, 1, 2, 3]), Some(Context::Unsupported(9)));
+        assert_eq!(Context::decode(&[0, 0x45]), Some(Context::Packet { partial: false, payload_at: 1 }));
+        assert_eq!(Context::decode(&[1]), Some(Context::Packet { partial: true, payload_at: 1 }));
+        assert_eq!(Context::decode(&[5, 2, 0]), None, "a confirmation has no payload");
+        let piece = |offset, payload_at| Context::Piece {
+            number: FlowNumber(2),
+            datagram: 7,
+            total: 3000,
+            offset,
+            payload_at,
+        };
+        let header = [0x0a, 2, 7, 0x4b, 0xb8, 0x44, 0xd2];
+        assert_eq!(piece(1234, 0).encode().as_slice(), header);
+        assert_eq!(Context::decode(&[&header[..], b"abc"].concat()), Some(piece(1234, 7)));
+        assert_eq!(piece(0, 0).encode().as_slice(), [0x0a, 2, 7, 0x4b, 0xb8, 0]);
+        let number = FlowNumber(2);
+        let refused = |reason| Context::Refused(number, reason);
+        for (context, bytes) in [
+            (Context::OpenEmpty { number, service: ServiceNumber(1) }, &[4, 2, 1][..]),
+            (Context::Confirmed(number), &[5, 2]),
+            (refused(Refusal::UnknownService), &[6, 2, 1]),
+            (refused(Refusal::NotAllowed), &[6, 2, 2]),
+            (refused(Refusal::Limit), &[6, 2, 3]),
+            (refused(Refusal::Upstream), &[6, 2, 4]),
+            (Context::Unknown(number), &[7, 2]),
+            (Context::Closed(number), &[8, 2]),
+        ] {
+            assert_eq!((context.encode().as_slice(), Context::decode(bytes)), (bytes, Some(context)));
+        }
+        // A total of 0, an offset at the end, a total above the largest, a datagram number of 2^30.
+        let wrong: [&[u8]; 4] = [
+            &[10, 2, 7, 0, 0],
+            &[10, 2, 7, 9, 9],
+            &[10, 2, 7, 0x80, 0, 0xff, 0xe4, 0],
+            &[10, 2, 0xc0, 0, 0, 0, 0x40, 0, 0, 0, 9, 0],
+        ];
+        for header in wrong {
+            assert_eq!(Context::decode(header), None, "{header:02x?}");
+        }
+    }
+}

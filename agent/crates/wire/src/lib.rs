@@ -1,0 +1,32 @@
+//! What two Culvert agents say to each other, and the few things that every layer of an agent names.
+//!
+//! | what | module |
+//! |---|---|
+//! | control messages, on the first stream of a connection | [`messages`], [`framing`] cuts the stream, `protobuf` is the encoding |
+//! | what a DATAGRAM frame carries | [`context`] |
+//! | which session a stream connection joins | [`join`] |
+//! | connection IDs, which name a worker and a lane | [`cid`] |
+//! | numbers for peers, sessions and local sockets | [`ids`] |
+//! | time, deadlines | [`clock`], [`timers`] |
+//! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`meter`] |
+//! | maps, by who chooses their keys | [`hash`] |
+//! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
+
+pub mod cid;
+pub mod clock;
+pub mod context;
+pub mod fault;
+pub mod framing;
+pub mod hash;
+pub mod ids;
+pub mod join;
+pub mod messages;
+pub mod meter;
+pub mod panics;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+mod protobuf;
+pub mod rate;
+pub mod throttle;
+pub mod timers;

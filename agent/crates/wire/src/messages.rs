@@ -1,0 +1,628 @@
+//! What two agents say to each other on the control stream, and at the head of a TCP forward's stream.
+//!
+//! `docs/culvert.proto` is the same for other languages. A message is decoded in three steps, each bounded: cut from
+//! the stream (`framing.rs`), parsed as protobuf (`protobuf.rs`), checked here. Unknown fields are ignored; so is an
+//! unknown kind of message, but counted ([`MessageError::UnknownKind`]).
+
+use std::time::Duration;
+
+use prost::Message as _;
+use quinn_proto::{ConnectionError, VarInt};
+
+use crate::{cid::CONNECTION_ID_BYTES, framing, join::Join, protobuf};
+
+pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
+
+/// The version of these messages that we speak.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Lane indices are below this.
+pub const MAX_LANES: u8 = 64;
+
+/// The most services that one agent names.
+pub const MAX_SERVICES: usize = 256;
+
+/// The longest service name and the longest software name, bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// The most workers of one agent: one byte of the connection ID names the worker.
+pub const MAX_WORKERS: u16 = 256;
+
+/// A flow's life without traffic where the hello does not say it (RFC 4787 §4.3 asks NATs for two minutes; half of
+/// that keeps tables small).
+pub const DEFAULT_IDLE: Duration = Duration::from_secs(60);
+
+/// Why bytes are not a message. Only [`UnknownKind`](Self::UnknownKind) leaves the connection as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// The announced length is above the limit.
+    #[error(transparent)]
+    TooLong(#[from] FrameTooLong),
+    /// The bytes are not protobuf, or a field has another type.
+    #[error("not a protobuf message")]
+    Malformed(#[from] prost::DecodeError),
+    /// It says nothing, not even of a kind that a later version added: that has a field.
+    #[error("an empty message")]
+    Empty,
+    /// A kind of message that a later version added.
+    #[error("a message of an unknown kind")]
+    UnknownKind,
+    /// The other end speaks another version.
+    #[error("protocol version {theirs}, this agent speaks {PROTOCOL_VERSION}")]
+    VersionMismatch {
+        /// The version in its hello.
+        theirs: u32,
+    },
+    /// An identifier or a name has a length that it must not have.
+    #[error("{field} has {bytes} bytes")]
+    Length {
+        /// The field's name in `docs/culvert.proto`.
+        field: &'static str,
+        /// The length received.
+        bytes: usize,
+    },
+    /// A number is outside the range that makes sense.
+    #[error("{field} is {value}")]
+    Range {
+        /// The field's name in `docs/culvert.proto`.
+        field: &'static str,
+        /// The value received.
+        value: u32,
+    },
+    /// A name contains control characters, which would end up in logs and terminals.
+    #[error("{field} contains control characters")]
+    ControlCharacter {
+        /// The field's name in `docs/culvert.proto`.
+        field: &'static str,
+    },
+    /// More than [`MAX_SERVICES`].
+    #[error("{count} services")]
+    TooManyServices {
+        /// The number received.
+        count: usize,
+    },
+    /// Two services have the same number or the same name.
+    #[error("service {number} is named twice")]
+    DuplicateService {
+        /// The number of the second one.
+        number: u32,
+    },
+}
+
+impl MessageError {
+    /// All values of [`label`](Self::label).
+    pub const LABELS: [&'static str; 10] = [
+        "too_long",
+        "malformed",
+        "unknown_kind",
+        "version_mismatch",
+        "length",
+        "range",
+        "control_character",
+        "too_many_services",
+        "duplicate_service",
+        "empty",
+    ];
+
+    /// The value of the label `reason` in `culvert_control_message_errors_total`.
+    pub fn label(&self) -> &'static str {
+        Self::LABELS[match self {
+            Self::TooLong(_) => 0,
+            Self::Malformed(_) => 1,
+            Self::UnknownKind => 2,
+            Self::VersionMismatch { .. } => 3,
+            Self::Length { .. } => 4,
+            Self::Range { .. } => 5,
+            Self::ControlCharacter { .. } => 6,
+            Self::TooManyServices { .. } => 7,
+            Self::DuplicateService { .. } => 8,
+            Self::Empty => 9,
+        }]
+    }
+
+    /// With which code to close the connection; `None` if the message is to be counted and ignored.
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        match self {
+            Self::UnknownKind => None,
+            Self::VersionMismatch { .. } => Some(CloseReason::VersionMismatch),
+            Self::TooLong(_)
+            | Self::Malformed(_)
+            | Self::Empty
+            | Self::Length { .. }
+            | Self::Range { .. }
+            | Self::ControlCharacter { .. }
+            | Self::TooManyServices { .. }
+            | Self::DuplicateService { .. } => Some(CloseReason::ProtocolViolation),
+        }
+    }
+}
+
+/// A message on the control stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The first message of each end.
+    Hello(Hello),
+    /// The dialler asks for a lane.
+    LaneOpen(LaneOffer),
+    /// The other end has the lane's keys and receives on it.
+    LaneAccept(LaneOffer),
+    /// The other end does not open the lane.
+    LaneRefuse(LaneEnd<LaneRefusal>),
+    /// One end is done with a lane.
+    LaneClose(LaneEnd<LaneCloseCause>),
+    /// The services of the sender, all of them, in place of those it named before.
+    ServicesChanged(Vec<Service>),
+    /// The sender may be at another address. It is long, because what the far end may send there is three times what came from there
+    /// (RFC 9000 §8.1), and quinn-proto sends nothing before that is a full packet.
+    Here,
+    /// The first message on a stream connection, from its dialler.
+    Join(Join),
+    /// The answer: the stream connection carries TCP forwards.
+    Joined,
+    /// The listener has TCP forwards for stream connections that are not there.
+    StreamsWanted,
+    /// The dialler opens nothing more on this stream connection, which has been idle: the listener closes it, unless it has.
+    Release,
+}
+
+/// Bytes of padding in [`Message::Here`].
+const HERE_BYTES: usize = 1000;
+
+/// What an agent says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Random, made at process start; flow numbers are unique within it.
+    pub instance: [u8; 16],
+    /// Name and version of the program, for people.
+    pub software: String,
+    /// The number of workers, 1 to [`MAX_WORKERS`].
+    pub workers: u16,
+    /// The most lanes that the agent opens or accepts, up to [`MAX_LANES`]; 0 is standard mode.
+    pub max_lanes: u8,
+    /// The largest QUIC packet that it accepts on a lane, bytes.
+    pub max_datagram_packet: u16,
+    /// What it offers to this peer.
+    pub services: Vec<Service>,
+    /// What it can do beyond the version.
+    pub features: Features,
+    /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
+    pub possession: Option<[u8; SIGNATURE_BYTES]>,
+}
+
+/// Bytes of an Ed25519 signature (RFC 8032 §5.1.6).
+pub const SIGNATURE_BYTES: usize = 64;
+
+/// The label under which TLS exports the bytes that a dialler signs (RFC 8446 §7.5).
+pub const POSSESSION_LABEL: &[u8] = b"EXPORTER-culvert-possession";
+
+/// What a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
+/// elsewhere, and 32 bytes that only the two ends of this connection have.
+#[must_use]
+pub fn possession(exported: &[u8; 32]) -> [u8; 52] {
+    let mut message = *b"culvert possession 1                                ";
+    message[20..].copy_from_slice(exported);
+    message
+}
+
+/// A set of optional abilities; unknown bits are kept and mean nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// Completes partial L4 checksums of received IP packets.
+    pub const PARTIAL_CHECKSUM: Self = Self(1);
+    /// Takes IP packets: it has a TUN device.
+    pub const PACKETS: Self = Self(2);
+    /// Puts datagrams together that come in pieces.
+    pub const PIECES: Self = Self(4);
+    /// Knows stream connections.
+    pub const STREAM_CONNECTIONS: Self = Self(8);
+
+    /// Both sets together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The set without `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether all of `other` are in the set.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A named upstream that the sender offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// How flows and streams refer to it.
+    pub number: u32,
+    /// How the configuration refers to it.
+    pub name: String,
+    /// It serves UDP flows.
+    pub udp: bool,
+    /// It serves TCP forwards.
+    pub tcp: bool,
+    /// How long a UDP flow to it may be silent; whole milliseconds.
+    pub idle: Duration,
+    /// Whether a datagram to it that fits into no packet travels in pieces; else it is dropped.
+    pub fragment: bool,
+}
+
+/// The opening of a lane, or its acceptance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneOffer {
+    /// Below [`MAX_LANES`].
+    pub lane: u8,
+    /// Which opening of this lane it is.
+    pub epoch: u64,
+    /// The connection ID under which the sender of the message receives.
+    pub connection_id: [u8; CONNECTION_ID_BYTES],
+}
+
+/// The end of a lane, or of the attempt to open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneEnd<R> {
+    /// Below [`MAX_LANES`].
+    pub lane: u8,
+    /// Which opening of this lane it is.
+    pub epoch: u64,
+    /// Why.
+    pub reason: R,
+}
+
+/// Why a lane is not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum LaneRefusal {
+    /// A reason that this version does not know.
+    Unspecified = 0,
+    /// This lane and epoch were open before: their nonces would repeat.
+    EpochReused = 1,
+    /// More lanes than the hello allowed, or than the agent can carry now.
+    TooMany = 2,
+    /// The agent is going away.
+    ShuttingDown = 3,
+}
+
+/// Why a lane is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum LaneCloseCause {
+    /// A reason that this version does not know.
+    Unspecified = 0,
+    /// Nothing came through in time; its index may be opened again.
+    Dead = 1,
+    /// A packet on it broke the protocol.
+    ProtocolViolation = 2,
+    /// It was replaced by another epoch.
+    Replaced = 3,
+    /// It is not needed, or its end is going away.
+    Done = 4,
+    /// It still works, but its keys are nearly used up: it is to be replaced.
+    WornOut = 5,
+}
+
+impl Message {
+    /// Parses and checks one message, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        if bytes.is_empty() {
+            return Err(MessageError::Empty);
+        }
+        match protobuf::Envelope::decode(bytes)?.kind.ok_or(MessageError::UnknownKind)? {
+            protobuf::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
+            protobuf::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),
+            protobuf::Kind::LaneAccept(offer) => offer.try_into().map(Self::LaneAccept),
+            protobuf::Kind::LaneRefuse(end) => {
+                let reason = LaneRefusal::try_from(end.reason).unwrap_or(LaneRefusal::Unspecified);
+                Ok(Self::LaneRefuse(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
+            }
+            protobuf::Kind::LaneClose(end) => {
+                let reason = LaneCloseCause::try_from(end.reason).unwrap_or(LaneCloseCause::Unspecified);
+                Ok(Self::LaneClose(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
+            }
+            protobuf::Kind::ServicesChanged(changed) => services(changed.services).map(Self::ServicesChanged),
+            protobuf::Kind::Here(_) => Ok(Self::Here),
+            protobuf::Kind::Join(join) => join.try_into().map(Self::Join),
+            protobuf::Kind::Joined(_) => Ok(Self::Joined),
+            protobuf::Kind::StreamsWanted(_) => Ok(Self::StreamsWanted),
+            protobuf::Kind::Release(_) => Ok(Self::Release),
+        }
+    }
+
+    /// Appends the message with its length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let kind = match self {
+            Self::Hello(hello) => protobuf::Kind::Hello(hello.into()),
+            Self::LaneOpen(offer) => protobuf::Kind::LaneOpen(offer.into()),
+            Self::LaneAccept(offer) => protobuf::Kind::LaneAccept(offer.into()),
+            Self::LaneRefuse(end) => protobuf::Kind::LaneRefuse(end.into()),
+            Self::LaneClose(end) => protobuf::Kind::LaneClose(end.into()),
+            Self::ServicesChanged(services) => protobuf::Kind::ServicesChanged(protobuf::ServicesChanged {
+                services: services.iter().map(protobuf::Service::from).collect(),
+            }),
+            Self::Here => protobuf::Kind::Here(protobuf::Here { padding: vec![0; HERE_BYTES] }),
+            Self::Join(join) => protobuf::Kind::Join(join.into()),
+            Self::Joined => protobuf::Kind::Joined(protobuf::Nothing {}),
+            Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
+            Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
+        };
+        framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);
+    }
+}
+
+impl TryFrom<protobuf::Hello> for Hello {
+    type Error = MessageError;
+
+    fn try_from(hello: protobuf::Hello) -> Result<Self, MessageError> {
+        // First, because the other checks are those of this version.
+        if hello.protocol_version != PROTOCOL_VERSION {
+            return Err(MessageError::VersionMismatch { theirs: hello.protocol_version });
+        }
+        // RFC 9000 §14: the smallest packet every path carries; §18.2: the largest UDP payload.
+        let packets = 1200..=65_527;
+        Ok(Self {
+            instance: id("instance", &hello.instance)?,
+            software: name("software", hello.software, 0)?,
+            workers: narrow("workers", hello.workers, 1..=MAX_WORKERS)?,
+            max_lanes: narrow("max_lanes", hello.max_lanes, 0..=MAX_LANES)?,
+            max_datagram_packet: narrow("max_datagram_packet", hello.max_datagram_packet, packets)?,
+            services: services(hello.services)?,
+            features: Features(hello.features),
+            possession: match &hello.possession[..] {
+                [] => None,
+                signature => Some(id("possession", signature)?),
+            },
+        })
+    }
+}
+
+impl TryFrom<protobuf::LaneOffer> for LaneOffer {
+    type Error = MessageError;
+
+    fn try_from(offer: protobuf::LaneOffer) -> Result<Self, MessageError> {
+        let connection_id = id("connection_id", &offer.connection_id)?;
+        Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id })
+    }
+}
+
+fn services(services: Vec<protobuf::Service>) -> Result<Vec<Service>, MessageError> {
+    if services.len() > MAX_SERVICES {
+        return Err(MessageError::TooManyServices { count: services.len() });
+    }
+    let mut checked: Vec<Service> = Vec::with_capacity(services.len());
+    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment } in services {
+        let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
+        let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle, fragment };
+        if checked.iter().any(|known| known.number == number || known.name == service.name) {
+            return Err(MessageError::DuplicateService { number });
+        }
+        checked.push(service);
+    }
+    Ok(checked)
+}
+
+fn lane(lane: u32) -> Result<u8, MessageError> {
+    narrow("lane", lane, 0..=MAX_LANES - 1)
+}
+
+pub(crate) fn narrow<T: TryFrom<u32> + PartialOrd>(
+    field: &'static str,
+    value: u32,
+    range: std::ops::RangeInclusive<T>,
+) -> Result<T, MessageError> {
+    let narrowed = T::try_from(value).ok().filter(|narrowed| range.contains(narrowed));
+    narrowed.ok_or(MessageError::Range { field, value })
+}
+
+pub(crate) fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+    bytes.try_into().map_err(|_| MessageError::Length { field, bytes: bytes.len() })
+}
+
+fn name(field: &'static str, text: String, min_bytes: usize) -> Result<String, MessageError> {
+    if !(min_bytes..=MAX_NAME_BYTES).contains(&text.len()) {
+        return Err(MessageError::Length { field, bytes: text.len() });
+    }
+    if text.chars().any(char::is_control) {
+        return Err(MessageError::ControlCharacter { field });
+    }
+    Ok(text)
+}
+
+impl From<&Hello> for protobuf::Hello {
+    fn from(hello: &Hello) -> Self {
+        Self {
+            protocol_version: PROTOCOL_VERSION,
+            instance: hello.instance.to_vec(),
+            software: hello.software.clone(),
+            workers: hello.workers.into(),
+            max_lanes: hello.max_lanes.into(),
+            max_datagram_packet: hello.max_datagram_packet.into(),
+            services: hello.services.iter().map(protobuf::Service::from).collect(),
+            features: hello.features.0,
+            possession: hello.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<&Service> for protobuf::Service {
+    fn from(service: &Service) -> Self {
+        // A flow that lives longer than 49 days without traffic needs no exact figure.
+        let idle_ms = u32::try_from(service.idle.as_millis()).unwrap_or(u32::MAX);
+        Self {
+            number: service.number,
+            name: service.name.clone(),
+            udp: service.udp,
+            tcp: service.tcp,
+            idle_ms,
+            fragment: service.fragment,
+        }
+    }
+}
+
+impl From<&LaneOffer> for protobuf::LaneOffer {
+    fn from(offer: &LaneOffer) -> Self {
+        Self { lane: offer.lane.into(), epoch: offer.epoch, connection_id: offer.connection_id.to_vec() }
+    }
+}
+
+impl<R: Copy + Into<i32>> From<&LaneEnd<R>> for protobuf::LaneEnd {
+    fn from(end: &LaneEnd<R>) -> Self {
+        Self { lane: end.lane.into(), epoch: end.epoch, reason: end.reason.into() }
+    }
+}
+
+/// The head of a TCP forward's stream, from the end that opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamOpen {
+    /// The number of the service to reach.
+    pub service: u32,
+}
+
+impl StreamOpen {
+    /// Parses a header, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        Ok(Self { service: protobuf::StreamOpen::decode(bytes)?.service })
+    }
+
+    /// Appends the header with its length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        framing::frame(&protobuf::StreamOpen { service: self.service }, out);
+    }
+}
+
+/// The answer to a [`StreamOpen`]; the upstream's bytes follow [`Ok`](Self::Ok), nothing follows the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum StreamAnswer {
+    /// A refusal that this version does not know.
+    Unspecified = 0,
+    /// The upstream is connected.
+    Ok = 1,
+    /// No service has this number, or it does not serve TCP.
+    UnknownService = 2,
+    /// This peer may not use it.
+    NotAllowed = 3,
+    /// The upstream refused the connection, or is unreachable.
+    UpstreamRefused = 4,
+    /// The upstream did not answer in time.
+    UpstreamTimeout = 5,
+    /// Too many streams are open.
+    LimitReached = 6,
+}
+
+impl StreamAnswer {
+    /// Parses an answer, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        Ok(Self::try_from(protobuf::StreamAnswer::decode(bytes)?.status).unwrap_or(Self::Unspecified))
+    }
+
+    /// Appends the answer with its length.
+    pub fn encode(self, out: &mut Vec<u8>) {
+        framing::frame(&protobuf::StreamAnswer { status: self.into() }, out);
+    }
+}
+
+/// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// The agent is going away.
+    Shutdown = 0,
+    /// The other end broke the protocol.
+    ProtocolViolation = 1,
+    /// The ends speak different versions.
+    VersionMismatch = 2,
+    /// A newer connection of the same peer took over.
+    Replaced = 3,
+    /// The peer's key is no longer allowed.
+    KeyRemoved = 4,
+    /// A defect of the closing end.
+    Internal = 5,
+    /// Nobody used the connection.
+    Idle = 6,
+    /// The closing end carries as much as it may.
+    LimitReached = 7,
+    /// An agent reached itself.
+    SelfConnect = 8,
+    /// A stream connection names a session that the closing end does not have.
+    NoSession = 9,
+}
+
+impl CloseReason {
+    /// Every reason, by code.
+    pub const ALL: [Self; 10] = [
+        Self::Shutdown,
+        Self::ProtocolViolation,
+        Self::VersionMismatch,
+        Self::Replaced,
+        Self::KeyRemoved,
+        Self::Internal,
+        Self::Idle,
+        Self::LimitReached,
+        Self::SelfConnect,
+        Self::NoSession,
+    ];
+
+    /// The reason with this code; `None` for one that a later version added.
+    pub fn from_code(code: VarInt) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.code() == code)
+    }
+
+    /// The code on the wire.
+    pub fn code(self) -> VarInt {
+        VarInt::from_u32(self as u32)
+    }
+
+    /// Why the far end ended a connection, if it did and this version knows the reason.
+    pub fn of(error: &ConnectionError) -> Option<Self> {
+        match error {
+            ConnectionError::ApplicationClosed(close) => Self::from_code(close.error_code),
+            ConnectionError::TimedOut
+            | ConnectionError::VersionMismatch
+            | ConnectionError::TransportError(_)
+            | ConnectionError::ConnectionClosed(_)
+            | ConnectionError::Reset
+            | ConnectionError::LocallyClosed
+            | ConnectionError::CidsExhausted => None,
+        }
+    }
+
+    /// Whether the far end only goes away, or goes on with another connection: nothing is wrong.
+    pub fn is_planned(self) -> bool {
+        match self {
+            Self::Shutdown | Self::Replaced => true,
+            Self::ProtocolViolation
+            | Self::VersionMismatch
+            | Self::KeyRemoved
+            | Self::Internal
+            | Self::Idle
+            | Self::LimitReached
+            | Self::SelfConnect
+            | Self::NoSession => false,
+        }
+    }
+
+    /// The reason in words, for logs and for the reason phrase of CONNECTION_CLOSE.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Shutdown => "shutting down",
+            Self::ProtocolViolation => "protocol violation",
+            Self::VersionMismatch => "version mismatch",
+            Self::Replaced => "replaced by a newer connection",
+            Self::KeyRemoved => "key removed",
+            Self::Internal => "internal error",
+            Self::Idle => "idle",
+            Self::LimitReached => "limit reached",
+            Self::SelfConnect => "connected to itself",
+            Self::NoSession => "no such session",
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "messages_tests.rs"]
+mod tests;

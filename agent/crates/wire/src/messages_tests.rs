@@ -1,0 +1,518 @@
+//! Round trips, bounds, and agreement with `docs/culvert.proto`.
+
+use std::collections::BTreeMap;
+
+use bytes::BufMut;
+use proptest::prelude::*;
+use quinn_proto::coding::Codec;
+
+use super::*;
+
+const PROTO: &str = include_str!("../../../../docs/culvert.proto");
+
+/// `("Hello.workers" | "LaneRefusal.LANE_REFUSAL_TOO_MANY") → number`, as the document has it.
+fn documented() -> BTreeMap<String, u32> {
+    let mut numbers = BTreeMap::new();
+    let mut block = String::new();
+    for line in PROTO.lines() {
+        let line = line.split("//").next().unwrap().trim();
+        let words: Vec<_> = line.trim_end_matches(';').split_whitespace().collect();
+        match words[..] {
+            ["message" | "enum", name, "{"] => block = name.to_owned(),
+            [.., field, "=", number] if !block.is_empty() => {
+                let number = number.parse().unwrap();
+                assert_eq!(numbers.insert(format!("{block}.{field}"), number), None, "{field} twice");
+            }
+            _ => {}
+        }
+    }
+    numbers
+}
+
+/// A protobuf writer that knows only the wire format and the document.
+struct ByHand {
+    numbers: BTreeMap<String, u32>,
+    used: Vec<String>,
+}
+
+impl ByHand {
+    fn new() -> Self {
+        Self { numbers: documented(), used: Vec::new() }
+    }
+
+    fn tag(&mut self, field: &str, wire_type: u32) -> Vec<u8> {
+        let number = *self.numbers.get(field).unwrap_or_else(|| panic!("{field} is not documented"));
+        self.used.push(field.to_owned());
+        leb128(u64::from(number << 3 | wire_type))
+    }
+
+    fn number(&mut self, field: &str, value: u64) -> Vec<u8> {
+        [self.tag(field, 0), leb128(value)].concat()
+    }
+
+    fn bytes(&mut self, field: &str, value: &[u8]) -> Vec<u8> {
+        [self.tag(field, 2), leb128(value.len() as u64), value.to_vec()].concat()
+    }
+
+    fn choice(&mut self, name: &str) -> u64 {
+        self.used.push(name.to_owned());
+        self.numbers[name].into()
+    }
+
+    fn services(&mut self, field: &str) -> Vec<u8> {
+        let service = [
+            self.number("Service.number", 5),
+            self.bytes("Service.name", b"dns"),
+            self.number("Service.udp", 1),
+            self.number("Service.tcp", 1),
+            self.number("Service.idle_ms", 5000),
+            self.number("Service.fragment", 1),
+        ];
+        self.bytes(field, &service.concat())
+    }
+
+    fn lane(&mut self, message: &str) -> Vec<u8> {
+        let lane = self.number(&format!("{message}.lane"), 63);
+        [lane, self.number(&format!("{message}.epoch"), u64::MAX)].concat()
+    }
+}
+
+/// A base-128 varint, least significant group first.
+fn leb128(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+fn service(number: u32, name: &str) -> Service {
+    let idle = Duration::from_secs(5);
+    Service { number, name: name.to_owned(), udp: true, tcp: true, idle, fragment: true }
+}
+
+fn hello() -> Hello {
+    Hello {
+        instance: *b"sixteen bytes id",
+        software: "culvert 0.1.0".to_owned(),
+        workers: 4,
+        max_lanes: 8,
+        max_datagram_packet: 1452,
+        services: vec![service(5, "dns")],
+        features: Features(1 << 40 | 1),
+        possession: Some([9; 64]),
+    }
+}
+
+/// The message's bytes without the length, which is checked.
+fn body(message: &Message) -> Vec<u8> {
+    let mut out = Vec::new();
+    message.encode(&mut out);
+    let mut rest = &out[..];
+    let length = VarInt::decode(&mut rest).unwrap().into_inner();
+    assert_eq!(length, rest.len() as u64);
+    rest.to_vec()
+}
+
+#[test]
+fn every_field_number_is_the_documented_one() {
+    let hand = &mut ByHand::new();
+    let offer = LaneOffer { lane: 63, epoch: u64::MAX, connection_id: *b"8 bytes!" };
+    let mut cases = vec![
+        {
+            let fields = [
+                hand.number("Hello.protocol_version", 1),
+                hand.bytes("Hello.instance", b"sixteen bytes id"),
+                hand.bytes("Hello.software", b"culvert 0.1.0"),
+                hand.number("Hello.workers", 4),
+                hand.number("Hello.max_lanes", 8),
+                hand.number("Hello.max_datagram_packet", 1452),
+                hand.services("Hello.services"),
+                hand.number("Hello.features", 1 << 40 | 1),
+                hand.bytes("Hello.possession", &[9; 64]),
+            ];
+            (Message::Hello(hello()), hand.bytes("Envelope.hello", &fields.concat()))
+        },
+        {
+            let fields = hand.services("ServicesChanged.services");
+            let message = Message::ServicesChanged(vec![service(5, "dns")]);
+            (message, hand.bytes("Envelope.services_changed", &fields))
+        },
+        {
+            let fields = hand.bytes("Here.padding", &[0; 1000]);
+            (Message::Here, hand.bytes("Envelope.here", &fields))
+        },
+        {
+            let fields = [
+                hand.bytes("Join.instance", b"sixteen bytes id"),
+                hand.bytes("Join.session", b"another sixteen."),
+                hand.number("Join.number", 7),
+                hand.bytes("Join.possession", &[9; 64]),
+            ];
+            let (instance, session) = (*b"sixteen bytes id", *b"another sixteen.");
+            let join = Join { instance, session, number: 7, possession: Some([9; 64]) };
+            (Message::Join(join), hand.bytes("Envelope.join", &fields.concat()))
+        },
+        (Message::Joined, hand.bytes("Envelope.joined", &[])),
+        (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
+        (Message::Release, hand.bytes("Envelope.release", &[])),
+    ];
+    for (kind, field, message) in [
+        ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
+        ("LaneAccept", "Envelope.lane_accept", Message::LaneAccept(offer)),
+    ] {
+        let fields =
+            [hand.lane(kind), hand.bytes(&format!("{kind}.connection_id"), &offer.connection_id)].concat();
+        cases.push((message, hand.bytes(field, &fields)));
+    }
+    for (name, reason) in [
+        ("EPOCH_REUSED", LaneRefusal::EpochReused),
+        ("TOO_MANY", LaneRefusal::TooMany),
+        ("SHUTTING_DOWN", LaneRefusal::ShuttingDown),
+    ] {
+        let value = hand.choice(&format!("LaneRefusal.LANE_REFUSAL_{name}"));
+        let fields = [hand.lane("LaneRefuse"), hand.number("LaneRefuse.reason", value)].concat();
+        let message = Message::LaneRefuse(LaneEnd { lane: 63, epoch: u64::MAX, reason });
+        cases.push((message, hand.bytes("Envelope.lane_refuse", &fields)));
+    }
+    for (name, reason) in [
+        ("DEAD", LaneCloseCause::Dead),
+        ("PROTOCOL_VIOLATION", LaneCloseCause::ProtocolViolation),
+        ("REPLACED", LaneCloseCause::Replaced),
+        ("DONE", LaneCloseCause::Done),
+        ("WORN_OUT", LaneCloseCause::WornOut),
+    ] {
+        let value = hand.choice(&format!("LaneCloseCause.LANE_CLOSE_CAUSE_{name}"));
+        let fields = [hand.lane("LaneClose"), hand.number("LaneClose.reason", value)].concat();
+        let message = Message::LaneClose(LaneEnd { lane: 63, epoch: u64::MAX, reason });
+        cases.push((message, hand.bytes("Envelope.lane_close", &fields)));
+    }
+    for (message, bytes) in cases {
+        assert_eq!(Message::decode(&bytes), Ok(message.clone()));
+        assert_eq!(body(&message), bytes);
+    }
+    stream_headers_are_documented(hand);
+    let unsent: Vec<_> = hand
+        .numbers
+        .keys()
+        .filter(|field| !hand.used.contains(field) && !field.ends_with("_UNSPECIFIED"))
+        .collect();
+    assert!(unsent.is_empty(), "documented, but not sent: {unsent:?}");
+}
+
+fn stream_headers_are_documented(hand: &mut ByHand) {
+    let open = hand.number("StreamOpen.service", 300);
+    assert_eq!(StreamOpen::decode(&open), Ok(StreamOpen { service: 300 }));
+    for (name, answer) in [
+        ("OK", StreamAnswer::Ok),
+        ("UNKNOWN_SERVICE", StreamAnswer::UnknownService),
+        ("NOT_ALLOWED", StreamAnswer::NotAllowed),
+        ("UPSTREAM_REFUSED", StreamAnswer::UpstreamRefused),
+        ("UPSTREAM_TIMEOUT", StreamAnswer::UpstreamTimeout),
+        ("LIMIT_REACHED", StreamAnswer::LimitReached),
+    ] {
+        let value = hand.choice(&format!("StreamStatus.STREAM_STATUS_{name}"));
+        let bytes = hand.number("StreamAnswer.status", value);
+        assert_eq!(StreamAnswer::decode(&bytes), Ok(answer));
+        let mut out = Vec::new();
+        answer.encode(&mut out);
+        assert_eq!(out[1..], bytes);
+    }
+}
+
+#[test]
+fn a_value_of_a_later_version_is_unspecified() {
+    let hand = &mut ByHand::new();
+    let fields = [hand.lane("LaneRefuse"), hand.number("LaneRefuse.reason", 99)].concat();
+    let refused = Message::decode(&hand.bytes("Envelope.lane_refuse", &fields)).unwrap();
+    let reason = LaneRefusal::Unspecified;
+    assert_eq!(refused, Message::LaneRefuse(LaneEnd { lane: 63, epoch: u64::MAX, reason }));
+    assert_eq!(StreamAnswer::decode(&[8, 99]), Ok(StreamAnswer::Unspecified));
+    assert_eq!(StreamAnswer::decode(&[]), Ok(StreamAnswer::Unspecified), "silence is not consent");
+}
+
+#[test]
+fn unknown_fields_are_ignored_and_unknown_kinds_are_counted() {
+    let hand = &mut ByHand::new();
+    let mut fields = hand.lane("LaneOpen");
+    fields.extend(hand.bytes("LaneOpen.connection_id", b"8 bytes!"));
+    // Field 1000, a string.
+    fields.extend([leb128(1000 << 3 | 2), vec![3], b"new".to_vec()].concat());
+    assert!(Message::decode(&hand.bytes("Envelope.lane_open", &fields)).is_ok());
+    let error = Message::decode(&[leb128(1000 << 3 | 2), vec![0]].concat()).unwrap_err();
+    assert_eq!(error, MessageError::UnknownKind);
+    assert_eq!(error.close_reason(), None);
+}
+
+#[test]
+fn an_empty_message_is_no_message_of_any_version() {
+    let error = Message::decode(&[]).unwrap_err();
+    assert_eq!(error, MessageError::Empty);
+    assert_eq!(error.close_reason(), Some(CloseReason::ProtocolViolation));
+}
+
+/// What becomes of a hello that `change` made wrong.
+fn changed(change: impl FnOnce(&mut protobuf::Hello)) -> Result<Message, MessageError> {
+    let mut hello = protobuf::Hello::from(&hello());
+    change(&mut hello);
+    Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::Hello(hello)) }.encode_to_vec())
+}
+
+#[test]
+fn a_hello_is_checked() {
+    let range = |field, value| Err(MessageError::Range { field, value });
+    let length = |field, bytes| Err(MessageError::Length { field, bytes });
+    assert!(changed(|_| {}).is_ok());
+    assert_eq!(
+        changed(|hello| (hello.protocol_version, hello.workers) = (2, 0)),
+        Err(MessageError::VersionMismatch { theirs: 2 }),
+        "the version is checked before what it defines"
+    );
+    assert_eq!(changed(|hello| hello.instance.truncate(15)), length("instance", 15));
+    assert_eq!(changed(|hello| hello.software = "x".repeat(65)), length("software", 65));
+    assert!(changed(|hello| hello.software.clear()).is_ok());
+    let control = Err(MessageError::ControlCharacter { field: "software" });
+    assert_eq!(changed(|hello| hello.software = "\u{1b}[2J".to_owned()), control);
+    assert_eq!(changed(|hello| hello.workers = 0), range("workers", 0));
+    assert_eq!(changed(|hello| hello.workers = 257), range("workers", 257));
+    assert!(changed(|hello| hello.workers = 256).is_ok());
+    assert_eq!(changed(|hello| hello.max_lanes = 65), range("max_lanes", 65));
+    assert_eq!(changed(|hello| hello.max_lanes = 256), range("max_lanes", 256));
+    assert!(changed(|hello| hello.max_lanes = 64).is_ok());
+    assert_eq!(changed(|hello| hello.max_datagram_packet = 1199), range("max_datagram_packet", 1199));
+    assert_eq!(changed(|hello| hello.max_datagram_packet = 65_528), range("max_datagram_packet", 65_528));
+}
+
+#[test]
+fn services_are_checked() {
+    let named = |number, name: &str| protobuf::Service::from(&service(number, name));
+    let services = |count: u32| (0..count).map(|number| named(number, &format!("s{number}"))).collect();
+    assert!(changed(|hello| hello.services = services(256)).is_ok());
+    let too_many = Err(MessageError::TooManyServices { count: 257 });
+    assert_eq!(changed(|hello| hello.services = services(257)), too_many);
+    let twice = Err(MessageError::DuplicateService { number: 5 });
+    assert_eq!(changed(|hello| hello.services.push(named(5, "other"))), twice);
+    let twice = Err(MessageError::DuplicateService { number: 6 });
+    assert_eq!(changed(|hello| hello.services.push(named(6, "dns"))), twice);
+    let length = |bytes| Err(MessageError::Length { field: "name", bytes });
+    assert_eq!(changed(|hello| hello.services.push(named(6, ""))), length(0));
+    assert_eq!(changed(|hello| hello.services.push(named(6, &"x".repeat(65)))), length(65));
+}
+
+#[test]
+fn lanes_are_checked() {
+    let offer = |lane, id: &[u8]| {
+        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id: id.to_vec() };
+        Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer)) }.encode_to_vec())
+    };
+    assert!(offer(63, &[0; 8]).is_ok());
+    assert_eq!(offer(64, &[0; 8]), Err(MessageError::Range { field: "lane", value: 64 }));
+    assert_eq!(offer(256, &[0; 8]), Err(MessageError::Range { field: "lane", value: 256 }));
+    assert_eq!(offer(0, &[0; 9]), Err(MessageError::Length { field: "connection_id", bytes: 9 }));
+}
+
+#[test]
+fn joins_are_checked() {
+    let join = |number, instance: usize, session: usize, signature: usize| {
+        let join = protobuf::Join {
+            instance: vec![1; instance],
+            session: vec![2; session],
+            number,
+            possession: vec![3; signature],
+        };
+        Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::Join(join)) }.encode_to_vec())
+    };
+    let length = |field, bytes| Err(MessageError::Length { field, bytes });
+    for number in [0, 8, 256] {
+        assert_eq!(join(number, 16, 16, 64), Err(MessageError::Range { field: "number", value: number }));
+    }
+    assert!(join(1, 16, 16, 64).is_ok() && join(7, 16, 16, 0).is_ok());
+    assert_eq!(join(1, 15, 16, 64), length("instance", 15));
+    assert_eq!(join(1, 16, 17, 64), length("session", 17));
+    assert_eq!(join(1, 16, 16, 63), length("possession", 63));
+}
+
+#[test]
+fn the_longest_message_fits_a_frame() {
+    let mut hello = hello();
+    hello.software = "x".repeat(MAX_NAME_BYTES);
+    hello.services =
+        (0..256).map(|n| service(u32::MAX - n, &format!("{n:0width$}", width = MAX_NAME_BYTES))).collect();
+    let bytes = body(&Message::Hello(hello.clone()));
+    assert!(bytes.len() <= MAX_MESSAGE_BYTES, "{}", bytes.len());
+    assert_eq!(Message::decode(&bytes), Ok(Message::Hello(hello)));
+}
+
+#[test]
+fn every_error_has_a_label_of_its_own() {
+    let malformed = Message::decode(&[0xff]).unwrap_err();
+    assert_eq!(malformed.label(), "malformed");
+    assert_eq!(malformed.close_reason(), Some(CloseReason::ProtocolViolation));
+    let too_long = MessageError::from(FrameTooLong { bytes: 1, limit: 0 });
+    assert_eq!(too_long.label(), "too_long");
+    let mismatch = MessageError::VersionMismatch { theirs: 2 };
+    assert_eq!(
+        (mismatch.label(), mismatch.close_reason()),
+        ("version_mismatch", Some(CloseReason::VersionMismatch))
+    );
+    assert_eq!(MessageError::DuplicateService { number: 1 }.label(), "duplicate_service");
+    assert_eq!(MessageError::Empty.label(), "empty");
+    let labels: std::collections::BTreeSet<_> = MessageError::LABELS.into_iter().collect();
+    assert_eq!(labels.len(), MessageError::LABELS.len());
+}
+
+#[test]
+fn close_codes_are_their_positions() {
+    for (code, reason) in (0..).zip(CloseReason::ALL) {
+        assert_eq!(reason.code(), VarInt::from_u32(code));
+        assert_eq!(CloseReason::from_code(VarInt::from_u32(code)), Some(reason));
+        assert!(PROTO.contains(&format!("  {code} ")), "close code {code} is not documented");
+    }
+    let words = CloseReason::ALL.map(CloseReason::words);
+    let documented = [
+        "shutting down",
+        "protocol violation",
+        "version mismatch",
+        "replaced by a newer connection",
+        "key removed",
+        "internal error",
+        "idle",
+        "limit reached",
+        "connected to itself",
+        "no such session",
+    ];
+    assert_eq!(words, documented, "as in docs/wire-format.md §2");
+    assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));
+    assert_eq!(CloseReason::from_code(VarInt::from_u32(10)), None);
+    assert_eq!(CloseReason::from_code(VarInt::MAX), None);
+}
+
+#[test]
+fn features_are_a_set() {
+    assert!(Features(3).contains(Features::PARTIAL_CHECKSUM));
+    assert!(!Features(2).contains(Features::PARTIAL_CHECKSUM));
+}
+
+#[test]
+fn features_have_the_bits_of_the_document() {
+    let bits =
+        [Features::PARTIAL_CHECKSUM, Features::PACKETS, Features::PIECES, Features::STREAM_CONNECTIONS];
+    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8]);
+}
+
+#[test]
+fn what_a_dialler_signs_is_as_documented() {
+    assert_eq!(POSSESSION_LABEL, b"EXPORTER-culvert-possession");
+    assert_eq!(possession(&[7; 32])[..], [&b"culvert possession 1"[..], &[7; 32]].concat());
+}
+
+fn any_services() -> impl Strategy<Value = Vec<Service>> {
+    let service = (any::<u32>(), "[^\\p{C}]{0,8}", any::<bool>(), any::<bool>());
+    prop::collection::vec(service, 0..8).prop_map(|services| {
+        let unique: BTreeMap<_, _> = services.into_iter().map(|service| (service.0, service)).collect();
+        let named = |(number, name, udp, tcp)| {
+            let idle = Duration::from_millis(1 + u64::from(number % 1000));
+            Service { number, name: format!("{number}{name}"), udp, tcp, idle, fragment: number % 3 == 0 }
+        };
+        unique.into_values().map(named).collect()
+    })
+}
+
+fn any_message() -> impl Strategy<Value = Message> {
+    let offer =
+        || {
+            (0..MAX_LANES, any::<u64>(), any::<[u8; 8]>())
+                .prop_map(|(lane, epoch, connection_id)| LaneOffer { lane, epoch, connection_id })
+        };
+    let hello = (any::<[u8; 16]>(), "[^\\p{C}]{0,16}", 1..=MAX_WORKERS, 0..=MAX_LANES, 1200..=65_527_u16);
+    prop_oneof![
+        (hello, any_services(), any::<u64>(), any::<Option<[u8; 32]>>()).prop_map(
+            |(fields, services, features, half)| {
+                let (instance, software, workers, max_lanes, max_datagram_packet) = fields;
+                let features = Features(features);
+                Message::Hello(Hello {
+                    instance,
+                    software,
+                    workers,
+                    max_lanes,
+                    max_datagram_packet,
+                    services,
+                    features,
+                    possession: half.map(possession_of),
+                })
+            }
+        ),
+        offer().prop_map(Message::LaneOpen),
+        offer().prop_map(Message::LaneAccept),
+        (0..MAX_LANES, any::<u64>(), 0..=3_i32).prop_map(|(lane, epoch, reason)| {
+            Message::LaneRefuse(LaneEnd { lane, epoch, reason: LaneRefusal::try_from(reason).unwrap() })
+        }),
+        (0..MAX_LANES, any::<u64>(), 0..=4_i32).prop_map(|(lane, epoch, reason)| {
+            Message::LaneClose(LaneEnd { lane, epoch, reason: LaneCloseCause::try_from(reason).unwrap() })
+        }),
+        any_services().prop_map(Message::ServicesChanged),
+        Just(Message::Here),
+        (any::<[u8; 16]>(), any::<[u8; 16]>(), 1..8_u8, any::<Option<[u8; 32]>>()).prop_map(
+            |(instance, session, number, half)| {
+                Message::Join(Join { instance, session, number, possession: half.map(possession_of) })
+            }
+        ),
+        Just(Message::Joined),
+        Just(Message::StreamsWanted),
+        Just(Message::Release),
+    ]
+}
+
+/// Any 64 bytes would do.
+fn possession_of(half: [u8; 32]) -> [u8; SIGNATURE_BYTES] {
+    let mut signature = [0; SIGNATURE_BYTES];
+    signature[..32].copy_from_slice(&half);
+    signature
+}
+
+proptest! {
+    #[test]
+    fn messages_survive_the_stream_in_any_chunks(
+        messages in prop::collection::vec(any_message(), 0..6),
+        chunk in 1_usize..100,
+    ) {
+        let mut stream = Vec::new();
+        for message in &messages {
+            message.encode(&mut stream);
+        }
+        let mut framer = Framer::new(MAX_MESSAGE_BYTES);
+        let mut received = Vec::new();
+        for mut chunk in stream.chunks(chunk) {
+            while let Some(frame) = framer.pull(&mut chunk).unwrap() {
+                received.push(Message::decode(&frame).unwrap());
+            }
+        }
+        prop_assert_eq!(received, messages);
+    }
+
+    #[test]
+    fn any_bytes_are_an_error_or_a_message_that_survives(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        if let Ok(message) = Message::decode(&bytes) {
+            prop_assert_eq!(Message::decode(&body(&message)), Ok(message));
+        }
+        // The same bytes as the content of a message that exists.
+        let mut envelope = vec![((bytes.len() as u8 % 7 + 1) << 3) | 2];
+        envelope.put_slice(&leb128(bytes.len() as u64));
+        envelope.extend(&bytes);
+        if let Ok(message) = Message::decode(&envelope) {
+            prop_assert_eq!(Message::decode(&body(&message)), Ok(message));
+        }
+        prop_assert!(StreamOpen::decode(&bytes).is_ok() || !bytes.is_empty());
+        prop_assert!(StreamAnswer::decode(&bytes).is_ok() || !bytes.is_empty());
+    }
+
+    #[test]
+    fn stream_headers_survive(service: u32) {
+        let mut out = Vec::new();
+        StreamOpen { service }.encode(&mut out);
+        let header = Framer::new(MAX_STREAM_HEADER_BYTES).pull(&mut &out[..]).unwrap().unwrap();
+        prop_assert_eq!(StreamOpen::decode(&header), Ok(StreamOpen { service }));
+    }
+}

@@ -1,0 +1,134 @@
+//! The protobuf mirror of `docs/culvert.proto`; `messages.rs` validates it into what the agent uses.
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Envelope {
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    pub kind: Option<Kind>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum Kind {
+    #[prost(message, tag = "1")]
+    Hello(Hello),
+    #[prost(message, tag = "2")]
+    LaneOpen(LaneOffer),
+    #[prost(message, tag = "3")]
+    LaneAccept(LaneOffer),
+    #[prost(message, tag = "4")]
+    LaneRefuse(LaneEnd),
+    #[prost(message, tag = "5")]
+    LaneClose(LaneEnd),
+    #[prost(message, tag = "6")]
+    ServicesChanged(ServicesChanged),
+    #[prost(message, tag = "7")]
+    Here(Here),
+    #[prost(message, tag = "8")]
+    Join(Join),
+    #[prost(message, tag = "9")]
+    Joined(Nothing),
+    #[prost(message, tag = "10")]
+    StreamsWanted(Nothing),
+    #[prost(message, tag = "11")]
+    Release(Nothing),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Join {
+    #[prost(bytes = "vec", tag = "1")]
+    pub instance: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub session: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub number: u32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub possession: Vec<u8>,
+}
+
+/// A message without fields.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Nothing {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Here {
+    #[prost(bytes = "vec", tag = "1")]
+    pub padding: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub protocol_version: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub instance: Vec<u8>,
+    #[prost(string, tag = "3")]
+    pub software: String,
+    #[prost(uint32, tag = "4")]
+    pub workers: u32,
+    #[prost(uint32, tag = "5")]
+    pub max_lanes: u32,
+    #[prost(uint32, tag = "6")]
+    pub max_datagram_packet: u32,
+    #[prost(message, repeated, tag = "7")]
+    pub services: Vec<Service>,
+    #[prost(uint64, tag = "8")]
+    pub features: u64,
+    #[prost(bytes = "vec", tag = "9")]
+    pub possession: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Service {
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(bool, tag = "3")]
+    pub udp: bool,
+    #[prost(bool, tag = "4")]
+    pub tcp: bool,
+    #[prost(uint32, tag = "5")]
+    pub idle_ms: u32,
+    #[prost(bool, tag = "6")]
+    pub fragment: bool,
+}
+
+/// `LaneOpen` and `LaneAccept`, which have the same fields.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LaneOffer {
+    #[prost(uint32, tag = "1")]
+    pub lane: u32,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub connection_id: Vec<u8>,
+}
+
+/// `LaneRefuse` and `LaneClose`, which have the same fields and differ in what `reason` means.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LaneEnd {
+    #[prost(uint32, tag = "1")]
+    pub lane: u32,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// An enum on the wire; kept a plain number, because a later version may know more values.
+    #[prost(int32, tag = "3")]
+    pub reason: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ServicesChanged {
+    #[prost(message, repeated, tag = "1")]
+    pub services: Vec<Service>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct StreamOpen {
+    #[prost(uint32, tag = "1")]
+    pub service: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct StreamAnswer {
+    #[prost(int32, tag = "1")]
+    pub status: i32,
+}
