@@ -83,23 +83,6 @@ impl Relayed {
         Self { pair, relay, client: Client::new(0, ingress), _echo: echo }
     }
 
-    /// The Initials that the entry has sent until now (RFC 9000 §17.2.2); those of first flights, then all others.
-    fn initials(&self) -> [Vec<Forwarded>; 2] {
-        let mut initials = self.relay.forwarded();
-        initials.retain(|sent| sent.payload[0] & 0xb0 == 0x80 && sent.payload[1..5] == [0, 0, 0, 1]);
-        let destination = |sent: &Forwarded| sent.payload[6..14].to_vec();
-        let chosen: Vec<(usize, Vec<u8>)> =
-            initials.iter().map(|sent| (sent.socket, destination(sent))).collect();
-        let is_first = |sent: &Forwarded| {
-            chosen
-                .iter()
-                .find(|(socket, _)| *socket == sent.socket)
-                .is_some_and(|(_, cid)| *cid == destination(sent))
-        };
-        let (first, later) = initials.into_iter().partition(is_first);
-        [first, later]
-    }
-
     /// Sends all of `datagrams` to the exit again, from the same sockets and from another one. Once `counted` says that
     /// the gate has seen them, not a byte has come back.
     #[track_caller]
@@ -134,7 +117,7 @@ fn knocks_of_before_a_kill_open_nothing_after_it() {
     case.client.converse(3);
     case.pair.exit.kill();
     case.relay.close();
-    let initials = case.initials().concat();
+    let initials = case.relay.initials().concat();
     assert!(!initials.is_empty());
     case.pair.exit.start();
     case.replay(&initials, |samples| exactly(samples, &[("used", 2 * initials.len()), ("admitted", 0)]));
@@ -153,7 +136,7 @@ fn knocks_of_before_the_state_was_lost_open_nothing_either() {
     case.client.converse(3);
     case.pair.exit.kill();
     case.relay.close();
-    let [first, later] = case.initials();
+    let [first, later] = case.relay.initials();
     assert!(!first.is_empty());
     fs::remove_dir_all(case.pair.exit.folder().join("state")).unwrap();
     // Knocks count in whole seconds, and those of the second of a start are trusted.

@@ -10,6 +10,7 @@ mod garbage;
 mod gate;
 mod iperf3;
 mod metrics;
+mod previous;
 mod refusals;
 mod reload;
 mod restart;

@@ -43,11 +43,20 @@ impl Agent {
     /// An agent with a new key; it has no configuration yet.
     #[must_use]
     pub fn new(name: &'static str, place: &Place) -> Self {
+        Self::of(binary(), name, place)
+    }
+
+    /// The same of another program, which makes the key, too.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    #[track_caller]
+    pub fn of(program: &Path, name: &'static str, place: &Place) -> Self {
         let folder = tempfile::tempdir().expect("the folder for temporary files is writable");
-        let key = keygen(&folder.path().join("identity.key"));
+        let key = keygen_of(program, &folder.path().join("identity.key"));
         let metrics = (Ipv4Addr::LOCALHOST, ports::free()).into();
         let fetcher = Mutex::new(Fetcher::new(place));
-        let binary = binary().to_owned();
         Self {
             name,
             place: place.clone(),
@@ -57,8 +66,13 @@ impl Agent {
             fetcher,
             process: None,
             privileges: &[],
-            binary,
+            binary: program.to_owned(),
         }
+    }
+
+    /// From its next start on it is of another program; its files stay.
+    pub fn upgrade(&mut self, program: &Path) {
+        program.clone_into(&mut self.binary);
     }
 
     /// From its next start on it runs as the user `nobody` with CAP_NET_ADMIN and no other privilege.
@@ -193,6 +207,29 @@ impl Agent {
         let ours = ours.replace(&self.metrics.to_string(), &twin.metrics.to_string());
         fs::write(twin.config(), ours).expect("the folder is ours");
         twin
+    }
+
+    /// Runs a command of its own program about its daemon; what it printed.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    #[track_caller]
+    pub fn ask(&self, args: &[&str]) -> String {
+        self.ask_by(&self.binary, args)
+    }
+
+    /// Runs a command of `program` about its daemon; what it printed.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    #[track_caller]
+    pub fn ask_by(&self, program: &Path, args: &[&str]) -> String {
+        let mut command = Command::new(program);
+        let output = run(command.args(args).arg("--config").arg(self.config()), Duration::from_secs(60));
+        assert!(output.status.success(), "{} {args:?}: {}", self.name, text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
     }
 
     /// The running process.
@@ -352,7 +389,12 @@ fn complain(text: &str) {
 /// When that fails.
 #[track_caller]
 pub fn keygen(file: &Path) -> String {
-    let output = culvert(&["keygen", "--out", file.to_str().expect("our own path")]);
+    keygen_of(binary(), file)
+}
+
+#[track_caller]
+fn keygen_of(program: &Path, file: &Path) -> String {
+    let output = run(Command::new(program).args(["keygen", "--out"]).arg(file), Duration::from_secs(60));
     assert!(output.status.success(), "keygen: {}", text(&output.stderr));
     text(&output.stdout).trim().to_owned()
 }

@@ -92,6 +92,24 @@ impl Relay {
         self.inside.record().forwarded.clone()
     }
 
+    /// The Initials that clients have sent (RFC 9000 §17.2.2): those of first flights, then all others.
+    #[must_use]
+    pub fn initials(&self) -> [Vec<Forwarded>; 2] {
+        let mut initials = self.forwarded();
+        initials.retain(|sent| sent.payload[0] & 0xb0 == 0x80 && sent.payload[1..5] == [0, 0, 0, 1]);
+        let destination = |sent: &Forwarded| sent.payload[6..14].to_vec();
+        let chosen: Vec<(usize, Vec<u8>)> =
+            initials.iter().map(|sent| (sent.socket, destination(sent))).collect();
+        let is_first = |sent: &Forwarded| {
+            chosen
+                .iter()
+                .find(|(socket, _)| *socket == sent.socket)
+                .is_some_and(|(_, cid)| *cid == destination(sent))
+        };
+        let (first, later) = initials.into_iter().partition(is_first);
+        [first, later]
+    }
+
     /// How many datagrams the server has sent to any of its sockets, those that did not pass included.
     #[must_use]
     pub fn returned(&self) -> usize {

@@ -74,3 +74,44 @@ impl std::fmt::Debug for Own {
         f.write_str("Own")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use data_encoding::HEXLOWER;
+
+    use super::*;
+    use crate::{knock::epochs, retry::Carried};
+
+    /// Made outside, by Python's `cryptography` and `hashlib`: for the identity with the seed of 32 bytes `01`, the client
+    /// 192.0.2.1:1111, unix seconds 1,700,000,000, a nonce of bytes `01` and a knock of bytes `09`.
+    const TOKEN: &str = "\
+        0101010101010101010101017c24d4770773795cb8f5d0321b515e48f5146a747cb56c40808755c8c366aef77660a3e9\
+        4d9904c135e35dd2e7642d9450f362516ce972aa7e03413ef4f25e8c0e6f20fe88e56515ce4e03e0f2fc66afc8a19a4a\
+        1ceea5069d918a6b2ac0643ad2678f85c4917e4ff38e521e5391189382df9858063bfb453c75951e58f7b0232560fc1c\
+        e3801f6fd91f852c6afba73083d0d412e9fddacc1f863b7153ff4946ad38d511f0c778f849d0f122d2bf39ff0826ceed\
+        f3a29df981edda58ff2f8dad7ad1cb0f363b4385ca5502136090b1da156de0ba7fb1c3066cd34ea830f015a9";
+
+    fn own() -> Arc<Own> {
+        Own::new(&Identity::from_seed(Zeroizing::new([1; 32])).unwrap())
+    }
+
+    #[test]
+    fn a_connection_id_of_another_version_is_ours() {
+        // The last three bytes: AES-128 of the others and zeros, under the secret of the label "culvert connection ids".
+        assert!(own().issued().is_ours(&[1, 2, 3, 4, 5, 0x0b, 0xf2, 0x4d]));
+    }
+
+    #[test]
+    fn a_retry_token_of_another_version_is_ours() {
+        let (own, token) = (own(), HEXLOWER.decode(TOKEN.as_bytes()).unwrap());
+        let (client, seconds) = ("192.0.2.1:1111".parse().unwrap(), 1_700_000_000);
+        let (dcid, new_dcid) = ([1, 2, 3, 4, 5, 6, 7, 8], [0xaa, 7, 6, 5, 4, 3, 2, 1]);
+        let carried = Carried::new(&dcid, &[9; KNOCK_BYTES]);
+        assert!(own.server().is_proof(&new_dcid, &token, epochs(seconds, Duration::from_secs(20))));
+        assert_eq!(own.retry().open(client, &new_dcid, &token, seconds), Ok(carried));
+        let again = own.retry().token(own.server(), client, carried, seconds, &new_dcid, [1; 12]);
+        assert_eq!(again[..], token);
+    }
+}

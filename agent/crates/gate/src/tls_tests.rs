@@ -50,6 +50,11 @@ fn exporters_agree_per_context() {
 }
 
 #[test]
+fn the_protocol_is_named_as_in_the_document() {
+    assert_eq!(ALPN, b"culvert/1");
+}
+
+#[test]
 fn one_of_several_expected_keys_suffices() {
     let (dialler, listener) = (identity(1), identity(2));
     let client = client_crypto(&dialler, &[[7; 32], *listener.public_key()]).unwrap();

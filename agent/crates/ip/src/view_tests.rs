@@ -232,7 +232,13 @@ fn the_hash_and_the_checksum_on_the_wire_are_those_of_the_document() {
         0x45, 0, 0, 33, 0, 0, 0x40, 0, 0x40, 17, 0x26, 0xb8, 10, 9, 0, 1, 10, 9, 0, 2, 0x12, 0x34, 0, 53, 0,
         13, 0x14, 0x33, b'h', b'e', b'l', b'l', b'o',
     ];
-    assert_eq!(IpView::parse(&packet).unwrap().flow_hash(), 0x1dbb_f07f);
+    let udp = view(&packet);
+    assert_eq!(udp.flow_hash(), 0x1dbb_f07f);
+    let (source, destination) =
+        ends(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2));
+    assert_eq!(IpView { source, destination, protocol: TCP, ..udp }.flow_hash(), 0x462a_65ce);
+    assert_eq!(IpView { protocol: ICMP, ports: None, ..udp }.flow_hash(), 0x5f15_baa8);
+    assert_eq!(IpView { fragment: Fragment::Later, ports: None, ..udp }.flow_hash(), 0x0638_ee1b);
     let mut whole = packet;
     assert!(crate::checksum::complete(&mut whole, 20, 6));
     assert_eq!(whole[26..28], [0x95, 0x84]);

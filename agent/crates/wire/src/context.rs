@@ -480,6 +480,20 @@ mod tests {
         assert_eq!(piece(1234, 0).encode().as_slice(), header);
         assert_eq!(Context::decode(&[&header[..], b"abc"].concat()), Some(piece(1234, 7)));
         assert_eq!(piece(0, 0).encode().as_slice(), [0x0a, 2, 7, 0x4b, 0xb8, 0]);
+        let number = FlowNumber(2);
+        let refused = |reason| Context::Refused(number, reason);
+        for (context, bytes) in [
+            (Context::OpenEmpty { number, service: ServiceNumber(1) }, &[4, 2, 1][..]),
+            (Context::Confirmed(number), &[5, 2]),
+            (refused(Refusal::UnknownService), &[6, 2, 1]),
+            (refused(Refusal::NotAllowed), &[6, 2, 2]),
+            (refused(Refusal::Limit), &[6, 2, 3]),
+            (refused(Refusal::Upstream), &[6, 2, 4]),
+            (Context::Unknown(number), &[7, 2]),
+            (Context::Closed(number), &[8, 2]),
+        ] {
+            assert_eq!((context.encode().as_slice(), Context::decode(bytes)), (bytes, Some(context)));
+        }
         // A total of 0, an offset at the end, a total above the largest, a datagram number of 2^30.
         let wrong: [&[u8]; 4] = [
             &[10, 2, 7, 0, 0],

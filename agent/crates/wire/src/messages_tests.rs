@@ -370,6 +370,20 @@ fn close_codes_are_their_positions() {
         assert_eq!(CloseReason::from_code(VarInt::from_u32(code)), Some(reason));
         assert!(PROTO.contains(&format!("  {code} ")), "close code {code} is not documented");
     }
+    let words = CloseReason::ALL.map(CloseReason::words);
+    let documented = [
+        "shutting down",
+        "protocol violation",
+        "version mismatch",
+        "replaced by a newer connection",
+        "key removed",
+        "internal error",
+        "idle",
+        "limit reached",
+        "connected to itself",
+        "no such session",
+    ];
+    assert_eq!(words, documented, "as in docs/wire-format.md §2");
     assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));
     assert_eq!(CloseReason::from_code(VarInt::from_u32(10)), None);
     assert_eq!(CloseReason::from_code(VarInt::MAX), None);
@@ -379,6 +393,19 @@ fn close_codes_are_their_positions() {
 fn features_are_a_set() {
     assert!(Features(3).contains(Features::PARTIAL_CHECKSUM));
     assert!(!Features(2).contains(Features::PARTIAL_CHECKSUM));
+}
+
+#[test]
+fn features_have_the_bits_of_the_document() {
+    let bits =
+        [Features::PARTIAL_CHECKSUM, Features::PACKETS, Features::PIECES, Features::STREAM_CONNECTIONS];
+    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8]);
+}
+
+#[test]
+fn what_a_dialler_signs_is_as_documented() {
+    assert_eq!(POSSESSION_LABEL, b"EXPORTER-culvert-possession");
+    assert_eq!(possession(&[7; 32])[..], [&b"culvert possession 1"[..], &[7; 32]].concat());
 }
 
 fn any_services() -> impl Strategy<Value = Vec<Service>> {

@@ -73,4 +73,13 @@ mod tests {
         assert!(shown.contains("keep_alive_interval: None"));
         assert!(shown.contains("max_concurrent_bidi_streams: 129"));
     }
+
+    #[test]
+    fn the_transport_parameters_are_those_of_the_document() {
+        let shown = format!("{:?}", transport_config(None, None, 4, 256 << 20));
+        for parameter in ["max_idle_timeout: Some(30000)", "bidi_streams: 5", "uni_streams: 0"] {
+            assert!(shown.contains(parameter), "{parameter}: {shown}");
+        }
+        assert_eq!(wire::cid::CONNECTION_ID_BYTES, 8);
+    }
 }

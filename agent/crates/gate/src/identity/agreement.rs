@@ -218,6 +218,13 @@ mod tests {
         assert_ne!(*one.derive("a"), *one.derive("b"));
         assert_ne!(*one.derive("a"), *two.derive("a"));
         assert_ne!(*one.derive(""), [0; 32]);
+        // Computed by Python's hmac. A process that was restarted, of another version too, has the same.
+        for (label, secret) in [
+            ("culvert connection ids", "ebf1ddde561fd329dc11633f72c8451e6195e2b9f0f2b656ccb229dc08dbe639"),
+            ("culvert retry tokens", "77ad3e12efe934803a1f3c457e65cf6c2801ff34e05df5c66ead461851ba1110"),
+        ] {
+            assert_eq!(*one.derive(label), hex(secret), "{label}");
+        }
     }
 
     #[test]

@@ -59,6 +59,24 @@ fn what_was_written_is_there_after_the_process_has_ended() {
     }
 }
 
+/// A version that reads this otherwise lets knocks in again that were used before an update.
+#[test]
+fn a_file_has_the_same_bytes_in_every_version() {
+    let folder = tempfile::tempdir().unwrap();
+    run(&folder, 1);
+    let expected = [
+        &b"culvknk\x010b6f8a3e-5d0c-4d3e-9a61-2f3c1b7a9d10\x01\0\0\0"[..],
+        // Unix seconds 1,700,000,000; then the records 0 and 1.
+        &[0, 0, 0, 0, 0x65, 0x53, 0xf1, 0],
+        &[0; 16],
+        &[0, 0, 0, 0, 0x65, 0x53, 0xf1, 0],
+        &[1; 16],
+        &[0, 0, 0, 0, 0x65, 0x53, 0xf1, 1],
+    ];
+    assert_eq!(names(&folder), ["knocks-0.log"]);
+    assert_eq!(fs::read(folder.path().join("knocks-0.log")).unwrap(), expected.concat());
+}
+
 #[test]
 fn a_file_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
     let folder = tempfile::tempdir().unwrap();

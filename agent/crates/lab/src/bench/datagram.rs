@@ -362,6 +362,56 @@ mod tests {
         }
     }
 
+    /// A client and a sink may be of two versions.
+    #[test]
+    fn the_bytes_are_the_same_in_every_version() {
+        for (number, kind) in (0..).zip([
+            Kind::Open,
+            Kind::Welcome,
+            Kind::Start,
+            Kind::Warmup,
+            Kind::Data,
+            Kind::Probe,
+            Kind::Echo,
+            Kind::End,
+            Kind::Report,
+        ]) {
+            let mut datagram = [0; HEADER_LEN];
+            header(kind).write(&mut datagram);
+            let numbers =
+                [0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x1c, 0xbe, 0x99, 0x1a, 0x14];
+            assert_eq!(datagram[..], [&b"CvB1"[..], &[number, 1, 0, 32], &numbers].concat(), "{kind:?}");
+        }
+        let plan = Plan {
+            direction: Direction::Both,
+            flows: 1,
+            size: 1150,
+            burst: 2,
+            bits_per_second: Some(3),
+            warmup_ms: 4,
+            measured_ms: 5,
+        };
+        let mut body = [0; 25];
+        plan.write(&mut body);
+        assert_eq!(body, [2, 0, 0, 0, 1, 4, 0x7e, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5]);
+        let report = Report {
+            distinct: 1,
+            duplicates: 2,
+            reordered: 3,
+            sent: 4,
+            sending: true,
+            corrupt: 5,
+            kernel_drops: 6,
+            blocked: 7,
+            errors: 8,
+        };
+        let mut body = [0; 65];
+        report.write(&mut body);
+        let mut counts: Vec<u8> = (1..=8).flat_map(|count: u64| count.to_be_bytes()).collect();
+        counts.push(1);
+        assert_eq!(body[..], counts);
+    }
+
     #[test]
     fn changed_load_is_corrupt() {
         let mut datagram = vec![0; 100];

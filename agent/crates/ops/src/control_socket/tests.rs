@@ -10,6 +10,7 @@ use std::{
 };
 
 use engine::{roster::Roster, worker::Exchange};
+use serde_json::Value;
 use tempfile::TempDir;
 use wire::{
     clock::{Clock, ManualClock},
@@ -19,7 +20,7 @@ use wire::{
 use super::*;
 use crate::control_socket::{
     client::{AskError, ask},
-    protocol::{AddPeer, MAX_REQUEST_BYTES, RequestError},
+    protocol::{AddPeer, MAX_REQUEST_BYTES, QlogStart, RequestError},
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
@@ -333,6 +334,46 @@ fn what_is_no_request_is_refused() {
     }
     let old = Request::from_line(b"{\"version\":0,\"request\":\"status\"}").unwrap_err();
     assert!(matches!(old, RequestError::Version), "{old}");
+}
+
+/// The command and the daemon may be of two versions, as between an update and the restart.
+#[test]
+fn requests_have_the_same_words_in_every_version() {
+    let peer = AddPeer {
+        name: "b".to_owned(),
+        public_key: "x".to_owned(),
+        endpoints: vec!["b.example:1".to_owned()],
+        lanes: Some(3),
+        services: vec!["dns".to_owned()],
+        allowed_ips: vec!["10.9.0.2/32".to_owned()],
+    };
+    let qlog =
+        |lane, reconnect| Request::QlogStart(QlogStart { peer: "b".to_owned(), lane, seconds: 9, reconnect });
+    for (request, members) in [
+        (Request::PeerList {}, r#""request": "peer-list""#),
+        (
+            Request::PeerAdd(peer),
+            r#""request": "peer-add", "name": "b", "public_key": "x", "endpoints": ["b.example:1"],
+               "lanes": 3, "services": ["dns"], "allowed_ips": ["10.9.0.2/32"]"#,
+        ),
+        (remove("b"), r#""request": "peer-remove", "name": "b""#),
+        (Request::Reload { dry_run: true }, r#""request": "reload", "dry_run": true"#),
+        (Request::Reload { dry_run: false }, r#""request": "reload""#),
+        (
+            Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1) }),
+            r#""request": "status", "peer": "b", "lane": 1"#,
+        ),
+        (qlog(Some(1), false), r#""request": "qlog-start", "peer": "b", "lane": 1, "seconds": 9"#),
+        (qlog(None, true), r#""request": "qlog-start", "peer": "b", "seconds": 9, "reconnect": true"#),
+        (Request::QlogTake { id: 7 }, r#""request": "qlog-take", "id": 7"#),
+        (Request::QlogStop { id: 7 }, r#""request": "qlog-stop", "id": 7"#),
+    ] {
+        let line = format!("{{\"version\": 1, {members}}}");
+        let [written, expected]: [Value; 2] =
+            [&request.to_line(), &line].map(|line| serde_json::from_str(line).unwrap());
+        assert_eq!(written, expected);
+        assert_eq!(Request::from_line(line.as_bytes()).unwrap(), request);
+    }
 }
 
 #[test]

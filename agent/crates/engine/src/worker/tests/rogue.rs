@@ -7,7 +7,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use dataplane::lanes::pool;
 use gate::{
     Own,
     client::{self, Knock},
@@ -27,14 +26,11 @@ use wire::{
     context::FlowNumber,
     ids::PeerId,
     join::Join,
-    messages::{
-        CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message, POSSESSION_LABEL,
-        possession,
-    },
+    messages::{CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message},
 };
 
 use crate::{
-    control::{session_name::name_of, transport},
+    control::transport,
     worker::tests::harness::{Host, Udp},
 };
 
@@ -221,23 +217,31 @@ impl Rogue {
 
     /// What stream connections call the session of this connection.
     pub(super) fn session_name(&self) -> [u8; 16] {
-        name_of(self.quinn.crypto_session()).unwrap()
+        let mut name = [0; 16];
+        self.export(b"EXPORTER culvert session", &[], &mut name);
+        name
     }
 
     /// A join of this connection to `session`, with its proof of possession.
     pub(super) fn join(&self, session: [u8; 16], number: u8) -> Join {
-        let mut exported = [0; 32];
-        self.quinn.crypto_session().export_keying_material(&mut exported, POSSESSION_LABEL, &[]).unwrap();
-        let possession = self.own.sign(&possession(&exported));
-        Join { instance: [0x66; 16], session, number, possession }
+        Join { instance: [0x66; 16], session, number, possession: self.possession() }
     }
 
     /// The hello with the signature that belongs to this connection.
     fn proven(&self, hello: Hello) -> Message {
+        Message::Hello(Hello { possession: self.possession(), ..hello })
+    }
+
+    fn possession(&self) -> Option<[u8; 64]> {
         let mut exported = [0; 32];
-        let session = self.quinn.crypto_session();
-        session.export_keying_material(&mut exported, POSSESSION_LABEL, &[]).unwrap();
-        Message::Hello(Hello { possession: self.own.sign(&possession(&exported)), ..hello })
+        self.export(b"EXPORTER-culvert-possession", &[], &mut exported);
+        self.own.sign(&[&b"culvert possession 1"[..], &exported].concat())
+    }
+
+    /// What TLS exports. The labels stand here as in `docs/wire-format.md`, and are not those of the agent's code: an agent of another
+    /// version must be understood.
+    fn export(&self, label: &[u8], context: &[u8], out: &mut [u8]) {
+        self.quinn.crypto_session().export_keying_material(out, label, context).unwrap();
     }
 
     /// Writes bytes to the control stream.
@@ -428,15 +432,16 @@ impl Rogue {
     }
 
     fn accepted(&mut self, theirs: &LaneOffer, now: Instant) {
-        let place = (theirs.lane, theirs.epoch);
-        let asked = self.asked.iter().position(|asked| (asked.lane, asked.epoch) == place);
+        let place = |offer: &LaneOffer| (offer.lane, offer.epoch);
+        let asked = self.asked.iter().position(|asked| place(asked) == place(theirs));
         let ours = self.asked.swap_remove(asked.expect("only what was asked for is accepted"));
         assert_eq!(self.quinn.side(), Side::Client);
-        let session = self.quinn.crypto_session();
-        let suite = suite::negotiated(session).unwrap();
-        let [send, receive] = [true, false].map(|from_dialler| {
+        let suite = suite::negotiated(self.quinn.crypto_session()).unwrap();
+        // From the dialler, and to it.
+        let [send, receive] = [0, 1].map(|direction| {
             let mut secret = vec![0; suite.secret_len()];
-            assert!(pool::derive_secret(session, place, from_dialler, &mut secret));
+            let context = [&[0, theirs.lane, direction][..], &theirs.epoch.to_be_bytes()].concat();
+            self.export(b"EXPORTER culvert lane", &context, &mut secret);
             secret
         });
         let config = LaneConfig {
