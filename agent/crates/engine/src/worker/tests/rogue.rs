@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use dataplane::lanes::pool;
+use dataplane::lanes::{OpeningId, pool};
 use gate::{
     Own,
     client::{self, Knock},
@@ -434,9 +434,10 @@ impl Rogue {
         assert_eq!(self.quinn.side(), Side::Client);
         let session = self.quinn.crypto_session();
         let suite = suite::negotiated(session).unwrap();
+        let opening = OpeningId { index: theirs.lane, epoch: theirs.epoch };
         let [send, receive] = [true, false].map(|from_dialler| {
             let mut secret = vec![0; suite.secret_len()];
-            assert!(pool::derive_secret(session, place, from_dialler, &mut secret));
+            assert!(pool::derive_secret(session, opening, from_dialler, &mut secret));
             secret
         });
         let config = LaneConfig {
