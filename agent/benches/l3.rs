@@ -7,7 +7,7 @@ use ip::{
     checksum,
     cut::Cut,
     merge::Merger,
-    packets::{PacketDelivery, TunOffload},
+    packets::{Packet, PacketDelivery, TunOffload},
     view::IpView,
     vnet::{Gso, VnetHeader},
 };
@@ -82,12 +82,12 @@ fn merge(criterion: &mut Criterion) {
                 merger.clear();
                 list.clear();
                 for range in &ranges {
-                    let place = (0, range.clone());
-                    if alike && merger.push_alike(&mut list, &batch, place.clone(), partial, 1) {
+                    let packet = Packet { slot: 0, range: range.clone(), partial, owner: 1 };
+                    if alike && merger.push_alike(&mut list, &batch, &packet) {
                         continue;
                     }
                     let view = IpView::parse(&batch.buffer(0)[range.clone()]).expect("a packet");
-                    merger.push(&mut list, &mut batch, place, &view, partial, 1, offload);
+                    merger.push(&mut list, &mut batch, packet, &view, offload);
                 }
                 // The 46th would make it longer than 65,535 bytes.
                 assert!(list.messages().len() <= 2);

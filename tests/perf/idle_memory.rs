@@ -26,10 +26,10 @@ use culvert_tests::{
     ports,
     process::Running,
 };
-use dataplane::lanes::{LaneSlot, Lanes, UnderlayId};
+use dataplane::lanes::{LaneSlot, Lanes, OpeningId, UnderlayId};
 use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
-use wire::ids::{PeerId, SessionId};
+use wire::ids::{PeerId, SessionId, SessionRef};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -65,16 +65,11 @@ fn lanes() {
         let before = dhat::HeapStats::get().curr_bytes;
         for place in 0..LANES {
             let cid = ConnectionId((place as u64).to_be_bytes());
-            let (peer, session) = (PeerId(0), SessionId(1));
+            let owner = SessionRef { peer: PeerId(0), session: SessionId(1) };
+            let opening = OpeningId { index: 0, epoch: 1 };
             let core = used_lane(cid, packets);
-            lanes.insert(LaneSlot::new(
-                core,
-                (peer, session),
-                (0, 1),
-                cid,
-                (UnderlayId(0), 1200),
-                clock::now(),
-            ));
+            let slot = LaneSlot::new(core, owner, opening, cid, UnderlayId(0), 1200, clock::now());
+            lanes.insert(slot);
         }
         let bytes = (dhat::HeapStats::get().curr_bytes - before) / LANES;
         row(&format!("lane: heap of {LANES}, each after {packets} packets there and back"), bytes, TARGET);

@@ -10,7 +10,7 @@ use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
 use ops::control_socket::status::Status;
 
-pub use super::unit::{Account, Service, Unit};
+pub use super::unit::{Access, Account, Service, Unit};
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
 pub type Tried = Result<bool, String>;
@@ -292,8 +292,8 @@ pub struct Tun {
     pub driver: Option<Result<TunFeatures, String>>,
     /// Whether that is because this user may not open it.
     pub denied: bool,
-    /// Mode, owner and group of the driver's node, if it can be seen.
-    pub node: Option<(u32, u32, u32)>,
+    /// Who may open the driver's node, if it can be seen.
+    pub node: Option<Access>,
     /// Whether name and addresses are free; if not, what is wrong, with a remedy.
     pub free: Option<Result<(), String>>,
     /// `txqueuelen` of an interface with its name, in packets.

@@ -26,8 +26,8 @@ use wire::clock::{Clock as _, SystemClock};
 use super::{
     dial,
     facts::{
-        Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, Network, Opened, Place,
-        Port, Tried, Tun,
+        Access, Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, Network, Opened,
+        Place, Port, Tried, Tun,
     },
     limits::wanted_buffer,
     lookup, unit,
@@ -232,7 +232,11 @@ fn tun(tun: &config::Tun) -> Tun {
     let driver = host::tun_features();
     Tun {
         denied: driver.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
-        node: fs::metadata(DRIVER).ok().map(|node| (node.mode() & 0o7777, node.uid(), node.gid())),
+        node: fs::metadata(DRIVER).ok().map(|node| Access {
+            mode: node.mode() & 0o7777,
+            user: node.uid(),
+            group: node.gid(),
+        }),
         driver: Some(driver.map_err(|error| error.to_string())),
         free,
         queue_packets: link.map(|link| link.queue_packets.into()),

@@ -59,7 +59,7 @@ fn kept(facts: &Facts, value: &str) -> Option<Finding> {
     let node = facts.tun.node.filter(|node| !service.lets_in(*node))?;
     let user = service.account.as_ref().map_or("culvert", |account| &account.name);
     let problem =
-        format!("mode {:04o} keeps out {user}, the user of {NAME}: the agent does not start", node.0);
+        format!("mode {:04o} keeps out {user}, the user of {NAME}: the agent does not start", node.mode);
     let remedy = format!("chgrp {user} {DRIVER} && chmod 0660 {DRIVER}, and systemctl restart culvert");
     Some(found.but(Severity::Error, problem, remedy))
 }

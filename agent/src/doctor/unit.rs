@@ -28,6 +28,17 @@ pub struct Account {
     pub group: u32,
 }
 
+/// Who may open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The file's permission bits.
+    pub mode: u32,
+    /// The number of the user who owns the file.
+    pub user: u32,
+    /// The number of the group that owns the file.
+    pub group: u32,
+}
+
 /// Who would run the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
@@ -66,15 +77,15 @@ impl Service {
         }
     }
 
-    /// Whether the daemon's user may read and write what has this mode and these owners; true where nothing is known.
-    pub(super) fn lets_in(&self, (mode, user, group): (u32, u32, u32)) -> bool {
+    /// Whether the daemon's user may read and write a file with this access; true where nothing is known.
+    pub(super) fn lets_in(&self, file: Access) -> bool {
         let (Some(unit), Some(account)) = (&self.unit, &self.account) else { return true };
-        let bits = if account.user == user {
-            mode >> 6
-        } else if account.group == group {
-            mode >> 3
+        let bits = if account.user == file.user {
+            file.mode >> 6
+        } else if account.group == file.group {
+            file.mode >> 3
         } else {
-            mode
+            file.mode
         };
         unit.is_root() || bits & 0o6 == 0o6
     }

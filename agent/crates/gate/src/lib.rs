@@ -373,7 +373,7 @@ impl Gate {
         if !self.is_proof(initial, now) {
             return (Verdict::Stranger, Step::Mac);
         }
-        match self.knock(datagram, initial, (arrival, retried, tag), now) {
+        match self.knock(datagram, initial, arrival, retried, tag, now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
             Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
             Err(why) => {
@@ -406,9 +406,12 @@ impl Gate {
         &mut self,
         datagram: &[u8],
         initial: &Initial<'_>,
-        (Arrival { source, room, .. }, retried, tag): (Arrival, bool, Tag),
+        arrival: Arrival,
+        retried: bool,
+        tag: Tag,
         now: Instant,
     ) -> Result<Knocked, Why> {
+        let Arrival { source, room, .. } = arrival;
         let unix_seconds = self.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
@@ -428,7 +431,7 @@ impl Gate {
         match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
             Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
-                self.make_retry(initial, &knock, (source, unix_seconds));
+                self.make_retry(initial, &knock, source, unix_seconds);
                 return Ok(Knocked::Retry);
             }
             Take::Retry | Take::Refused => return Err(Why::Budget),
@@ -444,7 +447,7 @@ impl Gate {
             return Err(Why::Repeated);
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
-        self.is_fresh(&opened, (now, unix_seconds))?;
+        self.is_fresh(&opened, now, unix_seconds)?;
         let peer = match self.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
             Admits::Anyone if room == Room::Free => None,
@@ -462,29 +465,24 @@ impl Gate {
         let used = Used::new(source, end.saturating_add(MAX_CLOCK_WINDOW.as_secs()));
         if retried {
             // Neither the Retry token nor the knock in it is good for anything else.
-            self.remember(inner, used, (now, unix_seconds))?;
+            self.remember(inner, used, now, unix_seconds)?;
             self.table.done(&inner);
         }
-        self.remember(tag, used, (now, unix_seconds))?;
+        self.remember(tag, used, now, unix_seconds)?;
         if let Some(peer) = peer {
             self.budget.peer_came(peer, source.ip(), retried, now);
         }
         Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
     }
 
-    fn remember(
-        &mut self,
-        tag: [u8; 16],
-        used: Used,
-        (now, unix_seconds): (Instant, u64),
-    ) -> Result<(), Why> {
+    fn remember(&mut self, tag: [u8; 16], used: Used, now: Instant, unix_seconds: u64) -> Result<(), Why> {
         self.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
             InsertError::Full => Why::Full,
             InsertError::Used => Why::Repeated,
         })
     }
 
-    fn is_fresh(&self, opened: &Opened, (now, unix_seconds): (Instant, u64)) -> Result<(), Why> {
+    fn is_fresh(&self, opened: &Opened, now: Instant, unix_seconds: u64) -> Result<(), Why> {
         let ahead =
             i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
         if ahead.unsigned_abs() > self.window.as_secs() {
@@ -500,7 +498,8 @@ impl Gate {
         &mut self,
         initial: &Initial<'_>,
         knock: &[u8; KNOCK_BYTES],
-        (source, unix_seconds): (SocketAddr, u64),
+        source: SocketAddr,
+        unix_seconds: u64,
     ) {
         let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
         let carried = Carried::new(initial.dcid, knock);

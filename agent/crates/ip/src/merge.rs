@@ -12,11 +12,9 @@
 //! Cut again by the kernel, a super-packet gives the packets that went in, but for the identification of IPv4 packets that
 //! may not be fragmented, where it means nothing (RFC 6864 §4.1).
 
-use std::ops::Range;
-
 use crate::{
     checksum,
-    packets::{Buffers, MOST_PIECES, PacketDelivery, TunOffload},
+    packets::{Buffers, MOST_PIECES, Packet, PacketDelivery, TunOffload},
     view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
@@ -63,24 +61,21 @@ impl Merger {
         }
     }
 
-    /// Lists the packet at `place`, a buffer of `batch` and a range of it, for writing. `partial`: its L4 checksum is.
+    /// Lists `packet`, which lies in `batch`, for writing.
     ///
     /// What follows the packet's own length is cut off. Without `offload.tcp` a partial checksum is completed in `batch`.
     ///
     /// # Panics
     /// When there is no such buffer or range.
-    #[expect(clippy::too_many_arguments, reason = "a packet, where it goes, and what is known of it")]
     pub fn push(
         &mut self,
         list: &mut PacketDelivery,
         batch: &mut impl Buffers,
-        place: (usize, Range<usize>),
+        packet: Packet,
         view: &IpView,
-        partial: bool,
-        owner: u32,
         offload: TunOffload,
     ) {
-        let (slot, range) = place;
+        let Packet { slot, range, partial, owner } = packet;
         let range = range.start..range.end.min(range.start + view.len);
         let place = view.checksum_place();
         let mut vnet = VnetHeader::default();
@@ -119,27 +114,18 @@ impl Merger {
         }
     }
 
-    /// Tries to join the packet at `place` without a view: true if it continues one of the open flows of the same `owner`,
+    /// Tries to join `packet`, which lies in `batch`, without a view: true if it continues one of the open flows of the same owner,
     /// whose addresses it then has. Otherwise nothing has changed, and it is to be pushed.
     ///
     /// # Panics
     /// When there is no such buffer or range.
     #[inline]
-    pub fn push_alike(
-        &mut self,
-        list: &mut PacketDelivery,
-        batch: &impl Buffers,
-        place: (usize, Range<usize>),
-        partial: bool,
-        owner: u32,
-    ) -> bool {
-        let (slot, range) = place;
-        let packet = Packet { slot, range, partial, owner };
-        if self.flows[self.last].join(list, batch, &packet) {
+    pub fn push_alike(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
+        if self.flows[self.last].join(list, batch, packet) {
             return true;
         }
         for index in (0..FLOWS).filter(|index| *index != self.last) {
-            if self.flows[index].join(list, batch, &packet) {
+            if self.flows[index].join(list, batch, packet) {
                 self.last = index;
                 return true;
             }
@@ -155,15 +141,6 @@ impl Merger {
             self.next
         })
     }
-}
-
-/// A packet to be listed.
-#[derive(Debug)]
-struct Packet {
-    slot: usize,
-    range: Range<usize>,
-    partial: bool,
-    owner: u32,
 }
 
 /// The last message of a flow, to which packets may still be joined.

@@ -25,13 +25,13 @@ impl Fixture {
     fn push_all(&mut self, partial: bool, offload: TunOffload, alike: bool) -> Vec<u16> {
         for slot in 0..self.batch.len() {
             let range = 0..self.batch.bytes(slot).len();
-            let place = (slot, range.clone());
-            if alike && self.merger.push_alike(&mut self.list, &self.batch, place, partial, 1) {
+            let packet = Packet { slot, range, partial, owner: 1 };
+            if alike && self.merger.push_alike(&mut self.list, &self.batch, &packet) {
                 continue;
             }
             let view = IpView::parse(self.batch.bytes(slot)).unwrap();
             let (list, batch) = (&mut self.list, &mut self.batch);
-            self.merger.push(list, batch, (slot, range), &view, partial, 1, offload);
+            self.merger.push(list, batch, packet, &view, offload);
         }
         self.list.messages().iter().map(|message| message.packets).collect()
     }
@@ -155,13 +155,13 @@ fn other_owners_checksums_and_kinds_are_not_mixed() {
     let packets: Vec<Vec<u8>> = stream(Recipe::UDP, 4, 100).iter().map(Recipe::complete).collect();
     let mut fixture = Fixture::new(&packets);
     for (slot, owner) in [(0, 1), (1, 1), (2, 2), (3, 1)] {
-        let range = 0..packets[slot].len();
+        let packet = Packet { slot, range: 0..packets[slot].len(), partial: false, owner };
         let view = IpView::parse(&packets[slot]).unwrap();
         let Fixture { batch, list, merger } = &mut fixture;
-        if slot > 0 && merger.push_alike(list, batch, (slot, range.clone()), false, owner) {
+        if slot > 0 && merger.push_alike(list, batch, &packet) {
             continue;
         }
-        merger.push(list, batch, (slot, range), &view, false, owner, ALL);
+        merger.push(list, batch, packet, &view, ALL);
     }
     let listed: Vec<(u32, u16)> =
         fixture.list.messages().iter().map(|message| (message.owner, message.packets)).collect();
@@ -208,9 +208,10 @@ fn a_cleared_merger_joins_nothing_that_was() {
     let packets: Vec<Vec<u8>> = stream(Recipe::TCP, 2, 100).iter().map(Recipe::partial).collect();
     let Fixture { mut batch, mut list, mut merger } = Fixture::new(&packets);
     let view = IpView::parse(&packets[0]).unwrap();
-    merger.push(&mut list, &mut batch, (0, 0..packets[0].len()), &view, true, 1, ALL);
+    let packet = |slot: usize| Packet { slot, range: 0..packets[slot].len(), partial: true, owner: 1 };
+    merger.push(&mut list, &mut batch, packet(0), &view, ALL);
     merger.clear();
-    assert!(!merger.push_alike(&mut list, &batch, (1, 0..packets[1].len()), true, 1));
+    assert!(!merger.push_alike(&mut list, &batch, &packet(1)));
     assert_eq!(list.messages().len(), 1);
 }
 
@@ -286,7 +287,8 @@ fn a_tcp_header_that_says_less_than_its_least_length_is_joined_by_nothing() {
         let mut fixture = Fixture::new(&[first.clone(), first[..21].to_vec()]);
         let Fixture { batch, list, merger, .. } = &mut fixture;
         let view = IpView::parse(batch.bytes(0)).unwrap();
-        merger.push(list, batch, (0, 0..first.len()), &view, true, 1, ALL);
-        assert!(!merger.push_alike(list, batch, (1, 0..21), true, 1), "offset {offset}");
+        let packet = |slot: usize, len: usize| Packet { slot, range: 0..len, partial: true, owner: 1 };
+        merger.push(list, batch, packet(0, first.len()), &view, ALL);
+        assert!(!merger.push_alike(list, batch, &packet(1, 21)), "offset {offset}");
     }
 }

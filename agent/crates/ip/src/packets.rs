@@ -45,6 +45,19 @@ impl Buffers for Vec<Vec<u8>> {
     }
 }
 
+/// A packet in a received buffer, to be written to a TUN device.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// The number of the buffer.
+    pub slot: usize,
+    /// The packet's bytes within the buffer.
+    pub range: Range<usize>,
+    /// Whether the packet's L4 checksum is partial.
+    pub partial: bool,
+    /// The owner of the packet; the caller's number.
+    pub owner: u32,
+}
+
 /// Pieces that one write gathers, at most: `UIO_MAXIOV` less the two headers.
 pub const MOST_PIECES: usize = 1022;
 

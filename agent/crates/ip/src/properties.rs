@@ -11,7 +11,7 @@ use crate::{
     merge::Merger,
     model::{self, Recipe},
     mss,
-    packets::{MOST_PIECES, PacketDelivery, TunOffload},
+    packets::{MOST_PIECES, Packet, PacketDelivery, TunOffload},
     view::{IpView, TCP, UDP},
     vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
 };
@@ -147,16 +147,14 @@ pub fn ip_merge(input: &[u8]) {
     let mut stream = Stream::default();
     let arrivals: Vec<Arrival> =
         recipes.as_chunks::<8>().0.iter().take(512).map(|bytes| stream.arrival(bytes)).collect();
-    let (mut batch, places) = fill(&arrivals, 1 + usize::from(how >> 4));
+    let (mut batch, packets) = fill(&arrivals, 1 + usize::from(how >> 4));
     let (mut list, mut merger) = (PacketDelivery::default(), Merger::default());
-    for (arrival, place) in arrivals.iter().zip(places) {
-        if arrival.tries_alike
-            && merger.push_alike(&mut list, &batch, place.clone(), arrival.partial, arrival.owner)
-        {
+    for (arrival, packet) in arrivals.iter().zip(packets) {
+        if arrival.tries_alike && merger.push_alike(&mut list, &batch, &packet) {
             continue;
         }
         let view = arrival.view();
-        merger.push(&mut list, &mut batch, place, &view, arrival.partial, arrival.owner, offload);
+        merger.push(&mut list, &mut batch, packet, &view, offload);
     }
     let written = written(&list, &batch, offload);
     let came: Vec<(u32, Vec<u8>)> =
@@ -250,14 +248,11 @@ impl Stream {
     }
 }
 
-/// A packet's buffer, and where it lies there.
-type Place = (usize, std::ops::Range<usize>);
-
 /// The packets in `slots` buffers, with gaps between them, and where each lies.
-fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Place>) {
+fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Packet>) {
     let mut buffers = vec![Vec::new(); slots];
     let per_slot = arrivals.len().div_ceil(slots).max(1);
-    let places = arrivals
+    let packets = arrivals
         .iter()
         .enumerate()
         .map(|(index, arrival)| {
@@ -265,10 +260,11 @@ fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Place>) {
             buffer.extend([0xee; 3]);
             let start = buffer.len();
             buffer.extend(&arrival.packet);
-            (index / per_slot, start..buffer.len())
+            let Arrival { partial, owner, .. } = *arrival;
+            Packet { slot: index / per_slot, range: start..buffer.len(), partial, owner }
         })
         .collect();
-    (buffers, places)
+    (buffers, packets)
 }
 
 /// What the kernel makes of `list`: whose each packet is, and its bytes.

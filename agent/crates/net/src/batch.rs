@@ -14,7 +14,7 @@ use std::{
 
 use ip::packets::Buffers;
 
-pub use crate::delivery::{Delivery, DeliveryMessage};
+pub use crate::delivery::{Delivery, DeliveryMessage, Recipient};
 use crate::{SendFailure, SendOutcome};
 
 /// Segments that one `UDP_SEGMENT` message may have anywhere: `UDP_MAX_SEGMENTS` before Linux 6.9.

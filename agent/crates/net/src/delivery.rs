@@ -29,6 +29,17 @@ impl Piece {
     }
 }
 
+/// Where a payload goes, and whose it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recipient {
+    /// The address that the payload is sent to; none on a connected socket.
+    pub destination: Option<SocketAddr>,
+    /// The local address that the payload is sent from; none lets the kernel choose.
+    pub source: Option<IpAddr>,
+    /// The owner of the payload; the caller's number.
+    pub owner: u32,
+}
+
 /// Payloads of one destination and owner that the kernel gathers and cuts by `UDP_SEGMENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryMessage {
@@ -82,25 +93,17 @@ impl Delivery {
 
     /// Adds the payload at `range` of buffer `slot`.
     ///
-    /// It joins the last message when destination, source and owner are the same, the kernel can cut it off again, and
+    /// It joins the last message when the recipient is the same, the kernel can cut it off again, and
     /// the message has fewer than `burst` payloads; else it begins the next one. A payload without bytes is a datagram
     /// of its own.
-    pub fn push(
-        &mut self,
-        destination: Option<SocketAddr>,
-        source: Option<IpAddr>,
-        owner: u32,
-        slot: usize,
-        range: Range<usize>,
-        burst: u16,
-    ) {
+    pub fn push(&mut self, to: Recipient, slot: usize, range: Range<usize>, burst: u16) {
         let len = range.len();
         let piece = self.pieces.len();
         match self.messages.last_mut() {
             Some(last)
-                if last.destination == destination
-                    && last.source == source
-                    && last.owner == owner
+                if last.destination == to.destination
+                    && last.source == to.source
+                    && last.owner == to.owner
                     && !last.closed
                     && len > 0
                     && len <= last.segment
@@ -123,9 +126,9 @@ impl Delivery {
             Some(_) | None => {
                 self.pieces.push(Piece { slot, range });
                 self.messages.push(DeliveryMessage {
-                    destination,
-                    source,
-                    owner,
+                    destination: to.destination,
+                    source: to.source,
+                    owner: to.owner,
                     segment: len,
                     payloads: 1,
                     bytes: len,
@@ -140,8 +143,7 @@ impl Delivery {
     /// Adds the payloads of `segment` bytes each, at least 1, that lie end to end at `range` of buffer `slot`.
     pub fn push_run(
         &mut self,
-        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
-        owner: u32,
+        to: Recipient,
         slot: usize,
         mut range: Range<usize>,
         segment: usize,
@@ -150,7 +152,7 @@ impl Delivery {
         while !range.is_empty() {
             let first = range.start..(range.start + segment).min(range.end);
             range.start = first.end;
-            self.push(destination, source, owner, slot, first, burst);
+            self.push(to, slot, first, burst);
             let (Some(message), Some(piece)) = (self.messages.last_mut(), self.pieces.last_mut()) else {
                 return;
             };

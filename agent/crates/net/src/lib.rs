@@ -57,7 +57,7 @@ mod transmit;
 pub mod tun;
 mod udp;
 
-pub use batch::{Delivery, Path, ReceiveBatch, SendBatch};
+pub use batch::{Delivery, Path, ReceiveBatch, Recipient, SendBatch};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 

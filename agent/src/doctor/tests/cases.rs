@@ -184,7 +184,7 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             // Root opens it, the service's user does not.
             (Error, AS_IT_IS, |f| {
                 package(f);
-                f.tun.node = Some((0o600, 0, 0));
+                f.tun.node = Some(Access { mode: 0o600, user: 0, group: 0 });
             }),
             (Error, AS_IT_IS, |f| {
                 package(f);
@@ -330,7 +330,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
         Check::TunDriver => vec![(AS_IT_IS, |f| {
             package(f);
-            f.tun.node = Some((0o660, 0, 997));
+            f.tun.node = Some(Access { mode: 0o660, user: 0, group: 997 });
         })],
         Check::TunOffload => vec![
             (AS_IT_IS, |f| f.kernel.release = "6.2.0".to_owned()),

@@ -8,8 +8,8 @@ use std::{
 
 use super::{
     facts::{
-        Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found, Kernel,
-        Limits, Lookup, Network, Opened, Peer, Place, Port, Service, Tun, Unit,
+        Access, Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found,
+        Kernel, Limits, Lookup, Network, Opened, Peer, Place, Port, Service, Tun, Unit,
     },
     *,
 };
@@ -113,7 +113,7 @@ fn facts() -> Facts {
         tun: Tun {
             driver: Some(Ok(TunFeatures { vnet_header: true, several_queues: true })),
             denied: false,
-            node: Some((0o666, 0, 0)),
+            node: Some(Access { mode: 0o666, user: 0, group: 0 }),
             free: Some(Ok(())),
             queue_packets: None,
             no_ipv6: false,
@@ -348,7 +348,7 @@ fn no_remedy_opens_the_key_or_the_device_to_all() {
         (|f| {
             package(f);
             f.tun.denied = true;
-            f.tun.node = Some((0o600, 0, 0));
+            f.tun.node = Some(Access { mode: 0o600, user: 0, group: 0 });
             f.tun.driver = Some(Err("permission denied".to_owned()));
         }) as Change,
         |f| {

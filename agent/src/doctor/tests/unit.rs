@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use super::super::unit::{Account, Service, parse, service};
+use super::super::unit::{Access, Account, Service, parse, service};
 
 /// What the package installs.
 const PACKAGED: &str = include_str!("../../../../deploy/systemd/culvert.service");
@@ -68,13 +68,14 @@ fn whether_the_daemons_user_is_let_in_is_a_matter_of_the_mode() {
         account: Some(Account { name: "culvert".to_owned(), user: 998, group: 997 }),
     };
     let packaged = service(PACKAGED);
-    for (node, expected) in [
+    for ((mode, user, group), expected) in [
         ((0o600, 0, 0), false),
         ((0o666, 0, 0), true),
         ((0o660, 0, 997), true),
         ((0o640, 0, 997), false),
         ((0o066, 998, 0), false),
     ] {
+        let node = Access { mode, user, group };
         assert_eq!(packaged.lets_in(node), expected, "{node:?}");
         assert!(service("[Service]\n").lets_in(node) && Service::default().lets_in(node));
     }

@@ -7,13 +7,11 @@
 //! | the connections that carry them, and how they are shared out | `connections.rs` |
 //! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Instant,
-};
+use std::time::Instant;
 
 use net::{
-    Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage, stats::Booked,
+    Delivery, ReceiveBatch, Recipient, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage,
+    stats::Booked,
 };
 use slab::Slab;
 use wire::ids::{IngressId, LocalId, PeerId};
@@ -198,8 +196,7 @@ impl Locals {
     pub fn deliver_alone(
         &mut self,
         id: LocalId,
-        (destination, source): (Option<SocketAddr>, Option<IpAddr>),
-        owner: u32,
+        to: Recipient,
         payload: Vec<u8>,
         received: &ReceiveBatch,
     ) -> bool {
@@ -217,7 +214,7 @@ impl Locals {
             socket.socket.deliver(received, delivery, &mut settle);
         }
         let alone = ReceiveBatch::of(payload);
-        delivery.push(destination, source, owner, 0, 0..alone.buffer(0).len(), 1);
+        delivery.push(to, 0, 0..alone.buffer(0).len(), 1);
         socket.socket.deliver(&alone, delivery, &mut settle);
         true
     }

@@ -1,11 +1,11 @@
 //! The TUN device as a worker sees it: its queue, who has which inner address, what is about to be written.
 
-use std::{net::IpAddr, ops::Range, time::Instant};
+use std::{net::IpAddr, time::Instant};
 
 use ip::{
     icmp::{self, MOST_ANSWER},
     merge::Merger,
-    packets::PacketDelivery,
+    packets::{Packet, PacketDelivery},
     routes::Routes,
     view::IpView,
     vnet::VnetHeader,
@@ -148,29 +148,16 @@ impl TunSide {
         self.routes.lookup(source) == Some(peer)
     }
 
-    /// Lists the packet at `place` for writing if it continues the flow of the packet before.
+    /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.
     #[inline]
-    pub fn push_alike(
-        &mut self,
-        batch: &ReceiveBatch,
-        place: (usize, Range<usize>),
-        partial: bool,
-        owner: PeerId,
-    ) -> bool {
-        self.merger.push_alike(&mut self.list, batch, place, partial, owner.0)
+    pub fn push_alike(&mut self, batch: &ReceiveBatch, packet: &Packet) -> bool {
+        self.merger.push_alike(&mut self.list, batch, packet)
     }
 
-    /// Lists the packet at `place` for writing.
-    pub fn push(
-        &mut self,
-        batch: &mut ReceiveBatch,
-        place: (usize, Range<usize>),
-        view: &IpView,
-        partial: bool,
-        owner: PeerId,
-    ) {
+    /// Lists `packet`, whose owner is its peer's number, for writing.
+    pub fn push(&mut self, batch: &mut ReceiveBatch, packet: Packet, view: &IpView) {
         let offload = self.queue.offload();
-        self.merger.push(&mut self.list, batch, place, view, partial, owner.0, offload);
+        self.merger.push(&mut self.list, batch, packet, view, offload);
     }
 
     /// Writes what is listed; its packets lie in `batch`.

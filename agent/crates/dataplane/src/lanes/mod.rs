@@ -29,7 +29,7 @@ use quic_core::{ConnectionId, Lane, PacketNumber};
 use slab::Slab;
 use wire::{
     hash::{Issued, IssuedMap},
-    ids::{PeerId, SessionId},
+    ids::{PeerId, SessionId, SessionRef},
     meter::Meter,
 };
 
@@ -57,6 +57,15 @@ pub const DRAIN_TIME: Duration = Duration::from_secs(3);
 /// A lane's place in the worker's table. It is used again after the lane has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
+
+/// Names one opening of a lane within its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpeningId {
+    /// The lane's index within the peer's pool.
+    pub index: u8,
+    /// The number of the opening; two openings of a lane in a session never have the same.
+    pub epoch: u64,
+}
 
 /// Whether a lane may carry payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,18 +143,19 @@ impl LaneSlot {
     #[must_use]
     pub fn new(
         core: Lane,
-        owner: (PeerId, SessionId),
-        (index, epoch): (u8, u64),
+        owner: SessionRef,
+        opening: OpeningId,
         local_cid: ConnectionId,
-        (underlay, packet_budget): (UnderlayId, usize),
+        underlay: UnderlayId,
+        packet_budget: usize,
         opened: Instant,
     ) -> Self {
         Self {
             core,
-            peer: owner.0,
-            session: owner.1,
-            index,
-            epoch,
+            peer: owner.peer,
+            session: owner.session,
+            index: opening.index,
+            epoch: opening.epoch,
             local_cid,
             state: LaneState::Validating,
             underlay,
@@ -195,14 +205,15 @@ impl LaneSlot {
     pub fn came_by(
         &mut self,
         source: &Path,
-        packet: (PacketNumber, usize),
+        number: PacketNumber,
+        len: usize,
         data: impl FnMut() -> [u8; 8],
         now: Instant,
     ) {
         match self.state {
             LaneState::Validating | LaneState::Up => {
                 let pto = || self.core.rtt().pto();
-                self.paths.came_by(source, (packet.0.0, packet.1), (data, pto), now);
+                self.paths.came_by(source, number.0, len, data, pto, now);
             }
             LaneState::Draining { .. } => {}
         }

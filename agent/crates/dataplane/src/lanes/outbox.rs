@@ -90,6 +90,16 @@ impl OpenPacket {
     }
 }
 
+/// A datagram that is added to an outbox as a whole, not made of frames.
+#[derive(Clone, Copy, Debug)]
+struct Whole<'a> {
+    path: &'a Path,
+    /// Bytes that the datagram may have.
+    most: usize,
+    /// The number of the peer whose payload the datagram is, or [`NO_OWNER`].
+    owner: u32,
+}
+
 /// One socket of the underlay and what is about to be sent on it.
 pub struct Underlay {
     /// The socket.
@@ -311,7 +321,7 @@ impl Underlays {
         now: Instant,
         write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
     ) -> bool {
-        self.whole(lanes, id, path, (most, NO_OWNER), now, write)
+        self.whole(lanes, id, Whole { path, most, owner: NO_OWNER }, now, write)
     }
 
     /// Adds an answer of the decoy to a stranger, as it is. One that is added is settled as a payload of [`STRANGERS`]; false
@@ -324,22 +334,23 @@ impl Underlays {
         datagram: &[u8],
         now: Instant,
     ) -> bool {
-        self.whole(lanes, id, path, (datagram.len(), STRANGERS.0), now, |_, tail| {
+        let whole = Whole { path, most: datagram.len(), owner: STRANGERS.0 };
+        self.whole(lanes, id, whole, now, |_, tail| {
             tail.copy_from_slice(datagram);
             Some(datagram.len())
         })
     }
 
-    /// Adds one datagram of at most `most` bytes for `owner`.
+    /// Adds one datagram: `write` fills a slice of as many bytes as it may have and returns its length, or `None` to add nothing.
     fn whole(
         &mut self,
         lanes: &mut Lanes,
         id: UnderlayId,
-        path: &Path,
-        (most, owner): (usize, u32),
+        whole: Whole<'_>,
         now: Instant,
         write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
     ) -> bool {
+        let Whole { path, most, owner } = whole;
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return false };
         underlay.finish(lanes, now, &mut self.settlements);
         let share = if owner == NO_OWNER { Share::Whole } else { Share::Payloads };

@@ -63,6 +63,6 @@ impl Underlays {
 fn expired(settlements: &mut Settlements, message: &Message) {
     if message.owner != NO_OWNER {
         let (taken, segments) = (u64::from(message.taken()), u64::from(message.segments.max(1)));
-        settlements.expired(PeerId(message.owner), message.payloads.into(), (taken, segments));
+        settlements.expired(PeerId(message.owner), message.payloads.into(), segments, taken);
     }
 }

@@ -13,10 +13,11 @@ use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
 use wire::{
     clock::{Clock, ManualClock},
-    ids::SessionId,
+    ids::{SessionId, SessionRef},
 };
 
 use super::*;
+use crate::lanes::OpeningId;
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;
@@ -84,8 +85,9 @@ fn fixture_with(now: Instant, full: &Rc<Cell<bool>>) -> (Underlays, Lanes, LaneI
         initial_rtt: None,
     })
     .unwrap();
-    let owner = (PeerId(3), SessionId(1));
-    let mut slot = LaneSlot::new(core, owner, (0, 1), ConnectionId([2; 8]), (underlay, 1_452), now);
+    let owner = SessionRef { peer: PeerId(3), session: SessionId(1) };
+    let opening = OpeningId { index: 0, epoch: 1 };
+    let mut slot = LaneSlot::new(core, owner, opening, ConnectionId([2; 8]), underlay, 1_452, now);
     let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
     slot.validate(path, [1; 8], now);
     assert!(slot.on_path_response([1; 8], now) && slot.is_up());

@@ -122,13 +122,16 @@ impl Paths {
         }));
     }
 
-    /// Packet `number` of `len` bytes, which opened, came by `source`. `pto` is the lane's.
+    /// Packet `number` of `len` bytes, which opened, came by `source`. `data` draws the data of a PATH_CHALLENGE; `pto` is the
+    /// lane's.
     #[inline]
     pub(super) fn came_by(
         &mut self,
         source: &Path,
-        (number, len): (u64, usize),
-        (data, pto): (impl FnMut() -> [u8; 8], impl FnOnce() -> Duration),
+        number: u64,
+        len: usize,
+        data: impl FnMut() -> [u8; 8],
+        pto: impl FnOnce() -> Duration,
         now: Instant,
     ) {
         let newest = number >= self.newest;
@@ -139,15 +142,17 @@ impl Paths {
             }
             return;
         }
-        self.came_from_elsewhere(source, (newest, len), (data, pto), now);
+        self.came_from_elsewhere(source, newest, len, data, pto, now);
     }
 
     #[cold]
     fn came_from_elsewhere(
         &mut self,
         source: &Path,
-        (newest, len): (bool, usize),
-        (mut data, pto): (impl FnMut() -> [u8; 8], impl FnOnce() -> Duration),
+        newest: bool,
+        len: usize,
+        mut data: impl FnMut() -> [u8; 8],
+        pto: impl FnOnce() -> Duration,
         now: Instant,
     ) {
         let is_source = |path: &Path| path.destination == source.destination;

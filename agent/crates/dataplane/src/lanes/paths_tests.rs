@@ -41,7 +41,7 @@ impl Bench {
             *next += 1;
             [*next; 8]
         };
-        self.paths.came_by(&path(port), (number, 100), (data, || PTO), self.clock.now());
+        self.paths.came_by(&path(port), number, 100, data, || PTO, self.clock.now());
     }
 
     /// A packet that is newer than all before.

@@ -7,7 +7,7 @@
 use quinn_proto::crypto::Session;
 use wire::ids::WorkerId;
 
-use crate::lanes::{LaneId, LaneSlot, Lanes};
+use crate::lanes::{LaneId, LaneSlot, Lanes, OpeningId};
 pub use wire::messages::MAX_LANES;
 
 /// Lanes that `lanes = 0` opens, at most.
@@ -18,9 +18,9 @@ const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert lane";
 
 /// How many lanes to open: as configured, or one per worker of the end that has more, within what the peer takes.
 #[must_use]
-pub fn wanted(configured: u8, workers: (u32, u32), peer_takes: u32) -> u8 {
+pub fn wanted(configured: u8, own_workers: u32, peer_workers: u32, peer_takes: u32) -> u8 {
     let wanted = match configured {
-        0 => workers.0.max(workers.1).clamp(1, MAX_AUTOMATIC_LANES),
+        0 => own_workers.max(peer_workers).clamp(1, MAX_AUTOMATIC_LANES),
         lanes => u32::from(lanes),
     };
     u8::try_from(wanted.min(peer_takes).min(u32::from(MAX_LANES))).unwrap_or(MAX_LANES)
@@ -33,14 +33,14 @@ pub fn wanted(configured: u8, workers: (u32, u32), peer_takes: u32) -> u8 {
 #[must_use]
 pub fn derive_secret(
     session: &dyn Session,
-    (index, epoch): (u8, u64),
+    opening: OpeningId,
     from_dialler: bool,
     secret: &mut [u8],
 ) -> bool {
     let mut context = [0; 11];
-    context[1] = index;
+    context[1] = opening.index;
     context[2] = u8::from(!from_dialler);
-    context[3..].copy_from_slice(&epoch.to_be_bytes());
+    context[3..].copy_from_slice(&opening.epoch.to_be_bytes());
     session.export_keying_material(secret, EXPORTER_LABEL, &context).is_ok()
 }
 
@@ -213,11 +213,11 @@ mod tests {
 
     #[test]
     fn automatic_lanes_follow_the_larger_end() {
-        assert_eq!(wanted(0, (1, 1), 64), 1);
-        assert_eq!(wanted(0, (2, 4), 64), 4);
-        assert_eq!(wanted(0, (2, 32), 64), 8);
-        assert_eq!(wanted(12, (2, 2), 64), 12);
-        assert_eq!(wanted(12, (2, 2), 3), 3);
+        assert_eq!(wanted(0, 1, 1, 64), 1);
+        assert_eq!(wanted(0, 2, 4, 64), 4);
+        assert_eq!(wanted(0, 2, 32, 64), 8);
+        assert_eq!(wanted(12, 2, 2, 64), 12);
+        assert_eq!(wanted(12, 2, 2, 3), 3);
     }
 
     #[test]

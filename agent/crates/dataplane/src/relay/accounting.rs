@@ -293,8 +293,9 @@ impl Settlements {
         }
     }
 
-    /// Notes that a message of `segments` datagrams that carried `payloads` waited too long; the kernel had taken some of it before.
-    pub fn expired(&mut self, peer: PeerId, payloads: u64, (taken, segments): (u64, u64)) {
+    /// Notes that a message of `segments` datagrams that carried `payloads` waited too long; the kernel had
+    /// taken `taken` of the datagrams before.
+    pub fn expired(&mut self, peer: PeerId, payloads: u64, segments: u64, taken: u64) {
         let delivered = payloads * taken / segments.max(1);
         self.note(peer, delivered, None);
         self.note(peer, payloads - delivered, Some(DropReason::Expired));

@@ -268,7 +268,8 @@ impl Flows {
     /// Opens a flow for a client; `lane` chooses its lane by how many were opened before.
     pub fn open(
         &mut self,
-        (client, ingress): (Client, IngressId),
+        client: Client,
+        ingress: IngressId,
         lane: impl FnOnce(u64) -> u8,
         idle: Duration,
         now: Instant,
@@ -296,7 +297,8 @@ impl Flows {
     pub fn accept(
         &mut self,
         number: FlowNumber,
-        (socket, service): (LocalId, usize),
+        socket: LocalId,
+        service: usize,
         lane: u8,
         idle: Duration,
         now: Instant,
@@ -436,7 +438,7 @@ mod tests {
 
     fn open(flows: &mut Flows, port: u16, lanes: u8, now: Instant) -> FlowId {
         let lane = |turn| u8::try_from(turn % u64::from(lanes)).unwrap();
-        flows.open((client(port), IngressId(0)), lane, Duration::from_secs(60), now)
+        flows.open(client(port), IngressId(0), lane, Duration::from_secs(60), now)
     }
 
     #[test]
@@ -528,7 +530,7 @@ mod tests {
             Flows::new(Numbering { parity: 0, worker: WorkerId { index: 0, count: 1 } }, Arc::default());
         let mut in_place = vec![0_u32; 1 << 15];
         for number in &chosen {
-            let id = flows.accept(FlowNumber(*number), (LocalId(0), 0), 0, Duration::from_secs(60), now);
+            let id = flows.accept(FlowNumber(*number), LocalId(0), 0, 0, Duration::from_secs(60), now);
             assert_eq!(flows.of_number(FlowNumber(*number)), Some(id));
             let hash = flows.by_number.hasher().hash_one(FlowNumber(*number));
             in_place[(hash % (1 << 15)) as usize] += 1;

@@ -284,10 +284,11 @@ impl Reassembler {
         self.end(place, now).map(Incomplete::whole)
     }
 
-    /// Gives up the datagram that a piece of `bytes` bytes belongs to, for `reason`: the piece is not to be taken in.
+    /// Gives up `datagram` of `flow`, to which a piece of `bytes` bytes belongs, for `reason`: the piece is not to be taken in.
     pub fn give_up(
         &mut self,
-        (flow, datagram): (FlowId, u32),
+        flow: FlowId,
+        datagram: u32,
         bytes: usize,
         now: Instant,
         reason: DropReason,

@@ -272,7 +272,7 @@ fn a_late_piece_ends_its_datagram_once() {
     for datagram in [0, 0, 1, 1] {
         let now = bench.clock.now();
         let reason = DropReason::Expired;
-        bench.reassembler.give_up((FLOW, datagram), 1500, now, reason, &mut bench.account);
+        bench.reassembler.give_up(FLOW, datagram, 1500, now, reason, &mut bench.account);
         assert!(bench.account.balances(bench.reassembler.len() as u64));
     }
     assert_eq!(bench.take((FLOW, 1), &whole, 0..1500), None);

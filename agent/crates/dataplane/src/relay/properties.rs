@@ -52,7 +52,7 @@ pub fn reassembly(input: &[u8]) {
             235..240 => reassembler.clear(&mut account),
             240.. => {
                 let reason = DropReason::Expired;
-                reassembler.give_up((flow, datagram), total, now, reason, &mut account);
+                reassembler.give_up(flow, datagram, total, now, reason, &mut account);
             }
         }
         assert!(reassembler.held_bytes() <= limit && reassembler.len() <= MOST_INCOMPLETE);

@@ -260,7 +260,8 @@ impl Queue {
         belongs: Belongs,
         data: &[u8],
         segment: usize,
-        (arrived, now): (Instant, Instant),
+        arrived: Instant,
+        now: Instant,
         account: &mut Account,
     ) -> usize {
         self.expire(now, account);
@@ -388,12 +389,16 @@ impl Queue {
     fn allowed(&self, run: &Run) -> usize {
         let held = self.held.get(&run.belongs.holder());
         let (datagrams, bytes) = held.map_or((0, 0), |held| (held.datagrams, held.bytes));
-        fitting(run, (self.limits.per_flow, datagrams), (self.limits.per_flow_bytes, bytes))
+        let free = self.limits.per_flow.saturating_sub(datagrams);
+        let free_bytes = self.limits.per_flow_bytes.saturating_sub(bytes);
+        fitting(run, free, free_bytes)
     }
 
     /// How many datagrams of `run` fit into what is free.
     fn fitting(&self, run: &Run) -> usize {
-        fitting(run, (self.limits.datagrams, self.datagrams), (self.limits.bytes, self.bytes))
+        let free = self.limits.datagrams.saturating_sub(self.datagrams);
+        let free_bytes = self.limits.bytes.saturating_sub(self.bytes);
+        fitting(run, free, free_bytes)
     }
 
     /// Who gives way to `run`: who takes the greatest part, the run counted in.
@@ -482,11 +487,10 @@ impl Queue {
     }
 }
 
-/// How many datagrams of `run` fit where so many, and so many bytes, may be, and the others are.
-fn fitting(run: &Run, (most, datagrams): (usize, usize), (most_bytes, bytes): (usize, usize)) -> usize {
-    let free = most_bytes.saturating_sub(bytes);
-    let by_bytes = if run.data().len() <= free { run.count } else { free / run.segment };
-    most.saturating_sub(datagrams).min(by_bytes).min(run.count)
+/// How many datagrams of `run` fit where `free` datagrams and `free_bytes` bytes still may be.
+fn fitting(run: &Run, free: usize, free_bytes: usize) -> usize {
+    let by_bytes = if run.data().len() <= free_bytes { run.count } else { free_bytes / run.segment };
+    free.min(by_bytes).min(run.count)
 }
 
 /// Keeps the first `keep` datagrams of `run` and counts the rest as dropped.

@@ -18,7 +18,7 @@ fn push(
 ) -> usize {
     let data: Vec<u8> = (first..first + datagrams).flat_map(|number| [number; 10]).collect();
     account.receive(datagrams.into(), data.len() as u64);
-    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, (now, now), account)
+    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, now, now, account)
 }
 
 /// Flow and number of everything that waits, oldest first.
@@ -60,9 +60,8 @@ fn drop_newest_keeps_the_oldest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Newest));
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, (clock.now(), clock.now()), &mut account);
-    let taken =
-        queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), clock.now(), &mut account);
+    let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), clock.now(), &mut account);
     assert_eq!(taken, 4);
     assert_eq!(account.dropped[DropReason::QueueFull as usize], 3);
 }
@@ -93,7 +92,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
     for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
         let mut account = Account::default();
         let mut queue = Queue::new(limits(policy));
-        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, (clock.now(), clock.now()), &mut account);
+        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), clock.now(), &mut account);
         assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
         assert_eq!(account.dropped[DropReason::FlowQuota as usize], 1);
     }
@@ -133,9 +132,9 @@ fn what_waited_too_long_is_dropped_not_sent() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, clock.now(), clock.now(), &mut account);
     clock.advance(Duration::from_millis(60));
-    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, (clock.now(), clock.now()), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, clock.now(), clock.now(), &mut account);
     clock.advance(Duration::from_millis(60));
     assert_eq!(queue.expire(clock.now(), &mut account), 2);
     assert_eq!(queue.datagrams(), 1);
@@ -146,7 +145,7 @@ fn an_empty_datagram_waits_like_any_other() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
-    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, (clock.now(), clock.now()), &mut account), 1);
+    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), clock.now(), &mut account), 1);
     let run = queue.pop().unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
 }
@@ -157,7 +156,7 @@ fn a_flow_is_taken_out_whole_and_in_order() {
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
     for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
-        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, (clock.now(), clock.now()), &mut account);
+        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), clock.now(), &mut account);
     }
     let taken = queue.take_flow(FlowId(1));
     assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
@@ -199,7 +198,7 @@ proptest! {
                 Step::Push { flow, datagrams, size } => {
                     let data = vec![0; datagrams * size];
                     account.receive(datagrams as u64, data.len() as u64);
-                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, (clock.now(), clock.now()), &mut account);
+                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, clock.now(), clock.now(), &mut account);
                 }
                 Step::Pop { keep } => {
                     if let Some(run) = queue.pop() {

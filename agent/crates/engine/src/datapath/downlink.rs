@@ -15,7 +15,7 @@ use dataplane::{
 };
 use gate::{Arrival, Gate, Verdict};
 use net::{
-    Path, ReceiveBatch,
+    Path, ReceiveBatch, Recipient,
     batch::{MOST_SEGMENTS, Meta},
     steering,
 };
@@ -117,6 +117,14 @@ pub(super) struct Way {
     pub(super) destination: Option<SocketAddr>,
     pub(super) source: Option<IpAddr>,
     burst: u16,
+}
+
+impl Way {
+    /// Where payloads of `peer` that take this way go.
+    #[inline]
+    pub(super) fn recipient(&self, peer: PeerId) -> Recipient {
+        Recipient { destination: self.destination, source: self.source, owner: peer.0 }
+    }
 }
 
 /// Where one datagram of the underlay came from.
@@ -324,7 +332,7 @@ impl Downlink<'_> {
             (opened.path_challenge, opened.path_response, opened.packet_number);
         let peer = slot.peer;
         let lane = LaneRef { peer, lane: slot.index };
-        slot.came_by(&origins.path, (number, place.len()), || self.doors.random_bytes(), self.now);
+        slot.came_by(&origins.path, number, place.len(), || self.doors.random_bytes(), self.now);
         if let Some(data) = response
             && slot.on_path_response(data, self.now)
         {
@@ -425,10 +433,7 @@ impl Downlink<'_> {
             state.relay.stats.downlink_bytes += (end - start) as u64;
         }
         match self.locals.delivery(way.socket) {
-            Some(list) => {
-                let to = (way.destination, way.source);
-                list.push_run(to, peer.0, slot, start..end, segment, way.burst);
-            }
+            Some(list) => list.push_run(way.recipient(peer), slot, start..end, segment, way.burst),
             None => {
                 if let Some(state) = self.peers.get_mut(peer.0 as usize) {
                     state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
@@ -562,7 +567,7 @@ impl Downlink<'_> {
     #[inline]
     fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
         match self.locals.delivery(way.socket) {
-            Some(list) => list.push(way.destination, way.source, peer.0, slot, payload, way.burst),
+            Some(list) => list.push(way.recipient(peer), slot, payload, way.burst),
             None => self.drop(peer, DropReason::SocketOpen),
         }
     }

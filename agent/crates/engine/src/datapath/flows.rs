@@ -83,7 +83,7 @@ impl Downlink<'_> {
             state.relay.socket_error = Some(error);
             Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)
         })?;
-        let id = state.relay.flows.accept(number, (socket, place), lane, offered.idle, self.now);
+        let id = state.relay.flows.accept(number, socket, place, lane, offered.idle, self.now);
         self.locals.set_flow(socket, id);
         state.relay.stats.flows_accepted += 1;
         self.notes.new_flows.push((peer, id));

@@ -6,6 +6,7 @@ use dataplane::relay::DropReason;
 use ip::{
     ecn::{self, Decapsulated},
     mss,
+    packets::Packet,
     view::IpView,
 };
 use net::ReceiveBatch;
@@ -40,11 +41,12 @@ impl Downlink<'_> {
         let outer = batch.meta(slot).ecn;
         // Where the outer packet says what the inner one does, or nothing, there is nothing to change.
         let same_ecn = outer == 0 || inner_class(&batch.buffer(slot)[range.clone()]) & 0b11 == outer;
-        if same_ecn && tun.push_alike(batch, (slot, range.clone()), partial, peer) {
+        let packet = Packet { slot, range, partial, owner: peer.0 };
+        if same_ecn && tun.push_alike(batch, &packet) {
             state.relay.stats.downlink_bytes += bytes;
             return;
         }
-        let Ok(view) = IpView::parse(&batch.buffer(slot)[range.clone()]) else {
+        let Ok(view) = IpView::parse(&batch.buffer(slot)[packet.range.clone()]) else {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         };
@@ -58,14 +60,14 @@ impl Downlink<'_> {
             self.notes.spoofed.get_or_insert((peer, view.source));
             return;
         }
-        let range = range.start..range.start + view.len;
+        let range = packet.range.start..packet.range.start + view.len;
         let most = state.inner_mtu(tun.most_mtu, self.now);
         let (_, buffer) = batch.buffer_mut(slot);
-        let packet = &mut buffer[range.clone()];
+        let inner = &mut buffer[range.clone()];
         if !same_ecn {
             match ecn::decapsulate(view.traffic_class & 0b11, outer) {
                 Decapsulated::Keep => {}
-                Decapsulated::Mark(bits) => ecn::set_ecn(packet, bits),
+                Decapsulated::Mark(bits) => ecn::set_ecn(inner, bits),
                 Decapsulated::Drop => {
                     state.relay.downlink.drop(DropReason::NotEcnCapable, 1);
                     return;
@@ -73,12 +75,12 @@ impl Downlink<'_> {
             }
         }
         if let Some(mtu) = most
-            && mss::clamp(packet, &view, mtu, partial)
+            && mss::clamp(inner, &view, mtu, partial)
         {
             tun.totals.mss_clamped += 1;
         }
         state.relay.stats.downlink_bytes += view.len as u64;
-        tun.push(batch, (slot, range), &view, partial, peer);
+        tun.push(batch, Packet { range, ..packet }, &view);
     }
 }
 

@@ -210,7 +210,7 @@ impl Uplink<'_> {
             }
             let segment = cut.header().len() + cut.segment();
             let belongs = Belongs::Packets(class);
-            self.relay.queue.push(belongs, &rest, segment, (self.now, self.now), &mut self.relay.uplink);
+            self.relay.queue.push(belongs, &rest, segment, self.now, self.now, &mut self.relay.uplink);
         }
         lane
     }
@@ -236,8 +236,7 @@ impl Uplink<'_> {
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
             let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane) });
-            let times = (self.arrived, self.now);
-            self.relay.queue.push(belongs, rest, segment, times, &mut self.relay.uplink);
+            self.relay.queue.push(belongs, rest, segment, self.arrived, self.now, &mut self.relay.uplink);
         }
     }
 

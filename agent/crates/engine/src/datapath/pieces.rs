@@ -231,8 +231,7 @@ impl Downlink<'_> {
         };
         relay.stats.reassembled.0 += 1;
         relay.stats.downlink_bytes += whole.len() as u64;
-        let to = (way.destination, way.source);
-        if !self.locals.deliver_alone(way.socket, to, peer.0, whole, batch) {
+        if !self.locals.deliver_alone(way.socket, way.recipient(peer), whole, batch) {
             self.drop(peer, DropReason::SocketOpen);
         }
     }
@@ -243,8 +242,8 @@ impl Downlink<'_> {
         let relay = &mut state.relay;
         let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
         relay.stats.reassembled.1 += 1;
-        let (named, reason) = ((flow, cutting.datagram), DropReason::Expired);
-        relay.reassembly.give_up(named, bytes, self.now, reason, &mut relay.downlink);
+        let reason = DropReason::Expired;
+        relay.reassembly.give_up(flow, cutting.datagram, bytes, self.now, reason, &mut relay.downlink);
         true
     }
 }

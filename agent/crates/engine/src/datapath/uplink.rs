@@ -163,7 +163,7 @@ impl Uplink<'_> {
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
             let queue = &mut self.relay.queue;
-            let taken = queue.push(Belongs::Flow(id), rest, segment, (arrived, now), &mut self.relay.uplink);
+            let taken = queue.push(Belongs::Flow(id), rest, segment, arrived, now, &mut self.relay.uplink);
             if begun.is_some()
                 && taken > 0
                 && let Some(run) = queue.newest_mut()
@@ -521,8 +521,7 @@ impl Uplink<'_> {
     /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
     fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
         let now = self.now;
-        let times = (self.arrived, now);
-        self.relay.awaiting.push(Belongs::Flow(id), data, segment, times, &mut self.relay.uplink);
+        self.relay.awaiting.push(Belongs::Flow(id), data, segment, self.arrived, now, &mut self.relay.uplink);
         let Some(flow) = self.relay.flows.get(id) else { return };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
@@ -549,7 +548,7 @@ impl Uplink<'_> {
         };
         let lane = |turn| self.link.as_ref().map_or(NO_LANE, |link| link.pool.lane_for(turn));
         self.relay.stats.flows_opened += 1;
-        Ok(self.relay.flows.open((client, ingress), lane, idle, self.now))
+        Ok(self.relay.flows.open(client, ingress, lane, idle, self.now))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use config::Profile;
-use dataplane::lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, UnderlayId};
+use dataplane::lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId};
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{LaneRef, PeerId, SessionRef};
@@ -46,8 +46,9 @@ impl Worker {
             self.report_lane(order.name, LaneLoss::NoSocket, now);
             return;
         };
-        let (place, path) = ((index, order.name.epoch), (underlay, order.budget));
-        let mut slot = LaneSlot::new(core, (peer, session), place, order.local_cid, path, now);
+        let owner = SessionRef { peer, session };
+        let opening = OpeningId { index, epoch: order.name.epoch };
+        let mut slot = LaneSlot::new(core, owner, opening, order.local_cid, underlay, order.budget, now);
         slot.largest_packet = order.largest;
         if let Some(destination) = remote {
             slot.validate(Path { destination, source: None, tos: 0 }, self.doors.random_bytes(), now);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane::lanes::{
-    VALIDATION_TIMEOUT,
+    OpeningId, VALIDATION_TIMEOUT,
     pool::{self, MAX_LANES},
 };
 use gate::suite;
@@ -164,7 +164,7 @@ impl Worker {
         let mut secrets = [Zeroizing::new([0; 48]), Zeroizing::new([0; 48])];
         for (secret, from_dialler) in secrets.iter_mut().zip([dialled, !dialled]) {
             let secret = &mut secret[..Suite::secret_len(suite)];
-            if !pool::derive_secret(crypto, (index, epoch), from_dialler, secret) {
+            if !pool::derive_secret(crypto, OpeningId { index, epoch }, from_dialler, secret) {
                 return false;
             }
         }

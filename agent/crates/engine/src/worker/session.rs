@@ -407,9 +407,9 @@ impl Worker {
         }
         let dialled = side == Side::Client;
         let wanted = if dialled {
-            let workers = (u32::from(self.id.count), u32::from(hello.workers));
+            let (own, theirs) = (u32::from(self.id.count), u32::from(hello.workers));
             let configured = self.peers.get(id.0 as usize).map_or(0, |peer| peer.config.lanes);
-            pool::wanted(configured, workers, u32::from(hello.max_lanes))
+            pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
             u8::from(hello.max_lanes > 0)

@@ -43,7 +43,7 @@ pub fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
     let make = move |net: &mut KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
         out::complain(&format_args!("the sink listens on {}", socket.local_addr()));
-        Ok(Sink::new((clock, start), false, for_sink, socket))
+        Ok(Sink::new(clock, start, false, for_sink, socket))
     };
     let sink = shell::spawn("bench-sink".to_owned(), make, Sink::finish)?;
     let mut tick = start;

@@ -183,7 +183,7 @@ impl Client {
         if plan.direction.up() {
             let targets = self.flows.iter().enumerate();
             let targets = targets.map(|(place, flow)| Target::new(flow.number, place, flow.path)).collect();
-            let sender = Sender::new(Rc::clone(clock), (*epoch, start), (*run, false), *plan, targets);
+            let sender = Sender::new(Rc::clone(clock), *epoch, start, *run, false, *plan, targets);
             self.sender = Some(sender);
         }
         self.state = State::Running { again: plan.direction.down().then_some(start), until: start + length };

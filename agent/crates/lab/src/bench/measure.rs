@@ -131,7 +131,7 @@ fn start(
         let counted = warmup..warmup + Duration::from_millis(plan.measured_ms.into());
         let make = move |net: &mut kernel::KernelNet, clock| {
             let socket = shell::client_socket(net, to, false, Token(0))?;
-            Ok(Probe::new((clock, epoch), (run, counted), shared, socket, path))
+            Ok(Probe::new(clock, epoch, run, counted, shared, socket, path))
         };
         threads.probe = Some(shell::spawn("bench-probe".to_owned(), make, Probe::finish)?);
     }
@@ -161,7 +161,7 @@ fn start_sink(
         let socket = shell::sink_socket(net, listen, gso)?;
         // The other end waits for it, or is gone with the whole run.
         let _told = told.send(socket.local_addr()).is_ok();
-        Ok(Sink::new((clock, epoch), true, shared, socket))
+        Ok(Sink::new(clock, epoch, true, shared, socket))
     };
     threads.sink = Some(shell::spawn("bench-sink".to_owned(), make, Sink::finish)?);
     address.recv().map_err(|_| anyhow!("the sink did not start"))
@@ -199,7 +199,7 @@ fn watch(
         sleep_until(tick);
         let now = (shared.sent.load(Ordering::Relaxed), shared.received.load(Ordering::Relaxed));
         if options.progress {
-            out::complain(&progress(plan, tick - counted_from, (now.0 - before.0, now.1 - before.1)));
+            out::complain(&progress(plan, tick - counted_from, now.0 - before.0, now.1 - before.1));
         }
         before = now;
     }
@@ -211,7 +211,7 @@ fn watch(
 }
 
 /// The line of a second: datagrams of the load are counted, both directions together.
-fn progress(plan: Plan, elapsed: Duration, (sent, received): (u64, u64)) -> String {
+fn progress(plan: Plan, elapsed: Duration, sent: u64, received: u64) -> String {
     let bits = |datagrams: u64| rate_text(datagrams as f64 * f64::from(plan.size) * 8.0);
     format!("{:>5.1} s   sent {:>14}   received {:>14}", elapsed.as_secs_f64(), bits(sent), bits(received))
 }

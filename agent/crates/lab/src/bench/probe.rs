@@ -64,8 +64,10 @@ pub(super) struct Probe {
 impl Probe {
     /// A probe over `socket` to `path`, counted in a span of time after the start.
     pub(super) fn new(
-        (clock, epoch): (Rc<dyn Clock>, Instant),
-        (run, counted): (u32, Range<Duration>),
+        clock: Rc<dyn Clock>,
+        epoch: Instant,
+        run: u32,
+        counted: Range<Duration>,
         shared: Arc<Shared>,
         socket: Box<dyn UdpSocket>,
         path: Path,

@@ -99,11 +99,15 @@ enum Phase {
 }
 
 impl Sender {
-    /// A sender that begins at `start`. `plan.bits_per_second` is what these targets share.
+    /// A sender that begins at `start`; the times that it writes count from `epoch`.
+    ///
+    /// `plan.bits_per_second` is what these targets share.
     pub(super) fn new(
         clock: Rc<dyn Clock>,
-        (epoch, start): (Instant, Instant),
-        (run, down): (u32, bool),
+        epoch: Instant,
+        start: Instant,
+        run: u32,
+        down: bool,
         plan: Plan,
         targets: Vec<Target>,
     ) -> Self {

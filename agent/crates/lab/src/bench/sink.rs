@@ -69,7 +69,8 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn new(
-        (clock, epoch): (Rc<dyn Clock>, Instant),
+        clock: Rc<dyn Clock>,
+        epoch: Instant,
         one_clock: bool,
         shared: Arc<Shared>,
         socket: Box<dyn UdpSocket>,
@@ -223,7 +224,7 @@ impl Sink {
             }
         }
         let clock = Rc::clone(&self.clock);
-        run.sender = Some(Sender::new(clock, (self.epoch, now), (run.number, true), run.plan, targets));
+        run.sender = Some(Sender::new(clock, self.epoch, now, run.number, true, run.plan, targets));
     }
 
     fn report(&self, header: &Header) -> Option<Report> {

@@ -64,7 +64,7 @@ fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
     let flows: Vec<(u32, Path)> = (0..plan.flows).map(|flow| (flow, path)).collect();
 
     let given: Rc<dyn Clock> = Rc::new(clock.clone());
-    let mut sink = Sink::new((Rc::clone(&given), epoch), true, Arc::clone(&shared), at_sink);
+    let mut sink = Sink::new(Rc::clone(&given), epoch, true, Arc::clone(&shared), at_sink);
     let setup = Setup {
         clock: given,
         epoch,

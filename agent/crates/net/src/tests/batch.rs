@@ -3,7 +3,7 @@ use std::{net::SocketAddr, ops::Range};
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    Delivery, ReceiveBatch, SendBatch,
+    Delivery, ReceiveBatch, Recipient, SendBatch,
     batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Meta},
     tests::{V4, path, payload, put},
 };
@@ -81,7 +81,8 @@ proptest! {
             }
             let index = received.len() - 1;
             for (range, way, owner) in pending.drain(..) {
-                delivery.push(Some(destination(way)), None, owner, index, range.clone(), burst);
+                let to = Recipient { destination: Some(destination(way)), source: None, owner };
+                delivery.push(to, index, range.clone(), burst);
                 pushed.push((Some(destination(way)), owner, received.buffer(index)[range].to_vec()));
             }
             slot.clear();
@@ -201,7 +202,7 @@ fn empty_datagrams_are_bounded_in_number() {
 fn a_delivery_respects_the_burst_and_ends_at_a_shorter_payload() {
     let mut delivery = Delivery::new();
     for len in [100, 100, 100, 100, 50, 50, 0, 0, 100] {
-        delivery.push(None, None, 0, 0, 0..len, 3);
+        delivery.push(Recipient::default(), 0, 0..len, 3);
     }
     let shapes: Vec<_> =
         delivery.messages().iter().map(|message| (message.payloads, message.bytes)).collect();
@@ -222,7 +223,7 @@ fn payloads_moved_together_are_delivered_whole() {
             expected.push(bytes[start..start + 100].to_vec());
             let moved = received.move_down(slot, start..start + 100, end);
             end = moved.end;
-            delivery.push(None, None, 0, slot, moved, 16);
+            delivery.push(Recipient::default(), slot, moved, 16);
         }
     }
     let shapes: Vec<_> = delivery.messages().iter().map(|message| message.payloads).collect();

@@ -1,8 +1,8 @@
 use std::{cell::RefCell, io::ErrorKind, net::IpAddr, net::SocketAddr, rc::Rc};
 
 use crate::{
-    Delivery, KernelQueue, Net, Path, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
-    UdpOptions, UdpRole, UdpSocket,
+    Delivery, KernelQueue, Net, Path, Ready, ReceiveBatch, Recipient, SendBatch, SendFailure, SendOutcome,
+    Token, UdpOptions, UdpRole, UdpSocket,
     batch::Meta,
     memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
     steering::owner,
@@ -77,7 +77,7 @@ async fn a_connected_socket_hears_its_remote_only_and_answers_come_from_the_addr
         b"one"
     ));
     let mut delivery = Delivery::new();
-    delivery.push(None, None, 9, 0, 0..3, 64);
+    delivery.push(Recipient { owner: 9, ..Recipient::default() }, 0, 0..3, 64);
     let mut outcomes = Vec::new();
     client.deliver(&received, &mut delivery, &mut |message, outcome| outcomes.push((message.owner, outcome)));
     assert_eq!(outcomes, [(9, SendOutcome::Sent)]);

@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    Delivery, Gso, KernelQueue, Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
-    UdpOptions, UdpRole, UdpSocket,
+    Delivery, Gso, KernelQueue, Net, Path, ReceiveBatch, Recipient, SendBatch, SendFailure, SendOutcome,
+    Token, UdpOptions, UdpRole, UdpSocket,
     sys::Outgoing,
     tests::{V4, V6, connected, kernel, options, path, payload, put, receive, send, wait},
     transmit::GSO_RETRY,
@@ -132,11 +132,12 @@ async fn payloads_are_delivered_from_where_they_lie() {
         assert!(received.push(meta, &payload(number, 1_400)));
     }
     let mut delivery = Delivery::new();
+    let to = Recipient { owner: 7, ..Recipient::default() };
     for index in 0..4 {
-        delivery.push(None, None, 7, index, 30..830, 64);
+        delivery.push(to, index, 30..830, 64);
     }
-    delivery.push(None, None, 7, 3, 900..1_000, 64);
-    delivery.push(None, None, 7, 3, 5..5, 64);
+    delivery.push(to, 3, 900..1_000, 64);
+    delivery.push(to, 3, 5..5, 64);
     let mut outcomes = Vec::new();
     upstream.deliver(&received, &mut delivery, &mut |message, outcome| {
         outcomes.push((message.owner, message.payloads, outcome));
@@ -372,7 +373,7 @@ async fn a_delivery_that_would_block_is_reported_and_dropped() {
     assert!(received.push(meta, &payload(0, 1_000)));
     let mut delivery = Delivery::new();
     for owner in [1, 1, 1, 1, 2, 2] {
-        delivery.push(None, None, owner, 0, 0..100, 64);
+        delivery.push(Recipient { owner, ..Recipient::default() }, 0, 0..100, 64);
     }
     let mut outcomes = Vec::new();
     upstream

@@ -88,7 +88,7 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
             .latest()
             .iter()
             .rev()
-            .map(|refusal| shown_refusal(refusal, unix_seconds))
+            .map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds))
             .collect(),
     }
 }
@@ -455,12 +455,12 @@ fn most_taken(views: &[WorkerView]) -> usize {
     views.iter().map(|view| view.stream_bytes).max().unwrap_or(0)
 }
 
-fn shown_refusal((refusal, count): &(refusals::Refusal, u64), unix_seconds: u64) -> Refusal {
+fn shown_refusal(refusal: &refusals::Refusal, count: u64, unix_seconds: u64) -> Refusal {
     Refusal {
         // Both are whole seconds of the wall clock, which may have been set back since.
         age_seconds: Duration::from_secs(unix_seconds.saturating_sub(refusal.at)).as_secs_f64(),
         source: refusal.source.to_string(),
-        count: *count,
+        count,
         reason: format!("{} (remedy: {})", refusal.why, refusal.why.remedy()),
         public_key: refusal.why.key().map(|key| key.to_string()),
     }
