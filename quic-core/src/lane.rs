@@ -87,6 +87,9 @@ enum Ping {
 
 impl Lane {
     /// Makes a lane. It has sent nothing and runs no timer.
+    ///
+    /// # Errors
+    /// [`LaneError::SecretLength`] if a secret has not the length that the suite needs.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
         Self::with_congestion(config, Unlimited)
     }
@@ -94,6 +97,9 @@ impl Lane {
 
 impl<C: Congestion> Lane<C> {
     /// Makes a lane under a congestion controller.
+    ///
+    /// # Errors
+    /// As [`Lane::new`].
     pub fn with_congestion(config: &LaneConfig<'_>, congestion: C) -> Result<Self, LaneError> {
         let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
         let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
@@ -116,6 +122,11 @@ impl<C: Congestion> Lane<C> {
     /// Seals `packet` in place: [`HEADER_LEN`] bytes of room, the frames, [`TAG_LEN`] bytes of room.
     ///
     /// The caller sends exactly `packet.len()` bytes. `ack_eliciting`: the frames hold anything but ACK and PADDING.
+    ///
+    /// # Errors
+    /// [`SealError::Size`] if `packet` has no room for a frame or is longer than a UDP datagram;
+    /// [`SealError::KeyExhausted`] and [`SealError::NumbersExhausted`] at the end of the lane, long after
+    /// [`is_worn`](Self::is_worn).
     #[inline]
     pub fn seal(
         &mut self,
@@ -150,6 +161,12 @@ impl<C: Congestion> Lane<C> {
     /// Opens one received packet in place and applies its ACK, PING and PADDING frames.
     ///
     /// All frames are validated before any takes effect. After an error the bytes of `packet` mean nothing.
+    ///
+    /// # Errors
+    /// * [`OpenError::Header`]: not a packet of this lane.
+    /// * [`OpenError::Duplicate`], [`OpenError::TooOld`]: a packet that was opened before, or may have been.
+    /// * [`OpenError::Authentication`], [`OpenError::AuthenticationOtherPhase`]: damaged, or not made by the other end.
+    /// * [`OpenError::IntegrityLimit`], [`OpenError::Violation`]: the lane cannot go on.
     #[inline]
     pub fn open<'a>(&mut self, packet: &'a mut [u8], now: Instant) -> Result<Opened<'a>, OpenError> {
         let len = packet.len() as u64;
@@ -183,6 +200,10 @@ impl<C: Congestion> Lane<C> {
     ///
     /// `packet` has at least [`TRANSMIT_CAPACITY`] bytes; a probe of the path's MTU waits until it has
     /// [`transmit_capacity`](Self::transmit_capacity). To be called at the end of each turn and after a timeout, until `None`.
+    ///
+    /// # Errors
+    /// [`SealError::Size`] if something is to be sent and `packet` is shorter than [`TRANSMIT_CAPACITY`]: it waits. Else as
+    /// [`seal`](Self::seal).
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
         self.opener.expire_keys(now);
         let ping = match self.ping {
@@ -226,6 +247,9 @@ impl<C: Congestion> Lane<C> {
 
     /// Seals a PATH_CHALLENGE at the front of `packet`: its length, which is [`TRANSMIT_CAPACITY`], or all of a shorter
     /// slice, as the limit on amplification may ask for (RFC 9000 §8.2.1).
+    ///
+    /// # Errors
+    /// [`SealError::Size`] if `packet` is shorter than [`PATH_PACKET_MIN`]; else as [`seal`](Self::seal).
     pub fn seal_path_challenge(
         &mut self,
         data: [u8; 8],
@@ -236,6 +260,9 @@ impl<C: Congestion> Lane<C> {
     }
 
     /// Seals a PATH_RESPONSE at the front of `packet`: its length, as that of a PATH_CHALLENGE (RFC 9000 §8.2.2).
+    ///
+    /// # Errors
+    /// As [`seal_path_challenge`](Self::seal_path_challenge).
     pub fn seal_path_response(
         &mut self,
         data: [u8; 8],

@@ -55,6 +55,7 @@
 //! [`Lane::transmit_capacity`] bytes.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
 
 mod ack;
 mod bits;

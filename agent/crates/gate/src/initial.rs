@@ -32,7 +32,7 @@ pub enum HelloError {
 /// The hash, as [`hello_hash`] has it, of the ClientHello in the packet `initial` at the front of `datagram`.
 ///
 /// # Errors
-/// See [`HelloError`]. Time and memory are bounded by the length of the datagram.
+/// Every variant of [`HelloError`]. Time and memory are bounded by the length of the datagram.
 pub fn client_hello_hash(
     crypto: &dyn crypto::ServerConfig,
     datagram: &[u8],

@@ -31,6 +31,8 @@
 //!
 //! For strangers nothing is allocated and nothing is locked.
 
+#![warn(clippy::missing_errors_doc)]
+
 #[cfg(any(test, feature = "fuzzing"))]
 use std::net::IpAddr;
 use std::{

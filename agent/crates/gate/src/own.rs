@@ -63,7 +63,7 @@ impl Own {
     /// Opens a knock that was sent to us, whose mac1 was verified before.
     ///
     /// # Errors
-    /// See [`KnockError`].
+    /// As [`knock::open`].
     pub fn open(&self, dcid: &[u8], knock: &[u8; KNOCK_BYTES]) -> Result<Opened, KnockError> {
         knock::open(&self.agreement, &self.server, dcid, knock)
     }

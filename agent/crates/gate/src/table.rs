@@ -192,7 +192,7 @@ impl SingleUse {
     /// A journal that fails is no reason to refuse peers: see [`SingleUse::take_journal_error`].
     ///
     /// # Errors
-    /// The knock is there already, or there is no room.
+    /// [`InsertError::Used`] if the knock is there already, [`InsertError::Full`] if there is no room.
     pub fn insert(
         &mut self,
         tag: Tag,

@@ -73,6 +73,10 @@ pub struct Randomness {
 
 impl TlsIdentity {
     /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
+    ///
+    /// # Errors
+    /// [`TlsError::Key`] if `pkcs8` is anything else; [`TlsError::Certificate`] or [`TlsError::Tls`] if the libraries refuse
+    /// the certificate or its key.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, TlsError> {
         let der = PrivatePkcs8KeyDer::from(pkcs8);
         let mut pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
@@ -156,6 +160,10 @@ impl fmt::Display for Refusal {
 }
 
 /// The TLS side of a server that admits the clients named by `allowed`.
+///
+/// # Errors
+/// [`TlsError::Tls`] or [`TlsError::InitialSuite`] if the provider lacks TLS 1.3 or the suite of Initial packets; the one that
+/// is compiled in has both.
 pub fn server_crypto(
     identity: &TlsIdentity,
     allowed: Arc<dyn ClientKeys>,
@@ -164,6 +172,9 @@ pub fn server_crypto(
 }
 
 /// The TLS side of a client that accepts the server only under one of the `expected` keys.
+///
+/// # Errors
+/// As [`server_crypto`].
 pub fn client_crypto(
     identity: &TlsIdentity,
     expected: &[[u8; 32]],
@@ -227,6 +238,9 @@ pub fn cpu_has_aes() -> bool {
 
 /// The TLS side of a server that admits nobody: it removes the protection of Initial packets, whose keys follow from
 /// their connection ID, and makes the tag of a Retry.
+///
+/// # Errors
+/// As [`server_crypto`].
 pub fn initial_crypto(identity: &TlsIdentity) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
     struct Nobody;
     impl ClientKeys for Nobody {

@@ -75,7 +75,9 @@ impl<'a> Cut<'a> {
     /// in `packet` what cannot stay partial.
     ///
     /// # Errors
-    /// When what `vnet` says does not go with the packet.
+    /// When what `vnet` says does not go with the packet: [`Malformed::Offload`] for another kind, [`Malformed::Checksum`] for
+    /// a checksum elsewhere, [`Malformed::HeaderLength`] or [`Malformed::TotalLength`] for headers or segments of impossible
+    /// length, [`Malformed::Truncated`] if `view` is of a longer packet.
     pub fn new(
         vnet: &VnetHeader,
         packet: &'a mut [u8],

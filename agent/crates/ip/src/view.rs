@@ -93,7 +93,7 @@ impl IpView {
     /// Reads the headers of `packet`, which may be longer than they say.
     ///
     /// # Errors
-    /// When they make no sense.
+    /// Every variant of [`Malformed`] up to [`Malformed::Extension`], when the headers make no sense.
     #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, Malformed> {
         Self::read(packet, true)
@@ -102,7 +102,7 @@ impl IpView {
     /// Reads the headers of a super-packet, whose length field is not believed: all of `packet` is it.
     ///
     /// # Errors
-    /// When they make no sense.
+    /// As [`IpView::parse`], but for [`Malformed::TotalLength`].
     #[inline]
     pub fn super_packet(packet: &[u8]) -> Result<Self, Malformed> {
         Self::read(packet, false)

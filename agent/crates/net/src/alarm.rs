@@ -39,7 +39,7 @@ impl Alarm {
     /// Waits until a token is ready, at most for `limit`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, when the timer can be neither set nor read.
     pub async fn wait(&mut self, ready: &Ready, limit: Duration) -> io::Result<()> {
         // Zero would switch the timer off.
         let limit = Expiration::OneShot(TimeSpec::from_duration(limit.max(Duration::from_nanos(1))));

@@ -11,7 +11,7 @@ use std::{
 /// path makes no tree.
 ///
 /// # Errors
-/// The kernel's; a folder that is there is none.
+/// The kernel's, e.g. `NotFound` without the folder above it, or `PermissionDenied`; a folder that is there is none.
 pub fn make(path: &Path) -> io::Result<bool> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
@@ -30,7 +30,7 @@ pub fn make(path: &Path) -> io::Result<bool> {
 /// symbolic link too.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`], or the kernel's.
+/// `AlreadyExists` if anything bears the name; else the kernel's, e.g. `PermissionDenied` or `StorageFull`.
 pub fn create_file(path: &Path, folder: &Metadata) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     give(&file, folder)?;
@@ -40,7 +40,7 @@ pub fn create_file(path: &Path, folder: &Metadata) -> io::Result<File> {
 /// Opens a file to lock it, and makes it if it is missing; never follows a symbolic link, nor waits for a pipe.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's, e.g. `PermissionDenied`, or ELOOP for a symbolic link.
 pub fn lock_file(path: &Path, folder: &Metadata) -> io::Result<File> {
     match create_file(path, folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -53,7 +53,7 @@ pub fn lock_file(path: &Path, folder: &Metadata) -> io::Result<File> {
 /// Whether a running agent has taken the folder for its used knocks.
 ///
 /// # Errors
-/// The kernel's, e.g. `PermissionDenied`: then nobody knows.
+/// The kernel's, e.g. `NotFound` or `PermissionDenied`: then nobody knows.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match File::open(path)?.try_lock() {
         Ok(()) => Ok(false),

@@ -29,7 +29,7 @@ pub struct ClockState {
 /// How the system's clock is kept.
 ///
 /// # Errors
-/// The kernel's, e.g. where a sandbox forbids to ask.
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids to ask.
 pub fn clock() -> io::Result<ClockState> {
     let (synchronised, most_error) = sys::clock_state()?;
     Ok(ClockState { synchronised, most_error })
@@ -57,7 +57,7 @@ fn first_buffer(joined: bool) -> io::Result<usize> {
 /// Whether the kernel cuts a message into datagrams (`UDP_SEGMENT`, Linux 4.18).
 ///
 /// # Errors
-/// Why that cannot be tried: no loopback, for example.
+/// Why that cannot be tried: `AddrNotAvailable` without loopback, `WouldBlock` where a firewall drops what is sent over it.
 pub fn cuts_segments() -> io::Result<bool> {
     known(first_buffer(false)).map(|bytes| bytes == Some(SEGMENT_BYTES))
 }
@@ -65,7 +65,7 @@ pub fn cuts_segments() -> io::Result<bool> {
 /// Whether the kernel hands over datagrams of one sender joined (`UDP_GRO`, Linux 5.0).
 ///
 /// # Errors
-/// As those of [`cuts_segments`], which it needs.
+/// As [`cuts_segments`], which it needs.
 pub fn joins_segments() -> io::Result<bool> {
     known(first_buffer(true)).map(|bytes| bytes == Some(SEGMENTS * SEGMENT_BYTES))
 }
@@ -73,7 +73,7 @@ pub fn joins_segments() -> io::Result<bool> {
 /// Whether the kernel lets a program choose among the sockets of a port (`SO_ATTACH_REUSEPORT_CBPF`, Linux 4.5).
 ///
 /// # Errors
-/// Why that cannot be tried.
+/// Why that cannot be tried: `AddrNotAvailable` without loopback, for example.
 pub fn steers() -> io::Result<bool> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_port(true)?;
@@ -84,7 +84,7 @@ pub fn steers() -> io::Result<bool> {
 /// Whether the kernel stamps datagrams with the time at which they came (`SO_TIMESTAMPNS`).
 ///
 /// # Errors
-/// Why that cannot be tried.
+/// As [`steers`].
 pub fn stamps() -> io::Result<bool> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     known(sys::set_timestamps(socket.as_fd(), true)).map(|done| done.is_some())
@@ -115,7 +115,7 @@ pub struct Buffers {
 /// Asks for socket buffers of `bytes`, as the agent does.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's, when the process is out of descriptors (EMFILE) or may open no socket.
 pub fn buffers(bytes: u64) -> io::Result<Buffers> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     let asked = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
@@ -216,7 +216,7 @@ pub fn may_write(path: &Path) -> bool {
 /// The hard limit on open files of this process.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's, where a sandbox forbids to ask.
 pub fn most_descriptors() -> io::Result<u64> {
     Ok(getrlimit(Resource::RLIMIT_NOFILE)?.1)
 }

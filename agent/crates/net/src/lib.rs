@@ -25,6 +25,8 @@
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
 //! into the worker's [`Ready`] queue when it may make progress again, and not before.
 
+#![warn(clippy::missing_errors_doc)]
+
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -84,13 +86,13 @@ pub trait Net {
     /// Listens for TCP connections.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, e.g. `AddrInUse`, `AddrNotAvailable`, or `PermissionDenied` for a port below 1024.
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>>;
 
     /// Starts to connect; `token` becomes ready when the attempt has ended (see [`TcpStream::connected`]).
     ///
     /// # Errors
-    /// The kernel's, when not even the attempt could start.
+    /// The kernel's, when not even the attempt could start, e.g. `NetworkUnreachable`, or EMFILE without descriptors.
     fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>>;
 
     /// Starts to resolve `host`; `token` becomes ready when [`Net::resolved`] has an answer.
@@ -103,7 +105,7 @@ pub trait Net {
     /// This worker's queue of the TUN device, once; its readiness is reported under `token`. `None` without a `[tun]`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, when the queue cannot be watched.
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
         let _ = token;
         Ok(None)

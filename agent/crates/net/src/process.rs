@@ -26,7 +26,7 @@ use nix::{
 /// the limit that holds.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
 pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     // Root may raise the hard limit too; others may not, and get what there is.
@@ -81,7 +81,7 @@ pub fn is_out_of_descriptors(error: &io::Error) -> bool {
 /// included, the kernel lets a process read all the same.
 ///
 /// # Errors
-/// The kernel's; the other half is in effect if only one is refused.
+/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it; the other half is in effect if only one is refused.
 pub fn hide_memory() -> io::Result<()> {
     let core = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     // Also where cores go to a program: that gets them whatever the limit says.
@@ -92,7 +92,7 @@ pub fn hide_memory() -> io::Result<()> {
 /// Sends SIGHUP to a process.
 ///
 /// # Errors
-/// The kernel's: there is none, or it is not ours.
+/// ESRCH if there is no such process, `PermissionDenied` if it is not ours.
 pub fn hang_up(pid: i32) -> io::Result<()> {
     Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
 }
@@ -108,7 +108,7 @@ pub fn logs_to_journal(announced: &str) -> bool {
 /// Files that this process has open, and how many it may have.
 ///
 /// # Errors
-/// The kernel's, where `/proc` is not mounted.
+/// `NotFound` where `/proc` is not mounted.
 pub fn descriptors() -> io::Result<(u64, u64)> {
     // The listing holds a descriptor of its own while it counts.
     let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
@@ -119,7 +119,7 @@ pub fn descriptors() -> io::Result<(u64, u64)> {
 /// What the kernel calls this boot of the machine: 36 characters and a line feed.
 ///
 /// # Errors
-/// The kernel's, where `/proc` is not mounted.
+/// `NotFound` where `/proc` is not mounted.
 pub fn boot_id() -> io::Result<Vec<u8>> {
     std::fs::read("/proc/sys/kernel/random/boot_id")
 }
@@ -133,7 +133,8 @@ pub fn available_cpus() -> usize {
 /// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
 ///
 /// # Errors
-/// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
+/// `Unsupported` if the kernel names no CPU that it may use; else the kernel's, e.g. `PermissionDenied` where a
+/// sandbox forbids it.
 pub fn pin_to_cpu(place: usize) -> io::Result<()> {
     let current = Pid::from_raw(0);
     let allowed = sched_getaffinity(current)?;

@@ -4,7 +4,7 @@
 //! Our copies of private bytes are wiped when they are dropped: the file's text, its DER, the seed, and what is derived from it.
 //! What libraries hold we cannot wipe: ring's key pair and digests, rustls' session secrets, snow's cipher states, the line that the
 //! PEM reader decodes, and what a move leaves on the stack. So `culvert run` keeps the whole process from core files and debuggers,
-//! too: `io::process::hide_memory`.
+//! too: `net::process::hide_memory`.
 
 use std::{
     fmt,
@@ -251,7 +251,7 @@ impl Identity {
     /// Reads the text of a PKCS#8 PEM file.
     ///
     /// # Errors
-    /// See [`KeyError`].
+    /// Every variant of [`KeyError`].
     pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
         if pem.len() > MAX_FILE_BYTES {
             return Err(KeyError::NotPem);

@@ -45,7 +45,7 @@ impl Netlink {
     /// Connects, to the network namespace of this thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, e.g. EAFNOSUPPORT where a sandbox forbids netlink sockets.
     pub fn open() -> io::Result<Self> {
         let (domain, route) = (Domain::from(libc::AF_NETLINK), Protocol::from(libc::NETLINK_ROUTE));
         let socket = Socket::new(domain, Type::RAW, Some(route))?;
@@ -99,7 +99,8 @@ impl Netlink {
     /// Gives interface `index` an address, with the on-link prefix that it names.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, `AlreadyExists` when the interface has the address, ENODEV
+    /// when it is gone.
     pub fn add_address(&mut self, index: u32, address: IpNet) -> io::Result<()> {
         let mut message = AddressMessage::default();
         message.header.family = family(address.addr());
@@ -115,7 +116,8 @@ impl Netlink {
     /// Sets what is given of interface `index`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, ENODEV when the interface is gone, EINVAL for an MTU that
+    /// it cannot have.
     pub fn set_link(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -131,7 +133,8 @@ impl Netlink {
     /// The addresses of all interfaces.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, when it has no memory for the answer or a sandbox forbids the question; `InvalidData` for an answer that
+    /// cannot be taken apart.
     pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
         let mut found = Vec::new();
         self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()), &mut |message| {
@@ -145,7 +148,7 @@ impl Netlink {
     /// The interface of this name, or of this index; `None` when there is none.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`Netlink::addresses`].
     pub fn link(&mut self, which: Which<'_>) -> io::Result<Option<Link>> {
         let mut message = LinkMessage::default();
         match which {
@@ -176,7 +179,8 @@ impl Netlink {
     /// Adds a route of ours, which the table must not have yet (same prefix and metric), unless it may stand `beside` one.
     ///
     /// # Errors
-    /// The kernel's: `AlreadyExists`.
+    /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, `AlreadyExists` when the table has it, ENODEV or ENETDOWN
+    /// when the interface is gone or down.
     pub fn add_route(&mut self, route: &Route, beside: bool) -> io::Result<()> {
         let flags = if beside { NLM_F_CREATE } else { NLM_F_CREATE | NLM_F_EXCL };
         self.change(RouteNetlinkMessage::NewRoute(route.message()), flags)
@@ -185,7 +189,7 @@ impl Netlink {
     /// Changes the MTU of a route that was added.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`Netlink::add_route`], but for `AlreadyExists`.
     pub fn replace_route(&mut self, route: &Route) -> io::Result<()> {
         self.change(RouteNetlinkMessage::NewRoute(route.message()), NLM_F_CREATE | NLM_F_REPLACE)
     }
@@ -193,7 +197,7 @@ impl Netlink {
     /// Removes a route of ours, whatever its MTU is.
     ///
     /// # Errors
-    /// The kernel's: ESRCH when there is none of ours.
+    /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, ESRCH when there is none of ours.
     pub fn remove_route(&mut self, route: &Route) -> io::Result<()> {
         let route = Route { mtu: None, ..*route };
         self.change(RouteNetlinkMessage::DelRoute(route.message()), 0)
@@ -202,7 +206,7 @@ impl Netlink {
     /// Lists the routes of the family of `family_of`; only those through interface `only`, if it is given.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`Netlink::addresses`].
     pub fn routes(
         &mut self,
         family_of: IpAddr,

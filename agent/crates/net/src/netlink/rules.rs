@@ -40,7 +40,7 @@ impl Netlink {
     /// Adds a rule of ours.
     ///
     /// # Errors
-    /// The kernel's: `AlreadyExists`.
+    /// The kernel's: `PermissionDenied` without CAP_NET_ADMIN, `AlreadyExists`, EOPNOTSUPP on a kernel without policy routing.
     pub fn add_rule(&mut self, rule: &Rule) -> io::Result<()> {
         self.change(RouteNetlinkMessage::NewRule(rule.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
@@ -48,7 +48,7 @@ impl Netlink {
     /// The rules of our kinds and protocol, of the family of `family_of`; those of other agents are among them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`Netlink::addresses`], and EOPNOTSUPP on a kernel without policy routing.
     pub fn rules(&mut self, family_of: IpAddr) -> io::Result<Vec<Rule>> {
         let mut message = RuleMessage::default();
         message.header.family = family(family_of);
@@ -64,7 +64,7 @@ impl Netlink {
     /// Removes exactly this rule, if it is there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, e.g. `PermissionDenied` without CAP_NET_ADMIN; none when the rule is not there.
     pub fn remove_rule(&mut self, rule: &Rule) -> io::Result<()> {
         match self.change(RouteNetlinkMessage::DelRule(rule.message()), 0) {
             // Somebody else has removed it.
