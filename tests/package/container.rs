@@ -173,7 +173,7 @@ fn the_container_file_copies_what_the_build_reads() {
 /// The files that `include_str!` and `include_bytes!` put into the program, from the root of the repository.
 fn included() -> BTreeSet<PathBuf> {
     let root = repository("");
-    let mut folders = vec![root.join("agent/src"), root.join("quic-core/src")];
+    let mut folders = vec![root.join("agent/src"), root.join("agent/crates"), root.join("quic-core/src")];
     let mut included = BTreeSet::new();
     while let Some(folder) = folders.pop() {
         for file in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {

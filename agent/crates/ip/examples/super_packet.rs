@@ -9,7 +9,7 @@ use culvert_ip::{
     checksum,
     cut::Cut,
     merge::Merger,
-    packets::{PacketDelivery, TunOffload},
+    packets::{Packet, PacketDelivery, TunOffload},
     view::{IpView, Malformed, TCP},
     vnet::{Gso, VnetHeader},
 };
@@ -59,8 +59,8 @@ fn join(mut segments: Vec<Vec<u8>>) -> Result<(VnetHeader, Vec<u8>), Malformed> 
     let (mut merger, mut list) = (Merger::default(), PacketDelivery::default());
     for slot in 0..segments.len() {
         let view = IpView::parse(&segments[slot])?;
-        let place = (slot, 0..segments[slot].len());
-        merger.push(&mut list, &mut segments, place, &view, false, 0, device);
+        let packet = Packet { slot, range: 0..segments[slot].len(), partial: false, owner: 0 };
+        merger.push(&mut list, &mut segments, packet, &view, device);
     }
     let [message] = list.messages() else { panic!("they are of one flow, and follow each other") };
     // A device is given the pieces where they lie, in one `writev`; here they are copied to be compared.
