@@ -98,18 +98,36 @@ pub struct RelayStats {
     pub messages_sent: [u64; Context::MESSAGE_LABELS.len()],
     /// Messages about flows that came, by kind.
     pub messages_received: [u64; Context::MESSAGE_LABELS.len()],
-    /// IP packets that came from the TUN device for the peer, and their bytes.
-    pub tun_uplink: (u64, u64),
-    /// IP packets that came from the peer for the TUN device, and their bytes.
-    pub tun_downlink: (u64, u64),
+    /// IP packets that came from the TUN device for the peer.
+    pub tun_uplink: PacketCount,
+    /// IP packets that came from the peer for the TUN device.
+    pub tun_downlink: PacketCount,
     /// Bytes of payload that went into packets.
     pub uplink_bytes: u64,
     /// Bytes of payload that went to local sockets.
     pub downlink_bytes: u64,
-    /// Datagrams that were put into packets in pieces, and those pieces.
-    pub fragmented: (u64, u64),
-    /// Datagrams that were put together, and the pieces that came.
-    pub reassembled: (u64, u64),
+    /// Datagrams that were put into packets in pieces.
+    pub fragmented: PieceCount,
+    /// Datagrams that were put together from pieces.
+    pub reassembled: PieceCount,
+}
+
+/// A count of IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketCount {
+    /// The number of packets.
+    pub packets: u64,
+    /// The bytes of all these packets.
+    pub bytes: u64,
+}
+
+/// A count of datagrams that travel in pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceCount {
+    /// The number of datagrams of which every piece went out or came.
+    pub datagrams: u64,
+    /// The number of pieces, also of datagrams that were never complete.
+    pub pieces: u64,
 }
 
 impl RelayStats {

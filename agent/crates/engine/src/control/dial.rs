@@ -62,8 +62,7 @@ pub struct Dialler {
     next: Option<Instant>,
     /// When the last round began.
     last: Option<Instant>,
-    /// The target of this round, and how many of its addresses were dialled.
-    current: (usize, usize),
+    current: Round,
     /// When another address of this round's target is dialled.
     second: Option<Instant>,
     /// Until when the lookup of this round's target is waited for.
@@ -71,6 +70,15 @@ pub struct Dialler {
     attempts: Vec<ConnectionHandle>,
     /// The tokens of lookups that nobody waits for any more.
     abandoned: Vec<Token>,
+}
+
+/// The round of a dialler that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// The place of the round's target among the targets.
+    target: usize,
+    /// The number of addresses of the target that were dialled in the round.
+    dialled: usize,
 }
 
 /// An endpoint, and what is known of it.
@@ -118,7 +126,7 @@ impl Dialler {
             interval: BUSY_INTERVAL,
             next,
             last: None,
-            current: (0, 0),
+            current: Round::default(),
             second: None,
             patience: None,
             attempts: Vec::new(),
@@ -180,14 +188,14 @@ impl Dialler {
         }
         if due(self.patience) {
             self.patience = None;
-            match self.first_address(self.current.0, now) {
+            match self.first_address(self.current.target, now) {
                 Some(address) => return Some(Step::Dial(address)),
                 None => self.pass(now),
             }
         }
         while due(self.next) {
             self.begin_round(traffic_waits, slowest, now, rng);
-            let place = self.current.0;
+            let place = self.current.target;
             let target = self.targets.get_mut(place)?;
             if target.lookup.is_none() {
                 self.patience = Some(now + LOOKUP_PATIENCE);
@@ -211,7 +219,7 @@ impl Dialler {
         }
         self.last = Some(now);
         (self.second, self.patience) = (None, None);
-        self.current = (self.turn % self.targets.len().max(1), 0);
+        self.current = Round { target: self.turn % self.targets.len().max(1), dialled: 0 };
         self.turn += 1;
         for target in &mut self.targets {
             let abandoned = target.lookup.take_if(|(_, since)| *since + LOOKUP_LIMIT <= now);
@@ -236,21 +244,21 @@ impl Dialler {
         target.cursor += 1;
         let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
         self.second = other.then_some(now + FAMILY_DELAY);
-        self.current = (place, 1);
+        self.current = Round { target: place, dialled: 1 };
         Some(address)
     }
 
     fn another_address(&mut self) -> Option<SocketAddr> {
-        let target = self.targets.get_mut(self.current.0)?;
+        let target = self.targets.get_mut(self.current.target)?;
         let address = target.next_address()?;
         target.cursor += 1;
-        self.current.1 += 1;
+        self.current.dialled += 1;
         Some(address)
     }
 
     /// The step asked for a lookup, which runs under this token.
     pub fn looks_up(&mut self, token: Token, now: Instant) {
-        match self.targets.get_mut(self.current.0) {
+        match self.targets.get_mut(self.current.target) {
             Some(target) => target.lookup = Some((token, now)),
             None => self.abandoned.push(token),
         }
@@ -264,7 +272,7 @@ impl Dialler {
         let target = self.targets.get_mut(place)?;
         target.lookup = None;
         let moved = !addresses.is_empty() && target.learn(addresses);
-        let waited = self.current.0 == place && self.patience.take().is_some();
+        let waited = self.current.target == place && self.patience.take().is_some();
         self.next?;
         if !waited && !moved {
             return None;
@@ -278,8 +286,8 @@ impl Dialler {
 
     /// No attempt could be made at the address of the last step: the next one has its turn now.
     pub fn failed(&mut self, now: Instant) {
-        let known = self.targets.get(self.current.0).map_or(0, |target| target.known.len());
-        if self.current.1 < known {
+        let known = self.targets.get(self.current.target).map_or(0, |target| target.known.len());
+        if self.current.dialled < known {
             self.second = Some(now);
         } else if self.attempts.is_empty() {
             self.pass(now);

@@ -27,8 +27,8 @@ impl Downlink<'_> {
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         let bytes = range.len() as u64;
         state.relay.downlink.receive(1, bytes);
-        state.relay.stats.tun_downlink.0 += 1;
-        state.relay.stats.tun_downlink.1 += bytes;
+        state.relay.stats.tun_downlink.packets += 1;
+        state.relay.stats.tun_downlink.bytes += bytes;
         if !state.is_live() {
             // What was under way when it was removed.
             state.relay.downlink.drop(DropReason::PeerRemoved, 1);

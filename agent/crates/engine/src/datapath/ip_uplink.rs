@@ -150,8 +150,8 @@ impl IpUplink<'_> {
         let (count, bytes) = (cut.count() as u64, cut.bytes() as u64);
         self.tun.totals.received += count;
         state.relay.uplink.receive(count, bytes);
-        state.relay.stats.tun_uplink.0 += count;
-        state.relay.stats.tun_uplink.1 += bytes;
+        state.relay.stats.tun_uplink.packets += count;
+        state.relay.stats.tun_uplink.bytes += bytes;
         let refused = if !state.is_live() {
             Some(DropReason::PeerRemoved)
         } else if state.link.as_ref().is_some_and(|link| !link.takes_packets) {

@@ -79,8 +79,8 @@ impl Uplink<'_> {
             let rest = Frame { header: header.as_slice(), payload: left, counted: true, tos };
             let most = match self.push(way, rest) {
                 Ok(()) => {
-                    self.relay.stats.fragmented.0 += 1;
-                    self.relay.stats.fragmented.1 += 1;
+                    self.relay.stats.fragmented.datagrams += 1;
+                    self.relay.stats.fragmented.pieces += 1;
                     self.note_sent(1, usize::from(cutting.total));
                     return Progress::Done;
                 }
@@ -98,7 +98,7 @@ impl Uplink<'_> {
                 Ok(()) => {}
                 Err(error) => return Progress::Stopped(error, cutting),
             }
-            self.relay.stats.fragmented.1 += 1;
+            self.relay.stats.fragmented.pieces += 1;
             cutting.offset += offset;
             left = after;
         }
@@ -205,7 +205,7 @@ impl Downlink<'_> {
     ) {
         let peer = lane.peer;
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
-        state.relay.stats.reassembled.1 += 1;
+        state.relay.stats.reassembled.pieces += 1;
         let Cutting { number, datagram, total, offset } = cutting;
         let Some(flow) = known else {
             // It counts, and is answered, once: with the piece that begins it.
@@ -229,7 +229,7 @@ impl Downlink<'_> {
             }
             return;
         };
-        relay.stats.reassembled.0 += 1;
+        relay.stats.reassembled.datagrams += 1;
         relay.stats.downlink_bytes += whole.len() as u64;
         if !self.locals.deliver_alone(way.socket, way.recipient(peer), whole, batch) {
             self.drop(peer, DropReason::SocketOpen);
@@ -241,7 +241,7 @@ impl Downlink<'_> {
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
         let relay = &mut state.relay;
         let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
-        relay.stats.reassembled.1 += 1;
+        relay.stats.reassembled.pieces += 1;
         let reason = DropReason::Expired;
         relay.reassembly.give_up(flow, cutting.datagram, bytes, self.now, reason, &mut relay.downlink);
         true

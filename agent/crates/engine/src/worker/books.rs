@@ -80,8 +80,27 @@ pub(super) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
     /// Of peers whose place was given up.
     of_former: LaneStats,
-    /// Bytes sent and received.
-    by_index: Vec<(u64, u64)>,
+    by_index: Vec<LaneBytes>,
+}
+
+/// Bytes of the packets of lanes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneBytes {
+    /// The bytes of the packets that were sent.
+    pub(super) sent: u64,
+    /// The bytes of the packets that came and were opened.
+    pub(super) received: u64,
+}
+
+impl LaneBytes {
+    pub(super) fn of(stats: &LaneStats) -> Self {
+        Self { sent: stats.sealed_bytes, received: stats.opened_bytes }
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+    }
 }
 
 impl RetiredLanes {
@@ -92,10 +111,9 @@ impl RetiredLanes {
         }
         add_lane(&mut self.by_peer[place], stats);
         if self.by_index.len() <= index {
-            self.by_index.resize(index + 1, (0, 0));
+            self.by_index.resize(index + 1, LaneBytes::default());
         }
-        self.by_index[index].0 += stats.sealed_bytes;
-        self.by_index[index].1 += stats.opened_bytes;
+        self.by_index[index].add(LaneBytes::of(stats));
     }
 
     pub(super) fn of(&self, peer: PeerId) -> LaneStats {
@@ -114,8 +132,8 @@ impl RetiredLanes {
         self.of_former
     }
 
-    /// Bytes sent and received, by the lanes' index.
-    pub(super) fn by_index(&self) -> &[(u64, u64)] {
+    /// The bytes of lanes that have ended, by their index.
+    pub(super) fn by_index(&self) -> &[LaneBytes] {
         &self.by_index
     }
 }
@@ -165,6 +183,24 @@ impl RelaySums {
 }
 
 /// What a worker counts besides what its parts count themselves. All of it only grows.
+/// Addresses that changed while the session went on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PathMoves {
+    /// The times that the far end of a lane was at another address.
+    pub(super) lanes: u64,
+    /// The times that the far end of a control connection was at another address.
+    pub(super) control: u64,
+    /// The times that a dialled socket was replaced by one with another address.
+    pub(super) sockets: u64,
+}
+
+impl PathMoves {
+    /// The counts, in the order of the values of the metric's label.
+    pub(super) fn counts(self) -> [u64; 3] {
+        [self.lanes, self.control, self.sockets]
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
@@ -173,8 +209,7 @@ pub(super) struct Totals {
     pub(super) lanes_unvalidated: u64,
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
-    /// Lanes, control connections and dialled sockets whose address changed.
-    pub(super) path_moves: [u64; 3],
+    pub(super) path_moves: PathMoves,
     /// Sessions that fell silent, and whose control connection alone did.
     pub(super) sessions_doubted: [u64; 2],
     pub(super) lanes_worn: u64,
@@ -339,6 +374,15 @@ impl PeerRates {
     }
 }
 
+/// Datagrams that wait to be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// The number of datagrams.
+    pub datagrams: usize,
+    /// The bytes of all these datagrams.
+    pub bytes: usize,
+}
+
 /// A peer, as it was when it was published.
 #[derive(Clone, Debug)]
 pub struct PeerSnapshot {
@@ -364,8 +408,8 @@ pub struct PeerSnapshot {
     pub queue_age: Duration,
     /// Flows of both openers.
     pub flows: usize,
-    /// Datagrams that wait in its queues, and their bytes.
-    pub waiting: (usize, usize),
+    /// The datagrams that wait in its queues.
+    pub waiting: Backlog,
     /// TCP forwards that are open.
     pub tcp_streams: u32,
     /// The congestion control of its control and stream connections.
@@ -501,8 +545,8 @@ impl Snapshot {
                     sum.rtt = sum.rtt.or(peer.rtt);
                     sum.queue_age = sum.queue_age.max(peer.queue_age);
                     sum.flows += peer.flows;
-                    sum.waiting.0 += peer.waiting.0;
-                    sum.waiting.1 += peer.waiting.1;
+                    sum.waiting.datagrams += peer.waiting.datagrams;
+                    sum.waiting.bytes += peer.waiting.bytes;
                     sum.tcp_streams += peer.tcp_streams;
                     sum.streams.add(peer.streams);
                     sum.standard |= peer.standard;
@@ -612,7 +656,7 @@ mod tests {
                 rtt: None,
                 queue_age: Duration::ZERO,
                 flows: 0,
-                waiting: (0, 0),
+                waiting: Backlog::default(),
                 tcp_streams: 0,
                 streams: StreamsSnapshot::default(),
                 standard: false,

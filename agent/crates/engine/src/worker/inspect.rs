@@ -30,7 +30,7 @@ use crate::{
     peer::Peer,
     worker::{
         Command, Worker,
-        books::{self, SocketBooks, add_lane},
+        books::{self, Backlog, SocketBooks, add_lane},
         shell,
     },
 };
@@ -152,8 +152,8 @@ pub struct LaneDetails {
     pub silent: Option<Duration>,
     /// Bytes per second that got through in the last round trip.
     pub delivery_rate: Option<u64>,
-    /// Datagrams that wait in the outbox of its socket, and their bytes.
-    pub waiting: (usize, usize),
+    /// The datagrams that wait in the outbox of its socket.
+    pub waiting: Backlog,
     /// The kernel has no room for them.
     pub blocked: bool,
 }
@@ -325,6 +325,7 @@ impl Worker {
         let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
+        let (datagrams, bytes) = self.underlays.waiting(slot.underlay);
         LaneRow {
             peer: slot.peer,
             index: slot.index,
@@ -348,7 +349,7 @@ impl Worker {
                 probes: slot.core.probe_count(),
                 silent: slot.core.silent_since().map(since),
                 delivery_rate: slot.core.delivery_rate(),
-                waiting: self.underlays.waiting(slot.underlay),
+                waiting: Backlog { datagrams, bytes },
                 blocked: self.underlays.is_blocked(slot.underlay),
             }),
         }

@@ -154,7 +154,7 @@ impl Worker {
         self.lanes.touch(id);
         self.note_path(id, now);
         self.note_phase(id, Phase::Up, now);
-        self.totals.path_moves[0] += u64::from(from.is_some());
+        self.totals.path_moves.lanes += u64::from(from.is_some());
         if let Some(suppressed) = self.details_log.allow(now) {
             let (peer, lane) = (self.peer_name(lane.peer), lane.index);
             match from {

@@ -132,7 +132,8 @@ mod waiting;
 mod work;
 
 pub use books::{
-    DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot, Summary,
+    Backlog, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
+    Summary,
 };
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;

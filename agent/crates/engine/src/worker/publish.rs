@@ -28,10 +28,10 @@ use crate::{
     peer::{Doubt, Peer},
     roster::Origin,
     worker::{
-        StreamsSnapshot, Worker,
+        Backlog, StreamsSnapshot, Worker,
         books::{
-            DirectionSnapshot, Handshakes, PeerRates, PeerSnapshot, RelaySums, Snapshot, Snapshots,
-            SocketBooks, Totals, add_lane, role,
+            DirectionSnapshot, Handshakes, LaneBytes, PeerRates, PeerSnapshot, RelaySums, Snapshot,
+            Snapshots, SocketBooks, Totals, add_lane, role,
         },
         ceilings::{Ceiling, refused},
         decoy::DecoyHandles,
@@ -105,6 +105,15 @@ pub struct Publisher {
     lane_indices: Vec<LaneIndexMetrics>,
     metrics: Arc<Metrics>,
     pub(super) own: WorkerMetrics,
+}
+
+/// The counts of all lanes with one index.
+#[derive(Clone, Copy, Debug, Default)]
+struct IndexCounts {
+    /// The flows whose lane has the index.
+    flows: u64,
+    /// The bytes of the lanes, of those that have ended too.
+    bytes: LaneBytes,
 }
 
 struct PeerHandles {
@@ -440,29 +449,28 @@ impl Worker {
         known
     }
 
-    /// By the lanes' index: flows, bytes sent, bytes received.
-    fn lane_indices(&self) -> Vec<(u64, u64, u64)> {
+    /// What the lanes of each index have in common.
+    fn lane_indices(&self) -> Vec<IndexCounts> {
         let retired = self.totals.retired.by_index();
-        let mut indices: Vec<_> = retired.iter().map(|(sent, received)| (0, *sent, *received)).collect();
-        let mut at = |index: u8, (flows, sent, received): (u64, u64, u64)| {
+        let mut indices: Vec<_> =
+            retired.iter().map(|bytes| IndexCounts { flows: 0, bytes: *bytes }).collect();
+        let mut add = |index: u8, flows: u64, bytes: LaneBytes| {
             let index = usize::from(index);
             if indices.len() <= index {
-                indices.resize(index + 1, (0, 0, 0));
+                indices.resize(index + 1, IndexCounts::default());
             }
-            indices[index].0 += flows;
-            indices[index].1 += sent;
-            indices[index].2 += received;
+            indices[index].flows += flows;
+            indices[index].bytes.add(bytes);
         };
         for (_, slot) in self.lanes.iter() {
-            let stats = slot.core.stats();
-            at(slot.index, (0, stats.sealed_bytes, stats.opened_bytes));
+            add(slot.index, 0, LaneBytes::of(slot.core.stats()));
         }
         let by_lane = self.tun.iter().flat_map(|(tun, _)| &tun.totals.by_lane);
         for (lane, _) in (0..).zip(by_lane).filter(|(_, packets)| **packets > 0) {
-            at(lane, (0, 0, 0));
+            add(lane, 0, LaneBytes::default());
         }
         for (lane, flows) in (0..).zip(&self.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
-            at(lane, (*flows, 0, 0));
+            add(lane, *flows, LaneBytes::default());
         }
         indices
     }
@@ -542,7 +550,7 @@ impl Publisher {
         self.key_updates.publish(&[lanes.key_updates_initiated, lanes.key_updates_followed]);
         self.own.lane_probes.publish(lanes.probes_sent);
         self.own.lane_window_overflows.publish(lanes.window_overflows);
-        self.path_moves.publish(&totals.path_moves);
+        self.path_moves.publish(&totals.path_moves.counts());
         self.sessions_doubted.publish(&totals.sessions_doubted);
         self.lanes_reopened.publish(&[
             totals.lanes_unvalidated,
@@ -557,16 +565,16 @@ impl Publisher {
         }
     }
 
-    fn publish_lane_indices(&mut self, indices: &[(u64, u64, u64)], tun: Option<&[u64]>) {
+    fn publish_lane_indices(&mut self, indices: &[IndexCounts], tun: Option<&[u64]>) {
         while self.lane_indices.len() < indices.len() {
             let index = self.lane_indices.len().to_string();
             self.lane_indices.push(LaneIndexMetrics::bind(&self.metrics, &index));
         }
         for (place, handles) in self.lane_indices.iter_mut().enumerate() {
-            let (flows, sent, received) = indices.get(place).copied().unwrap_or_default();
+            let IndexCounts { flows, bytes } = indices.get(place).copied().unwrap_or_default();
             handles.lane_flows.set(flows);
-            handles.lane_sent_bytes.publish(sent);
-            handles.lane_received_bytes.publish(received);
+            handles.lane_sent_bytes.publish(bytes.sent);
+            handles.lane_received_bytes.publish(bytes.received);
             handles.lane_tun_packets.publish(tun.and_then(|tun| tun.get(place)).copied().unwrap_or(0));
         }
     }
@@ -639,17 +647,17 @@ impl PeerHandles {
         totals.peer_tcp_streams.set(u64::from(peer.tcp_streams));
         let delivered_bytes = [relay.stats.uplink_bytes, relay.stats.downlink_bytes];
         let packets = [relay.stats.tun_uplink, relay.stats.tun_downlink];
-        for (handles, (datagrams, pieces)) in
+        for (handles, count) in
             self.directions.iter_mut().zip([relay.stats.fragmented, relay.stats.reassembled])
         {
-            handles.peer_fragmented.publish(datagrams);
-            handles.peer_pieces.publish(pieces);
+            handles.peer_fragmented.publish(count.datagrams);
+            handles.peer_pieces.publish(count.pieces);
         }
-        for (((direction, handles), bytes), (packets, packet_bytes)) in
+        for (((direction, handles), bytes), packets) in
             Direction::ALL.into_iter().zip(&mut self.directions).zip(delivered_bytes).zip(packets)
         {
-            handles.peer_tun_packets.publish(packets);
-            handles.peer_tun_bytes.publish(packet_bytes);
+            handles.peer_tun_packets.publish(packets.packets);
+            handles.peer_tun_bytes.publish(packets.bytes);
             let account = relay.account(direction);
             handles.peer_datagrams_received.publish(account.received);
             handles.peer_datagrams_delivered.publish(account.delivered);
@@ -689,7 +697,10 @@ fn snapshot(
         rtt,
         queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
         flows: peer.relay.flows.len(),
-        waiting: (queue.datagrams() + awaiting.datagrams(), queue.bytes() + awaiting.bytes()),
+        waiting: Backlog {
+            datagrams: queue.datagrams() + awaiting.datagrams(),
+            bytes: queue.bytes() + awaiting.bytes(),
+        },
         tcp_streams: peer.tcp_streams,
         streams: StreamsSnapshot::default(),
         standard: peer.link.as_ref().is_some_and(|link| link.standard),

@@ -54,7 +54,7 @@ impl Worker {
                 Err(error) => self.report_no_way(id, remote, &error, now),
             }
         }
-        self.totals.path_moves[2] += moves;
+        self.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
         if let Some(peer) = self.peers.get_mut(id.0 as usize)
             && let Some(suppressed) = peer.brakes.moved.allow(now)
@@ -151,7 +151,7 @@ impl Worker {
         to: SocketAddr,
         now: Instant,
     ) {
-        self.totals.path_moves[1] += 1;
+        self.totals.path_moves.control += 1;
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
         if let Some(peer) = self.peers.get_mut(id.0 as usize)
             && let Some(suppressed) = peer.brakes.moved.allow(now)

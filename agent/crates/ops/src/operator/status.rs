@@ -14,8 +14,8 @@ use dataplane::{
 use engine::{
     roster::{Listed, Origin},
     worker::{
-        Asks, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot, SocketBooks,
-        SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
+        Asks, Backlog, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot,
+        SocketBooks, SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
     },
 };
 use gate::{refusals, table::MOST_ENTRIES};
@@ -141,7 +141,7 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
             downlink_bytes_per_second: rates.bytes[1],
             downlink_datagrams_per_second: rates.datagrams[1],
         });
-        let (datagrams, bytes) = seen.waiting;
+        let Backlog { datagrams, bytes } = seen.waiting;
         status.queue = QueueStatus { datagrams, bytes, age_seconds: seen.queue_age.as_secs_f64() };
         let last = seen.rates.filter(|rates| rates.packets_sent > 0.0);
         status.lane_packets = LanePackets {
@@ -313,8 +313,8 @@ fn lane_details(row: &LaneRow) -> Option<LaneDetails> {
         mtu_probes_lost: stats.mtu_probes_lost,
         black_holes: stats.black_holes,
         key_updates_begun: stats.key_updates_initiated,
-        waiting_datagrams: details.waiting.0,
-        waiting_bytes: details.waiting.1,
+        waiting_datagrams: details.waiting.datagrams,
+        waiting_bytes: details.waiting.bytes,
         blocked: details.blocked,
     })
 }
@@ -433,7 +433,7 @@ fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot, views: &[Work
         open_peers: used(guests, limits.open_peers),
         flows: used(flows, limits.flows),
         flows_per_peer: used(most(|peer| peer.flows), limits.flows_per_peer),
-        queue_bytes: used(snapshot.peers.iter().map(|peer| peer.waiting.1).sum(), limits.queue_bytes),
+        queue_bytes: used(snapshot.peers.iter().map(|peer| peer.waiting.bytes).sum(), limits.queue_bytes),
         tcp_streams_per_peer: used(
             most(|peer| peer.tcp_streams as usize),
             limits.tcp_streams_per_peer as usize,

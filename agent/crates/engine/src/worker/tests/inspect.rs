@@ -7,7 +7,7 @@ use ip::{model::Recipe, packets::TunOffload};
 use net::Gso;
 
 use crate::worker::{
-    Asks, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView,
+    Asks, Backlog, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView,
     tests::{
         CLIENT, Pair, UPSTREAM,
         harness::World,
@@ -100,7 +100,7 @@ fn one_lane_is_shown_with_its_details_and_strangers_names_show_nothing() {
     let lanes: Vec<_> = views.iter().flat_map(|view| &view.lanes).collect();
     assert_eq!(lanes.len(), 1);
     let (details, now) = (lanes[0].details.unwrap(), lanes[0]);
-    assert_eq!((now.index, details.waiting, details.blocked), (3, (0, 0), false));
+    assert_eq!((now.index, details.waiting, details.blocked), (3, Backlog::default(), false));
     assert!(now.remote.is_some() && now.local.is_some() && now.heard.is_some());
     assert!(views.iter().all(|view| view.flows.is_empty()), "flows were not asked for");
 

@@ -154,8 +154,8 @@ pub(super) fn assert_books(world: &mut crate::worker::tests::World, place: usize
         dropped += totals.dropped.iter().sum::<u64>();
         delivered += totals.delivered;
         for peer in &worker.peers {
-            uplink += peer.relay.stats.tun_uplink.0;
-            downlink += peer.relay.stats.tun_downlink.0;
+            uplink += peer.relay.stats.tun_uplink.packets;
+            downlink += peer.relay.stats.tun_downlink.packets;
         }
     }
     assert_eq!((received, received), (read, uplink + dropped), "read = given to peers + dropped");
