@@ -84,8 +84,10 @@ async fn behaves(net: &mut dyn Net, ready: &Ready, ip: std::net::IpAddr) {
             Err(error) => panic!("{error}"),
         }
     }
-    wait(ready, CLIENT).await;
-    assert!(fill(&mut *client) > 0, "there is room again");
+    // Its token may have come already, while the server's was waited for.
+    while fill(&mut *client) == 0 {
+        wait(ready, CLIENT).await;
+    }
 
     let (mut client, mut server) = connect(net, ready, ip).await;
     client.abort();
