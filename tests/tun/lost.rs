@@ -40,7 +40,7 @@ fn services_go_on_without_the_device() {
     assert_eq!(pair.exit.get("/readyz").unwrap().status, 503, "it is not ready any more");
     assert!(pair.exit.terminate().success());
     let log = pair.exit.log();
-    let said = log.lines().filter(|line| line.contains("WARN engine::tunnel"));
+    let said = log.lines().filter(|line| line.contains("WARN culvert_engine::tunnel"));
     assert_eq!(said.count(), 2, "each is said once: {log}");
 }
 

@@ -91,7 +91,7 @@ fn cap_net_admin_is_all_that_it_needs() {
     until(&space, "route show table 51900", |said| said.contains("default dev culvert7"));
     let device = space.ip("-details link show culvert7");
     assert!(device.contains("LOWER_UP") && device.contains("numqueues 2"), "{device}");
-    assert!(!read_log().contains("WARN engine::tunnel"), "{}", read_log());
+    assert!(!read_log().contains("WARN culvert_engine::tunnel"), "{}", read_log());
     daemon.terminate();
     assert!(daemon.wait(SHUTDOWN_LIMIT).success(), "{}", read_log());
     gone(&space, "culvert7");
