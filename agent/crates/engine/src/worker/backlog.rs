@@ -12,8 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Timer, Worker, exchange::Order, orders::HURRY_LASTS};
 use wire::panics::lock;
+
+use super::{Timer, Worker, exchange::Order, orders::HURRY_LASTS};
 
 /// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
