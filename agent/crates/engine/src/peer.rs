@@ -421,3 +421,133 @@ impl Peer {
         self.config.public_keys.contains(&PublicKey(*key))
     }
 }
+
+/// The peers of an agent, as one worker sees them, by [`PeerId`].
+#[derive(Debug, Default)]
+pub struct Peers(Vec<Peer>);
+
+impl Peers {
+    /// The table of `peers`, whose identifiers count from 0.
+    #[must_use]
+    pub fn new(peers: Vec<Peer>) -> Self {
+        Self(peers)
+    }
+
+    /// The peer `id`.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: PeerId) -> Option<&Peer> {
+        self.0.get(id.0 as usize)
+    }
+
+    /// The peer `id`.
+    #[inline]
+    pub fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.0.get_mut(id.0 as usize)
+    }
+
+    /// Puts `peer` in its slot; returns the peer that had the slot before.
+    pub fn insert(&mut self, peer: Peer) -> Option<Peer> {
+        match self.get_mut(peer.id) {
+            Some(slot) => Some(std::mem::replace(slot, peer)),
+            None => {
+                self.0.push(peer);
+                None
+            }
+        }
+    }
+
+    /// The number of slots.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no slot.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All peers in the order of their identifiers.
+    pub fn iter(&self) -> std::slice::Iter<'_, Peer> {
+        self.0.iter()
+    }
+
+    /// All peers in the order of their identifiers.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Peer> {
+        self.0.iter_mut()
+    }
+
+    /// The identifiers of all slots.
+    pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
+        (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
+    }
+
+    /// The name of a peer, for logs.
+    #[must_use]
+    pub fn name(&self, id: PeerId) -> &str {
+        self.get(id).map_or("?", |peer| &*peer.name)
+    }
+
+    /// The session with `id`, if this worker owns it.
+    #[must_use]
+    pub fn session(&self, id: PeerId) -> Option<&Session> {
+        self.get(id)?.session.as_ref()
+    }
+
+    /// The session with `id`, if this worker owns it.
+    pub fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
+        self.get_mut(id)?.session.as_mut()
+    }
+
+    /// The session `name` of `id`, if this worker owns it.
+    pub fn session_named(&mut self, id: PeerId, name: SessionId) -> Option<&mut Session> {
+        self.session_mut(id).filter(|session| session.id == name)
+    }
+
+    /// The link to `id`, if it still belongs to session `name`.
+    pub fn link_named(&mut self, id: PeerId, name: SessionId) -> Option<&mut Link> {
+        self.get_mut(id)?.link.as_mut().filter(|link| link.session == name)
+    }
+
+    /// Whether `id` has not been removed.
+    #[must_use]
+    pub fn is_live(&self, id: PeerId) -> bool {
+        self.get(id).is_some_and(Peer::is_live)
+    }
+}
+
+impl<'a> IntoIterator for &'a Peers {
+    type Item = &'a Peer;
+    type IntoIter = std::slice::Iter<'a, Peer>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Peers {
+    type Item = &'a mut Peer;
+    type IntoIter = std::slice::IterMut<'a, Peer>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter_mut()
+    }
+}
+
+#[cfg(test)]
+impl std::ops::Index<usize> for Peers {
+    type Output = Peer;
+
+    fn index(&self, index: usize) -> &Peer {
+        &self.0[index]
+    }
+}
+
+#[cfg(test)]
+impl std::ops::IndexMut<usize> for Peers {
+    fn index_mut(&mut self, index: usize) -> &mut Peer {
+        &mut self.0[index]
+    }
+}

@@ -34,14 +34,14 @@ use crate::{
         uplink::Uplink,
         work::{self, Work},
     },
-    peer::Peer,
+    peer::Peers,
     worker::{Doors, Outgoing, Strangers},
 };
 
 /// What the downlink of a worker needs.
 pub struct Downlink<'a> {
     /// The peers.
-    pub peers: &'a mut [Peer],
+    pub peers: &'a mut Peers,
     /// What datagrams pass that are no lane's.
     pub gate: &'a mut Gate,
     /// Where they go then.
@@ -201,7 +201,7 @@ impl Downlink<'_> {
         let peer = lane.peer;
         self.notes.recent = None;
         self.notes.work.frames(batch.len());
-        let time = self.peers.get(peer.0 as usize).map(|state| state.config.queue.time);
+        let time = self.peers.get(peer).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
             let late = time.is_some_and(|time| batch.meta(slot).age > time);
@@ -343,7 +343,7 @@ impl Downlink<'_> {
             self.answer_challenge(id, origins, data, place.len());
             self.notes.challenged.push((id, data));
         }
-        let late = self.peers.get(peer.0 as usize).is_some_and(|state| origins.age > state.config.queue.time);
+        let late = self.peers.get(peer).is_some_and(|state| origins.age > state.config.queue.time);
         if late {
             ranges.retain(|range| !self.expired(&batch.buffer(origins.slot)[range.clone()], peer));
         }
@@ -390,7 +390,7 @@ impl Downlink<'_> {
             )
             | None => return false,
         };
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let Some(state) = self.peers.get_mut(peer) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
         state.relay.downlink.drop(DropReason::Expired, 1);
         true
@@ -428,14 +428,14 @@ impl Downlink<'_> {
         }
         (recent.slot, recent.end) = (slot, end);
         let (way, peer) = (recent.way, lane.peer);
-        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+        if let Some(state) = self.peers.get_mut(peer) {
             state.relay.downlink.receive(count as u64, (end - start) as u64);
             state.relay.stats.downlink_bytes += (end - start) as u64;
         }
         match self.locals.delivery(way.socket) {
             Some(list) => list.push_run(way.recipient(peer), slot, start..end, segment, way.burst),
             None => {
-                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                if let Some(state) = self.peers.get_mut(peer) {
                     state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
                 }
             }
@@ -448,7 +448,7 @@ impl Downlink<'_> {
         let peer = lane.peer;
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         let context = Context::decode(data);
         self.notes.recent = None;
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
@@ -531,7 +531,7 @@ impl Downlink<'_> {
     /// Lists a payload for delivery to its flow's socket, and says where that is.
     fn deliver(&mut self, lane: LaneRef, id: FlowId, slot: usize, payload: Range<usize>) -> Option<Way> {
         let way = self.way_to(lane, id)?;
-        self.peers.get_mut(lane.peer.0 as usize)?.relay.stats.downlink_bytes += payload.len() as u64;
+        self.peers.get_mut(lane.peer)?.relay.stats.downlink_bytes += payload.len() as u64;
         self.list(lane.peer, &way, slot, payload);
         Some(way)
     }
@@ -540,7 +540,7 @@ impl Downlink<'_> {
     #[inline]
     pub(super) fn way_to(&mut self, lane: LaneRef, id: FlowId) -> Option<Way> {
         let peer = lane.peer;
-        let state = self.peers.get_mut(peer.0 as usize)?;
+        let state = self.peers.get_mut(peer)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
         let way = match flow.origin {
@@ -581,7 +581,7 @@ impl Downlink<'_> {
 
     /// Says that a flow is not known, unless the peer has heard that too often of late.
     pub(super) fn say_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
-        let Some(state) = self.peers.get_mut(lane.peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(lane.peer) else { return };
         if state.allowances.answers.take(1, self.now) {
             self.notes.work.charge(work::ANSWER);
             self.say(lane, Context::Unknown(number));
@@ -589,14 +589,14 @@ impl Downlink<'_> {
     }
 
     pub(super) fn drop(&mut self, peer: PeerId, reason: DropReason) {
-        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+        if let Some(state) = self.peers.get_mut(peer) {
             state.relay.downlink.drop(reason, 1);
         }
     }
 
     /// The way back to a peer.
     pub(super) fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
-        let state = self.peers.get_mut(peer.0 as usize)?;
+        let state = self.peers.get_mut(peer)?;
         Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
     }
 

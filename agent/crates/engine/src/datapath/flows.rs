@@ -17,7 +17,7 @@ impl Downlink<'_> {
         service: ServiceNumber,
     ) -> Result<FlowId, DropReason> {
         let peer = lane.peer;
-        let state = self.peers.get_mut(peer.0 as usize).ok_or(DropReason::UnknownFlow)?;
+        let state = self.peers.get_mut(peer).ok_or(DropReason::UnknownFlow)?;
         if state.relay.flows.is_ours(number) {
             // The peer opens flows in the other half of the numbers only.
             return Err(DropReason::Malformed);
@@ -27,7 +27,7 @@ impl Downlink<'_> {
             None => {
                 let accepted = self.accept(lane, number, service);
                 if accepted.is_err()
-                    && let Some(state) = self.peers.get(peer.0 as usize)
+                    && let Some(state) = self.peers.get(peer)
                 {
                     state.relay.flows.registry().unclaim(number);
                 }
@@ -58,7 +58,7 @@ impl Downlink<'_> {
         service: ServiceNumber,
     ) -> Result<FlowId, Unopened> {
         let unknown = Unopened::Refused(Refusal::Limit, DropReason::UnknownFlow);
-        let state = self.peers.get_mut(peer.0 as usize).ok_or(unknown)?;
+        let state = self.peers.get_mut(peer).ok_or(unknown)?;
         if self.notes.work.is_spent() || !state.allowances.flows.take(1, self.now) {
             state.relay.stats.openings_refused += 1;
             return Err(Unopened::TooFast);
@@ -92,7 +92,7 @@ impl Downlink<'_> {
 
     /// Takes a message about a flow.
     pub(super) fn message(&mut self, peer: PeerId, message: Context) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         let relay = &mut state.relay;
         match message {
             Context::Confirmed(number) => {
@@ -142,7 +142,7 @@ impl Downlink<'_> {
     }
 
     fn end_flow(&mut self, peer: PeerId, id: FlowId) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         if let Some(flow) = state.relay.remove_flow(id) {
             self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;

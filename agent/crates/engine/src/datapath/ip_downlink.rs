@@ -24,7 +24,7 @@ impl Downlink<'_> {
         partial: bool,
         peer: PeerId,
     ) {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         let bytes = range.len() as u64;
         state.relay.downlink.receive(1, bytes);
         state.relay.stats.tun_downlink.packets += 1;

@@ -27,14 +27,14 @@ use crate::{
         segments::{CountedHeader, Marks, Segments},
         uplink::{Uplink, Way},
     },
-    peer::Peer,
+    peer::Peers,
     worker::Outgoing,
 };
 
 /// What the way from the TUN device needs.
 pub struct IpUplink<'a> {
     /// The peers.
-    pub peers: &'a mut [Peer],
+    pub peers: &'a mut Peers,
     /// The device.
     pub tun: &'a mut TunSide,
     /// All lanes of the worker.
@@ -74,7 +74,7 @@ impl IpUplink<'_> {
             self.tun.answer(packet, &view, Answer::Unreachable, self.now);
             return None;
         };
-        let most = self.peers.get(peer.0 as usize)?.inner_mtu(self.tun.most_mtu, self.now);
+        let most = self.peers.get(peer)?.inner_mtu(self.tun.most_mtu, self.now);
         if let Some(mtu) = most {
             if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
@@ -140,7 +140,7 @@ impl IpUplink<'_> {
         peer: PeerId,
         most: Option<u16>,
     ) -> Option<PeerId> {
-        let state = self.peers.get_mut(peer.0 as usize)?;
+        let state = self.peers.get_mut(peer)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
         // What the cut borrows is needed whole for an answer; so the sizes come first.
         let Ok(cut) = Cut::new(vnet, packet, view, completes) else {

@@ -204,7 +204,7 @@ impl Downlink<'_> {
         known: Option<FlowId>,
     ) {
         let peer = lane.peer;
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         state.relay.stats.reassembled.pieces += 1;
         let Cutting { number, datagram, total, offset } = cutting;
         let Some(flow) = known else {
@@ -217,7 +217,7 @@ impl Downlink<'_> {
             return;
         };
         let Some(way) = self.way_to(lane, flow) else { return };
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         let relay = &mut state.relay;
         let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };
         let bytes = &batch.buffer(slot)[bytes];
@@ -238,7 +238,7 @@ impl Downlink<'_> {
 
     /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together elsewhere.
     pub(super) fn late_piece(&mut self, peer: PeerId, cutting: Cutting, bytes: usize) -> bool {
-        let Some(state) = self.peers.get_mut(peer.0 as usize) else { return false };
+        let Some(state) = self.peers.get_mut(peer) else { return false };
         let relay = &mut state.relay;
         let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
         relay.stats.reassembled.pieces += 1;

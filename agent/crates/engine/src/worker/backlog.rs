@@ -70,58 +70,58 @@ impl Worker {
     /// peer the one with the fewest forwards accepts. The owner of the session lets wait, and refuses, what none can carry, and
     /// without a session the worker that dials the peer refuses.
     pub(super) fn may_accept(&self, place: usize) -> bool {
-        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+        let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return true;
         };
-        let Some(peer) = self.peers.get(id.0 as usize) else { return true };
-        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.id.index };
+        let Some(peer) = self.peers.get(id) else { return true };
+        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.cx.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
         // Others may go by what was so a moment ago.
         self.note_carrier(id);
         let carries = self.carrier(id).is_some();
         let other = match (carries, has_streams) {
-            (true, _) => peer.forwards.less_busy_than(self.id.index),
+            (true, _) => peer.forwards.less_busy_than(self.cx.id.index),
             (false, true) => {
-                let beside = peer.forwards.least_busy_beside(self.id.index);
-                beside.or_else(|| (owner != self.id.index).then_some(owner))
+                let beside = peer.forwards.least_busy_beside(self.cx.id.index);
+                beside.or_else(|| (owner != self.cx.id.index).then_some(owner))
             }
             (false, false) => None,
         };
         if let Some(other) = other {
             // It may have looked when it was not the one.
-            self.exchange.post(other, Order::AcceptTcp { place });
+            self.cx.exchange.post(other, Order::AcceptTcp { place });
             return false;
         }
-        carries || owner == self.id.index
+        carries || owner == self.cx.id.index
     }
 
     /// What the next connection to this port would be refused for, if that may change.
     pub(super) fn obstacle(&mut self, place: usize) -> Option<Obstacle> {
-        let forward = self.config.tcp.get(place)?;
+        let forward = self.cx.config.tcp.get(place)?;
         let id = self.forward_peer(forward);
-        let peer = self.peers.get(id.0 as usize)?;
+        let peer = self.peers.get(id)?;
         let link = peer.link.as_ref()?;
         if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
             return None;
         }
-        let is_full = self.is_full() || peer.forwards.total() >= self.config.limits.tcp_streams_per_peer;
+        let is_full = self.is_full() || peer.forwards.total() >= self.cx.config.limits.tcp_streams_per_peer;
         let Some(handle) = self.carrier(id) else { return Some(Obstacle::Doubt) };
-        (is_full || !self.control.has_stream(handle)).then_some(Obstacle::Room)
+        (is_full || !self.sessions.control.has_stream(handle)).then_some(Obstacle::Room)
     }
 
     /// Whether all peers together may have no more forwards.
     pub(super) fn is_full(&self) -> bool {
-        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
+        self.cx.exchange.streams().forwards() >= self.cx.config.limits.tcp_streams
     }
 
     /// Whether connections wait at this port, before an obstacle, and have time left.
     pub(super) fn lets_wait(&mut self, place: usize, obstacle: Obstacle, now: Instant) -> bool {
-        let listener = self.listeners.get(place).and_then(Option::as_ref);
+        let listener = self.forwards.listeners.get(place).and_then(Option::as_ref);
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }
-        let (since, begins) = self.exchange.crowds().wait(place, now);
-        self.totals.tcp.accept_pauses += u64::from(begins);
+        let (since, begins) = self.cx.exchange.crowds().wait(place, now);
+        self.cx.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
             return false;
@@ -133,21 +133,23 @@ impl Worker {
                 until.min(now + HURRY_LASTS)
             }
         };
-        self.timers.arm(Timer::Listener(place), next_look);
+        self.cx.timers.arm(Timer::Listener(place), next_look);
         true
     }
 
     /// There may be room for what waits in the listen backlogs.
     pub(super) fn retry_listeners(&mut self) {
-        for place in self.exchange.crowds().places() {
+        for place in self.cx.exchange.crowds().places() {
             self.wake_listener(place);
         }
     }
 
     /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
     pub(super) fn await_peer(&mut self, place: usize, now: Instant) {
-        let Some(id) = self.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else { return };
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+        let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+            return;
+        };
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.awaited_until = Some(now + HURRY_LASTS);
         }
         self.hurry(id, now);

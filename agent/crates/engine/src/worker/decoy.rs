@@ -268,33 +268,33 @@ impl Decoys {
 impl Worker {
     /// Sends on what strangers sent in this turn: to the decoy, or to the worker that has the flows.
     pub(super) fn serve_strangers(&mut self, now: Instant) {
-        if self.strangers.waiting.is_empty() {
+        if self.data.strangers.waiting.is_empty() {
             return;
         }
-        self.unpublished = true;
-        let mut waiting = std::mem::take(&mut self.strangers.waiting);
-        if self.stopping {
-            self.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
-        } else if self.id.index != OWNER {
+        self.cx.unpublished = true;
+        let mut waiting = std::mem::take(&mut self.data.strangers.waiting);
+        if self.cx.stopping {
+            self.data.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
+        } else if self.cx.id.index != OWNER {
             for (port, meta, datagram) in waiting.iter() {
-                self.outgoing.stranger(OWNER, port, meta, datagram);
+                self.data.outgoing.stranger(OWNER, port, meta, datagram);
             }
         } else if let Some(decoys) = &mut self.decoys {
-            let stats = &mut self.strangers.stats;
+            let stats = &mut self.data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Stranger { source: meta.source, port, local: meta.local };
-                decoys.forward(stranger, meta.ecn, datagram, &mut self.doors, stats, now);
+                decoys.forward(stranger, meta.ecn, datagram, &mut self.sockets.doors, stats, now);
             }
             decoys.flush(stats);
             if let Some(at) = decoys.flows.deadline() {
-                self.timers.arm(Timer::Decoys, at);
+                self.cx.timers.arm(Timer::Decoys, at);
             }
         } else {
             // Another worker has not heard yet that there is no decoy any more.
-            self.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
+            self.data.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
         }
         waiting.clear();
-        self.strangers.waiting = waiting;
+        self.data.strangers.waiting = waiting;
     }
 
     /// Sends the decoy's answers on: at most one batch more than the `others` that the worker's other sources had in this turn.
@@ -313,23 +313,23 @@ impl Worker {
     fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
         let Some(decoys) = &mut self.decoys else { return false };
         let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
-        let stats = &mut self.strangers.stats;
-        match socket.socket.receive(&mut self.batch) {
+        let stats = &mut self.data.strangers.stats;
+        match socket.socket.receive(&mut self.data.batch) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
                 // ICMP's, about a datagram that was sent before; more may wait behind it.
-                self.totals.refusals[role_place(UdpRole::Decoy)] += 1;
+                self.cx.totals.refusals[role_place(UdpRole::Decoy)] += 1;
                 stats.drop(DecoyDrop::Refused, 1);
                 decoys.report_refusal(&error, now);
                 return true;
             }
         }
         decoys.touch(id);
-        for slot in 0..self.batch.len() {
-            let meta = *self.batch.meta(slot);
+        for slot in 0..self.data.batch.len() {
+            let meta = *self.data.batch.meta(slot);
             for range in meta.segments() {
-                let answer = &self.batch.buffer(slot)[range];
+                let answer = &self.data.batch.buffer(slot)[range];
                 stats.from_decoy.count(answer.len());
                 let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
                     Ok(stranger) => stranger,
@@ -339,8 +339,8 @@ impl Worker {
                     }
                 };
                 let path = Path { destination: source, source: local, tos: meta.ecn };
-                let sent = self.ports.get(port).is_some_and(|underlay| {
-                    self.underlays.answer(&mut self.lanes, *underlay, &path, answer, now)
+                let sent = self.sockets.ports.get(port).is_some_and(|underlay| {
+                    self.sockets.underlays.answer(&mut self.hosted.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
                     stats.drop(DecoyDrop::ToStranger, 1);
@@ -354,18 +354,18 @@ impl Worker {
     pub(super) fn end_silent_strangers(&mut self, now: Instant) {
         let Some(decoys) = &mut self.decoys else { return };
         while let Some(id) = decoys.flows.expire(now) {
-            decoys.close(id, &mut self.doors);
-            self.unpublished = true;
+            decoys.close(id, &mut self.sockets.doors);
+            self.cx.unpublished = true;
         }
         if let Some(at) = decoys.flows.deadline() {
             // What ends one of two flows that are a moment apart ends both.
-            self.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
+            self.cx.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
         }
     }
 
     /// Publishes what became of strangers' datagrams.
     pub(super) fn publish_decoy(&mut self) {
-        let (stats, handles) = (&self.strangers.stats, &mut self.metrics.decoy);
+        let (stats, handles) = (&self.data.strangers.stats, &mut self.metrics.decoy);
         for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
         {
             metrics.decoy_datagrams.publish(traffic.datagrams);

@@ -11,7 +11,7 @@ use wire::{context::Context, ids::PeerId, messages::CloseReason};
 
 use crate::{
     peer::Failure,
-    worker::{Timer, Worker, number},
+    worker::{Timer, Worker},
 };
 
 impl Worker {
@@ -23,16 +23,18 @@ impl Worker {
     /// A connection is gone; `planned` if the far end said so.
     pub(super) fn lose_as(&mut self, handle: ConnectionHandle, words: &str, planned: bool, now: Instant) {
         self.abort_streams(handle);
-        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
+        let Some(id) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+            return;
+        };
         if self.stream_connection_lost(id, handle, None, now) {
             return;
         }
         self.forget_attempt(id, handle);
-        if self.session_of(id).is_none_or(|session| session.handle != handle) {
+        if self.peers.session(id).is_none_or(|session| session.handle != handle) {
             return;
         }
         self.end_session(id, None, now);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
         if let Some(suppressed) = peer.connections_log.allow(now) {
             if planned {
@@ -44,27 +46,27 @@ impl Worker {
     }
 
     fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.dialler.ended(handle);
         }
     }
 
     /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
     pub(super) fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
-        let Some(session) = self.peers.get_mut(id.0 as usize).and_then(|peer| peer.session.take()) else {
+        let Some(session) = self.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
             return;
         };
         self.abort_streams(session.handle);
-        self.exchange.end(id, session.id, self.id.index);
+        self.cx.exchange.end(id, session.id, self.cx.id.index);
         self.link_down(id, session.id, now);
         if let Some(reason) = close {
-            self.control.close(session.handle, reason, now);
+            self.sessions.control.close(session.handle, reason, now);
         }
     }
 
     /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
     pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
-        self.control.close(handle, reason, now);
+        self.sessions.control.close(handle, reason, now);
         self.lose(handle, reason.words(), now);
     }
 
@@ -72,50 +74,49 @@ impl Worker {
     pub(super) fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
         self.lose(handle, "it is gone", now);
         self.admission_ended(handle);
-        if let Some(underlay) = self.control.remove(handle) {
+        if let Some(underlay) = self.sessions.control.remove(handle) {
             self.release_underlay(underlay);
         }
     }
 
     /// Stops: takes nothing more in, sends what waits, tells every peer.
     pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
-        if self.stopping {
+        if self.cx.stopping {
             return;
         }
-        self.stopping = true;
-        self.control.stop_accepting();
-        if self.id.index == 0 {
+        self.cx.stopping = true;
+        self.sessions.control.stop_accepting();
+        if self.cx.id.index == 0 {
             tracing::info!("shutting down");
         }
-        self.listeners.clear();
+        self.forwards.listeners.clear();
         self.drain_queues(now);
-        self.underlays.finish(&mut self.lanes, now);
-        self.underlays.flush(&mut self.lanes, now);
+        self.sockets.underlays.finish(&mut self.hosted.lanes, now);
+        self.sockets.underlays.flush(&mut self.hosted.lanes, now);
         self.settle();
-        for place in 0..self.peers.len() {
-            let id = PeerId(number(place));
-            for flow in self.peers.get(place).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
+        for id in self.peers.ids() {
+            for flow in self.peers.get(id).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
                 self.close_flow(id, flow, now);
             }
-            if let Some(peer) = self.peers.get_mut(place) {
+            if let Some(peer) = self.peers.get_mut(id) {
                 // What still waits are IP packets.
                 peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
             }
         }
-        self.underlays.finish(&mut self.lanes, now);
-        for id in self.peer_ids() {
+        self.sockets.underlays.finish(&mut self.hosted.lanes, now);
+        for id in self.peers.ids() {
             self.end_session(id, Some(CloseReason::Shutdown), now);
             self.end_stream_connections(id, CloseReason::Shutdown, now);
         }
-        for handle in self.control.handles() {
-            self.control.close(handle, CloseReason::Shutdown, now);
+        for handle in self.sessions.control.handles() {
+            self.sessions.control.close(handle, CloseReason::Shutdown, now);
         }
-        self.timers.arm(Timer::Stop, now + within);
+        self.cx.timers.arm(Timer::Stop, now + within);
     }
 
     /// Ends a flow and tells the far end.
     pub(super) fn close_flow(&mut self, id: PeerId, flow: FlowId, now: Instant) {
-        let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(id) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(id, now) {
             uplink.say(flow.lane, Context::Closed(flow.number));

@@ -29,7 +29,7 @@ use crate::{
     control::connections::{Stage, StreamConnection},
     peer::Peer,
     worker::{
-        Command, Worker,
+        Command, Tun, Worker,
         books::{self, Backlog, SocketBooks, add_lane},
         shell,
     },
@@ -250,8 +250,8 @@ impl Worker {
     /// wait for a second look, and two who ask would disturb each other.
     pub(super) fn look_at_meters(&mut self, now: Instant) {
         let mut sums: Vec<LaneStats> =
-            self.peers.iter().map(|peer| self.totals.retired.of(peer.id)).collect();
-        for slot in self.lanes.iter_mut() {
+            self.peers.iter().map(|peer| self.cx.totals.retired.of(peer.id)).collect();
+        for slot in self.hosted.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
                 add_lane(sum, stats);
@@ -268,7 +268,7 @@ impl Worker {
             let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
             peer.meter.look(counts, now);
         }
-        if let Some((tun, _)) = &mut self.tun {
+        if let Some(Tun { side: tun, .. }) = &mut self.tun {
             let stats = tun.queue.stats();
             let (read, written) = (tun.totals.received, tun.totals.delivered);
             tun.meter.look([read, stats.read_bytes, written, stats.write_bytes], now);
@@ -296,12 +296,12 @@ impl Worker {
             flows,
             sockets: self.socket_rows(),
             tun: self.tun_row(),
-            handshakes: self.control.handshakes_pending(),
-            used_tokens: self.gate.remembered(),
-            stream_bytes: usize::try_from(self.exchange.streams().taken()).unwrap_or(usize::MAX),
+            handshakes: self.sessions.control.handshakes_pending(),
+            used_tokens: self.sessions.gate.remembered(),
+            stream_bytes: usize::try_from(self.cx.exchange.streams().taken()).unwrap_or(usize::MAX),
             decoy_flows: self.decoys.as_ref().map_or(0, crate::worker::decoy::Decoys::count),
         };
-        inspection.answer(self.id.index, view);
+        inspection.answer(self.cx.id.index, view);
     }
 
     /// The lanes of one peer or of all, and how many of them there was no room for.
@@ -314,7 +314,7 @@ impl Worker {
         let wanted = |slot: &LaneSlot| {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
-        let mut wanted = self.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
+        let mut wanted = self.hosted.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
         let rows = wanted.by_ref().take(MOST_LANES).map(|slot| self.lane_row(slot, index.is_some(), now));
         let rows = rows.collect();
         (rows, wanted.count())
@@ -322,15 +322,15 @@ impl Worker {
 
     fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneRow {
         let since = |at: Instant| now.saturating_duration_since(at);
-        let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
+        let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
-        let (datagrams, bytes) = self.underlays.waiting(slot.underlay);
+        let (datagrams, bytes) = self.sockets.underlays.waiting(slot.underlay);
         LaneRow {
             peer: slot.peer,
             index: slot.index,
             epoch: slot.epoch,
-            worker: self.id.index,
+            worker: self.cx.id.index,
             state: slot.state,
             local: socket.map(|socket| socket.local_addr()),
             remote,
@@ -350,7 +350,7 @@ impl Worker {
                 silent: slot.core.silent_since().map(since),
                 delivery_rate: slot.core.delivery_rate(),
                 waiting: Backlog { datagrams, bytes },
-                blocked: self.underlays.is_blocked(slot.underlay),
+                blocked: self.sockets.underlays.is_blocked(slot.underlay),
             }),
         }
     }
@@ -369,7 +369,7 @@ impl Worker {
     fn stream_connection_rows(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, StreamConnectionRow)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
         let of_peer = |peer: &Peer| {
-            let (id, worker) = (peer.id, self.id.index);
+            let (id, worker) = (peer.id, self.cx.id.index);
             let row = move |stream: &StreamConnection| StreamConnectionRow {
                 number: stream.number,
                 worker,
@@ -384,7 +384,7 @@ impl Worker {
 
     /// The flows of a peer with the latest datagrams.
     fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowRow> {
-        let Some(state) = self.peers.get(peer.0 as usize) else { return Vec::new() };
+        let Some(state) = self.peers.get(peer) else { return Vec::new() };
         // The oldest of those that are kept is on top.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
         for (id, _, flow) in state.relay.flows.iter() {
@@ -401,11 +401,11 @@ impl Worker {
     fn flow_row(&self, flow: &Flow, now: Instant) -> FlowRow {
         let (side, service) = match flow.origin {
             Origin::Ingress { client, ingress } => {
-                let forward = self.config.udp.get(ingress.0 as usize);
+                let forward = self.cx.config.udp.get(ingress.0 as usize);
                 (FlowSide::Client(client.address), forward.map(|forward| &forward.service))
             }
             Origin::Upstream { service, .. } => {
-                let service = self.config.services.get(service);
+                let service = self.cx.config.services.get(service);
                 let upstream = service.map(|service| service.upstream);
                 (FlowSide::Upstream(upstream), service.map(|service| &service.name))
             }
@@ -416,19 +416,19 @@ impl Worker {
             side,
             standing: flow.standing,
             lanes: [flow.lane, flow.on].map(|lane| (lane != NO_LANE).then_some(lane)),
-            worker: self.id.index,
+            worker: self.cx.id.index,
             silent: (now.saturating_duration_since(flow.last_active), flow.idle),
         }
     }
 
     fn socket_rows(&mut self) -> [SocketRow; SocketBooks::ROLES.len()] {
         let mut rows = [SocketRow::default(); SocketBooks::ROLES.len()];
-        let books = *self.doors.books();
-        for ((row, booked), refusals) in rows.iter_mut().zip(books.0).zip(self.totals.refusals) {
+        let books = *self.sockets.doors.books();
+        for ((row, booked), refusals) in rows.iter_mut().zip(books.0).zip(self.cx.totals.refusals) {
             *row = SocketRow { open: 0, booked, refusals };
         }
-        let locals = self.locals.iter().map(|socket| books::role(&socket.local));
-        for role in self.underlays.iter().map(|underlay| underlay.role).chain(locals) {
+        let locals = self.sockets.locals.iter().map(|socket| books::role(&socket.local));
+        for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             rows[books::role_place(role)].open += 1;
         }
         rows[books::role_place(UdpRole::Decoy)].open =
@@ -437,7 +437,7 @@ impl Worker {
     }
 
     fn tun_row(&self) -> Option<TunRow> {
-        let (tun, _) = self.tun.as_ref()?;
+        let Tun { side: tun, .. } = self.tun.as_ref()?;
         Some(TunRow {
             offload: tun.queue.offload(),
             stats: tun.queue.stats(),

@@ -11,14 +11,14 @@ use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
-    ids::{PeerId, SessionId, SessionRef},
+    ids::{PeerId, SessionRef},
     messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
     throttle::Throttle,
 };
 use zeroize::Zeroizing;
 
 use crate::{
-    peer::{Doubt, Session},
+    peer::Doubt,
     worker::{
         LOG_INTERVAL, Timer, Worker,
         endpoint::largest_packet,
@@ -62,15 +62,15 @@ struct LaneCids {
 impl Worker {
     /// Asks the peer for lane `index`.
     pub(super) fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
-        let keeper = pool::keeper(self.id.index, index, self.id.count);
-        let cid = self.ids.next_for(keeper);
-        let Some(session) = self.session_mut(id) else { return };
+        let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
+        let cid = self.sessions.ids.next_for(keeper);
+        let Some(session) = self.peers.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
         // Before: is there anybody?
-        self.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
+        self.cx.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
         let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: cid.0 };
-        self.control.send(handle, &Message::LaneOpen(offer));
+        self.sessions.control.send(handle, &Message::LaneOpen(offer));
     }
 
     /// The dialler asks for a lane.
@@ -81,8 +81,8 @@ impl Worker {
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let kept = self.exchange.lanes(id);
-        let Some(session) = self.session_mut(id) else { return };
+        let kept = self.cx.exchange.lanes(id);
+        let Some(session) = self.peers.session_mut(id) else { return };
         let openings = &mut session.openings;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
@@ -96,18 +96,21 @@ impl Worker {
             (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
-            self.totals.lanes_refused += 1;
-            self.control
+            self.cx.totals.lanes_refused += 1;
+            self.sessions
+                .control
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
         }
-        let keeper = pool::keeper(self.id.index, offer.lane, self.id.count);
-        let local = self.ids.next_for(keeper);
-        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else { return };
-        let port = if keeper == self.id.index {
+        let keeper = pool::keeper(self.cx.id.index, offer.lane, self.cx.id.count);
+        let local = self.sessions.ids.next_for(keeper);
+        let Some(underlay) = self.sessions.control.get(handle).map(|connection| connection.underlay()) else {
+            return;
+        };
+        let port = if keeper == self.cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
-            match self.ports.iter().position(|port| *port == underlay) {
+            match self.sockets.ports.iter().position(|port| *port == underlay) {
                 Some(port) => LanePort::Listening(port),
                 None => return,
             }
@@ -116,7 +119,7 @@ impl Worker {
         if self.place_lane(id, offer.lane, offer.epoch, cids, port, now) {
             // Its keeper has heard of it before its first packet can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
-            self.control.send(handle, &Message::LaneAccept(answer));
+            self.sessions.control.send(handle, &Message::LaneAccept(answer));
         }
     }
 
@@ -128,13 +131,13 @@ impl Worker {
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let Some(session) = self.session_mut(id) else { return };
+        let Some(session) = self.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
         let name = session.id;
         // Whoever answers is there.
-        self.exchange.note_heard(id, now);
+        self.cx.exchange.note_heard(id, now);
         self.heard(id, name, now);
-        let Some(connection) = self.control.get(handle) else { return };
+        let Some(connection) = self.sessions.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
             0 => LanePort::Shared(connection.underlay(), Some(remote)),
@@ -154,10 +157,11 @@ impl Worker {
         port: LanePort,
         now: Instant,
     ) -> bool {
-        let Some((session, handle)) = self.session_of(id).map(|session| (session.id, session.handle)) else {
+        let Some((session, handle)) = self.peers.session(id).map(|session| (session.id, session.handle))
+        else {
             return false;
         };
-        let Some(connection) = self.control.get(handle) else { return false };
+        let Some(connection) = self.sessions.control.get(handle) else { return false };
         let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
         let crypto = quinn.crypto_session();
         let Some(suite) = suite::negotiated(crypto) else { return false };
@@ -179,33 +183,33 @@ impl Worker {
             largest: self.largest_to(id).into(),
             port,
         };
-        if let Some(session) = self.session_mut(id) {
+        if let Some(session) = self.peers.session_mut(id) {
             session.openings.placed(index, epoch, now);
         }
         self.tell_lanes(id, now);
-        let keeper = pool::keeper(self.id.index, index, self.id.count);
+        let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
         self.tell(keeper, Order::OpenLane(Box::new(order)), now);
         true
     }
 
     pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
-        let Some(session) = self.session_mut(id) else { return };
+        let Some(session) = self.peers.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
-            if let Some(suppressed) = self.lane_logs.refused.allow(now) {
+            if let Some(suppressed) = self.cx.logs.lane.refused.allow(now) {
                 tracing::warn!(
-                    peer = self.peer_name(id),
+                    peer = self.peers.name(id),
                     lane = end.lane,
                     reason = ?end.reason,
                     suppressed,
                     "the peer refused a lane"
                 );
             }
-            self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
+            self.cx.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
         }
     }
 
     pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
-        let Some(session) = self.session_mut(id) else { return };
+        let Some(session) = self.peers.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
         if dialled && end.reason == LaneCloseCause::WornOut {
             // Else a peer that says so of each at once has lanes opened without end. It says so again if it is true.
@@ -221,9 +225,9 @@ impl Worker {
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
         }
-        if let Some(suppressed) = self.lane_logs.closed.allow(now) {
+        if let Some(suppressed) = self.cx.logs.lane.closed.allow(now) {
             tracing::info!(
-                peer = self.peer_name(id),
+                peer = self.peers.name(id),
                 lane = end.lane,
                 reason = ?end.reason,
                 suppressed,
@@ -234,14 +238,14 @@ impl Worker {
         self.drain_at_keeper(lane, now);
         self.tell_lanes(id, now);
         if dialled && end.reason != LaneCloseCause::Done {
-            self.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
+            self.cx.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_again(id, end.lane, since, now);
         }
     }
 
     /// A lane carries payloads.
     pub(super) fn lane_is_up(&mut self, lane: LaneName, now: Instant) {
-        if let Some(session) = self.session_named(lane.peer, lane.session) {
+        if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
             self.tell_lanes(lane.peer, now);
         }
@@ -249,7 +253,7 @@ impl Worker {
 
     /// A lane that was replaced carries payloads no more.
     pub(super) fn former_gone(&mut self, lane: LaneName, now: Instant) {
-        if let Some(session) = self.session_named(lane.peer, lane.session)
+        if let Some(session) = self.peers.session_named(lane.peer, lane.session)
             && session.openings.former_gone(lane.index, lane.epoch)
         {
             self.tell_lanes(lane.peer, now);
@@ -258,7 +262,7 @@ impl Worker {
 
     /// The path of a lane carries packets of so many bytes.
     pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize, now: Instant) {
-        if let Some(session) = self.session_named(lane.peer, lane.session) {
+        if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
             session.openings.carries(lane.index, lane.epoch, bytes);
             self.settle_budget(lane.peer, now);
         }
@@ -266,7 +270,7 @@ impl Worker {
 
     /// A lane could not go on: the peer is told, and a dialler opens it again with new keys.
     pub(super) fn lane_lost(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
-        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
@@ -277,10 +281,10 @@ impl Worker {
         let mut again = dialled;
         match why {
             LaneLoss::Unvalidated => {
-                self.totals.lanes_unvalidated += 1;
-                if let Some(suppressed) = self.lane_logs.unvalidated.allow(now) {
+                self.cx.totals.lanes_unvalidated += 1;
+                if let Some(suppressed) = self.cx.logs.lane.unvalidated.allow(now) {
                     tracing::warn!(
-                        peer = self.peer_name(peer),
+                        peer = self.peers.name(peer),
                         lane = index,
                         again,
                         suppressed,
@@ -289,11 +293,11 @@ impl Worker {
                 }
             }
             LaneLoss::Ended(error) => {
-                if let Some(suppressed) = self.lane_logs.ended.allow(now) {
+                if let Some(suppressed) = self.cx.logs.lane.ended.allow(now) {
                     let reason =
                         error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                     tracing::warn!(
-                        peer = self.peer_name(peer),
+                        peer = self.peers.name(peer),
                         lane = index,
                         reason,
                         suppressed,
@@ -302,13 +306,13 @@ impl Worker {
                 }
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
-                self.control.send(handle, &Message::LaneClose(end));
-                self.totals.lanes_ended += 1;
+                self.sessions.control.send(handle, &Message::LaneClose(end));
+                self.cx.totals.lanes_ended += 1;
             }
             LaneLoss::NoSocket => {
                 again = false;
                 if dialled {
-                    self.timers.arm(Timer::Pool(peer), now + VALIDATION_TIMEOUT);
+                    self.cx.timers.arm(Timer::Pool(peer), now + VALIDATION_TIMEOUT);
                 }
             }
         }
@@ -320,15 +324,15 @@ impl Worker {
 
     /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
     pub(super) fn lane_is_worn(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
-        self.totals.lanes_worn += u64::from(dialled);
-        if let Some(suppressed) = self.lane_logs.ended.allow(now) {
+        self.cx.totals.lanes_worn += u64::from(dialled);
+        if let Some(suppressed) = self.cx.logs.lane.ended.allow(now) {
             tracing::info!(
-                peer = self.peer_name(lane.peer),
+                peer = self.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
@@ -339,14 +343,14 @@ impl Worker {
             self.ask_for_lane(lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::WornOut };
-            self.control.send(handle, &Message::LaneClose(end));
+            self.sessions.control.send(handle, &Message::LaneClose(end));
         }
     }
 
     /// Asks for a lane that is gone; one that did not live for long costs a pause first.
     fn ask_again(&mut self, peer: PeerId, index: u8, since: Option<Instant>, now: Instant) {
         if since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE) {
-            self.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
+            self.cx.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
         } else {
             self.ask_for_lane(peer, index, now);
         }
@@ -363,7 +367,7 @@ impl Worker {
         limit: Duration,
         now: Instant,
     ) {
-        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
             if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
@@ -374,7 +378,7 @@ impl Worker {
         }
         let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
-        let others = self.exchange.silence(peer, now);
+        let others = self.cx.exchange.silence(peer, now);
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
                 let session = lane.session;
@@ -395,14 +399,14 @@ impl Worker {
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
     /// dialler with nothing outstanding on the lane does not notice.
     fn lane_is_dead(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
-        if let Some(suppressed) = self.lane_logs.silent.allow(now) {
+        if let Some(suppressed) = self.cx.logs.lane.silent.allow(now) {
             tracing::warn!(
-                peer = self.peer_name(lane.peer),
+                peer = self.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "a lane fell silent; {}",
@@ -412,68 +416,68 @@ impl Worker {
         self.drain_at_keeper(lane, now);
         self.tell_lanes(lane.peer, now);
         if dialled {
-            self.totals.lanes_silent += 1;
+            self.cx.totals.lanes_silent += 1;
             self.ask_for_lane(lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::Dead };
-            self.control.send(handle, &Message::LaneClose(end));
+            self.sessions.control.send(handle, &Message::LaneClose(end));
         }
     }
 
     /// Openings that were not answered in time, and lanes that found no socket, are asked for again.
     pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
         self.check_openings(id, now);
-        let Some(session) = self.session_mut(id) else { return };
+        let Some(session) = self.peers.session_mut(id) else { return };
         session.openings.expire(now);
         let missing = if session.dialled { session.openings.missing() } else { Vec::new() };
         for index in missing {
             self.ask_for_lane(id, index, now);
         }
-        if let Some(at) = self.session_of(id).and_then(|session| session.openings.deadline()) {
-            self.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
+        if let Some(at) = self.peers.session(id).and_then(|session| session.openings.deadline()) {
+            self.cx.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
         }
     }
 
     /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
     fn check_openings(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.session_of(id) else { return };
+        let Some(session) = self.peers.session(id) else { return };
         let Some(since) = session.openings.asked_since() else { return };
         let name = session.id;
-        let Some(connection) = self.control.get(session.handle) else { return };
+        let Some(connection) = self.sessions.control.get(session.handle) else { return };
         // The request and its answer are repeated after twice the round-trip time if they are lost (RFC 9002 §6.2.2).
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
-        if silence >= limit && self.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
+        if silence >= limit && self.cx.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
             self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true, now);
         }
     }
 
     /// Tells every worker which lanes are up.
     fn tell_lanes(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.session_of(id) else { return };
+        let Some(session) = self.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
         self.tell_all(|| Order::LanesUp { peer: id, session, up, wanted }, now);
         self.settle_budget(id, now);
     }
 
     fn drain_at_keeper(&mut self, lane: LaneName, now: Instant) {
-        let keeper = pool::keeper(self.id.index, lane.index, self.id.count);
+        let keeper = pool::keeper(self.cx.id.index, lane.index, self.cx.id.count);
         self.tell(keeper, Order::DrainLane { lane }, now);
     }
 
     /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
     fn largest_to(&self, peer: PeerId) -> u16 {
-        let accepted = self.session_of(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
-        accepted.min(largest_packet(&self.config))
+        let accepted = self.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        accepted.min(largest_packet(&self.cx.config))
     }
 
     /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
     /// that of the control connection.
     fn packet_budget(&self, peer: PeerId) -> Option<usize> {
-        let session = self.session_of(peer)?;
+        let session = self.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
-            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
+            let mtu = self.sessions.control.get(session.handle)?.quinn().current_mtu();
             Some(mtu.min(self.largest_to(peer)).into())
         })
     }
@@ -481,9 +485,9 @@ impl Worker {
     /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
     /// more around it.
     fn plain_budget(&mut self, peer: PeerId) -> Option<usize> {
-        let state = self.peers.get_mut(peer.0 as usize)?;
+        let state = self.peers.get_mut(peer)?;
         let plain = state.link.as_mut()?.plain.as_mut()?;
-        let most = self.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
+        let most = self.sessions.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
         plain.set_most(most);
         Some(most? + HEADER_LEN + 1 + TAG_LEN)
     }
@@ -499,8 +503,8 @@ impl Worker {
     fn tell_budget(&mut self, peer: PeerId, now: Instant) -> bool {
         let Some(bytes) = self.packet_budget(peer) else { return false };
         let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
-        let Some(session) = self.session_of(peer).map(|session| session.id) else { return false };
-        let changed = self.link_named(peer, session).is_some_and(|link| link.budget != bytes);
+        let Some(session) = self.peers.session(peer).map(|session| session.id) else { return false };
+        let changed = self.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
             self.tell_all(|| Order::Budget { peer, session, bytes }, now);
         }
@@ -515,18 +519,11 @@ impl Worker {
 
     /// The control connection has found that its path carries other packets.
     pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle, now: Instant) {
-        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        if self.session_of(peer).is_some_and(|session| session.handle == handle) {
+        let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+            return;
+        };
+        if self.peers.session(peer).is_some_and(|session| session.handle == handle) {
             self.settle_budget(peer, now);
         }
-    }
-
-    pub(super) fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
-        self.peers.get_mut(id.0 as usize)?.session.as_mut()
-    }
-
-    /// The session of `peer`, if this worker owns it and it is still the one of this name.
-    pub(super) fn session_named(&mut self, peer: PeerId, name: SessionId) -> Option<&mut Session> {
-        self.session_mut(peer).filter(|session| session.id == name)
     }
 }

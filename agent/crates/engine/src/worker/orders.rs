@@ -28,7 +28,7 @@ use crate::{
         exchange::{Connected, LaneName, Order},
         handover::{Kind, Parcel},
         keeper::LEAST_SILENCE,
-        number, session,
+        session,
     },
 };
 
@@ -44,30 +44,30 @@ pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
 impl Worker {
     /// Tells one worker; itself at once.
     pub(super) fn tell(&mut self, worker: u8, order: Order, now: Instant) {
-        if worker == self.id.index {
+        if worker == self.cx.id.index {
             self.obey(order, now);
         } else {
-            self.exchange.post(worker, order);
+            self.cx.exchange.post(worker, order);
         }
     }
 
     /// Tells every worker; itself last, at once.
     pub(super) fn tell_all(&mut self, order: impl Fn() -> Order, now: Instant) {
-        self.exchange.post_others(self.id.index, &order);
+        self.cx.exchange.post_others(self.cx.id.index, &order);
         self.obey(order(), now);
     }
 
     /// Tells the worker that owns a lane's session.
     pub(super) fn tell_owner(&mut self, lane: LaneName, order: Order, now: Instant) {
-        if let Some(owner) = self.link_named(lane.peer, lane.session).map(|link| link.pool.owner()) {
+        if let Some(owner) = self.peers.link_named(lane.peer, lane.session).map(|link| link.pool.owner()) {
             self.tell(owner, order, now);
         }
     }
 
     /// Does what other workers said since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
-        for order in self.exchange.take(self.id.index, &mut self.parcels) {
-            self.unpublished = true;
+        for order in self.cx.exchange.take(self.cx.id.index, &mut self.data.parcels) {
+            self.cx.unpublished = true;
             self.obey(order, now);
         }
     }
@@ -75,13 +75,13 @@ impl Worker {
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
             Order::Connected(connected) => {
-                if self.exchange.is_current(connected.peer, connected.session) {
+                if self.cx.exchange.is_current(connected.peer, connected.session) {
                     self.link_up(&connected, now);
                 }
             }
             Order::Disconnected { peer, session } => self.link_down(peer, session, now),
             Order::EndSession { peer, session, reason } => {
-                if self.session_named(peer, session).is_some() {
+                if self.peers.session_named(peer, session).is_some() {
                     self.end_session(peer, Some(reason), now);
                 }
             }
@@ -97,10 +97,10 @@ impl Worker {
                 self.set_doubt(SessionRef { peer, session }, doubt, holds, now);
             }
             Order::Services { peer, session, services } => {
-                if self.link_named(peer, session).is_some()
-                    && let Some(state) = self.peers.get_mut(peer.0 as usize)
+                if self.peers.link_named(peer, session).is_some()
+                    && let Some(state) = self.peers.get_mut(peer)
                 {
-                    self.work.walked += state.relay.set_services(&services) as u64;
+                    self.cx.work.walked += state.relay.set_services(&services) as u64;
                     if let Some(link) = state.link.as_mut() {
                         link.services = services;
                     }
@@ -113,7 +113,7 @@ impl Worker {
             Order::FormerGone { lane } => self.former_gone(lane, now),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, silence, limit, now),
             Order::AskForLife { peer, session } => {
-                if self.link_named(peer, session).is_some() {
+                if self.peers.link_named(peer, session).is_some() {
                     self.ask_for_life(peer);
                     self.tell_on_streams(peer, now);
                 }
@@ -121,12 +121,12 @@ impl Worker {
             Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
             Order::ListenerMoved { peer, session } => self.listener_moved(peer, session, now),
             Order::Heard { peer, session } => {
-                if self.session_named(peer, session).is_some() {
+                if self.peers.session_named(peer, session).is_some() {
                     self.heard(peer, session, now);
                 }
             }
             Order::Hurry { peer } => {
-                if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                if let Some(state) = self.peers.get_mut(peer) {
                     state.awaited_until = Some(now + HURRY_LASTS);
                     self.hurry(peer, now);
                 }
@@ -147,30 +147,31 @@ impl Worker {
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
         let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
             **connected;
-        if self.stopping || !self.is_live(id) {
+        if self.cx.stopping || !self.peers.is_live(id) {
             return;
         }
-        if let Some(old) = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref()) {
+        if let Some(old) = self.peers.get(id).and_then(|peer| peer.link.as_ref()) {
             let old = old.session;
             self.link_down(id, old, now);
         }
         self.stop_dialling(id, now);
-        let plain = if wanted == 0 && owner == self.id.index {
-            let handle = self.session_of(id).map(|session| session.handle);
-            let most = handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size());
+        let plain = if wanted == 0 && owner == self.cx.id.index {
+            let handle = self.peers.session(id).map(|session| session.handle);
+            let most = handle.and_then(|handle| self.sessions.control.quinn(handle)?.datagrams().max_size());
             Some(Plain::new(most))
         } else {
             None
         };
-        let pool = Pool::new(owner, self.id, wanted);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        self.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
+        let pool = Pool::new(owner, self.cx.id, wanted);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        self.cx.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
         let same_process = peer.instance == Some(hello.instance);
         peer.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
-        let connections = if knows_streams { join::connections_for(self.id.count, hello.workers) } else { 1 };
+        let connections =
+            if knows_streams { join::connections_for(self.cx.id.count, hello.workers) } else { 1 };
         let takes_packets = hello.features.contains(Features::PACKETS);
         let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
@@ -196,10 +197,10 @@ impl Worker {
         } else {
             self.end_stream_connections(id, CloseReason::Replaced, now);
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if !same_process {
             // Numbers of flows mean others to the new process.
-            for parcel in self.outgoing.take_of_peer(id) {
+            for parcel in self.data.outgoing.take_of_peer(id) {
                 match parcel.kind {
                     Kind::Payloads { .. } | Kind::Returned { .. } => {
                         peer.relay.uplink.handed_over -= parcel.counted();
@@ -211,7 +212,7 @@ impl Worker {
             }
             self.orphan_flows(id, *key);
         }
-        let shorter = self.peers.get_mut(id.0 as usize).map(|peer| peer.relay.learn_idle());
+        let shorter = self.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {
             self.watch_flow(id, flow, now);
         }
@@ -224,7 +225,7 @@ impl Worker {
 
     /// A session has ended: its lanes drain, its flows stay.
     pub(super) fn link_down(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes.into_iter().chain(link.pool.former()) {
@@ -241,25 +242,25 @@ impl Worker {
 
     /// The session with a peer has ended somewhere: the worker that dials it does so again.
     fn redial(&mut self, id: PeerId, now: Instant) {
-        if self.stopping || self.dialler_of(id) != self.id.index || !self.is_live(id) {
+        if self.cx.stopping || self.dialler_of(id) != self.cx.id.index || !self.peers.is_live(id) {
             return;
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(None, now, self.doors.rng());
+            peer.dialler.restart(None, now, self.sockets.doors.rng());
         }
         if let Some(at) = peer.dialler.deadline() {
-            self.timers.arm(Timer::Dial(id), at);
+            self.cx.timers.arm(Timer::Dial(id), at);
         }
     }
 
     /// The worker that dials a peer: always the same, so that its lanes are where they were.
     pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
-        u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
+        u8::try_from(id.0 % u32::from(self.cx.id.count)).unwrap_or(0)
     }
 
     fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8, now: Instant) {
-        let Some(link) = self.link_named(peer, session) else { return };
+        let Some(link) = self.peers.link_named(peer, session) else { return };
         let more = up & !link.pool.up != 0;
         let wider = wanted != link.pool.wanted;
         link.pool.up = up;
@@ -276,18 +277,18 @@ impl Worker {
 
     /// Gives each flow that was opened here and has no lane of its own one that suits.
     pub(super) fn settle_flows(&mut self, id: PeerId) {
-        let Some(Some(link)) = self.peers.get(id.0 as usize).map(|peer| &peer.link) else { return };
+        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.link) else { return };
         let pool = &link.pool;
         let mut moves = Vec::new();
-        if let Some(peer) = self.peers.get(id.0 as usize) {
+        if let Some(peer) = self.peers.get(id) {
             let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
                 Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
                 Origin::Upstream { .. } => false,
             });
-            self.work.walked += peer.relay.flows.len() as u64;
+            self.cx.work.walked += peer.relay.flows.len() as u64;
             moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for (flow, lane) in moves {
             if let Some(flow) = peer.relay.flows.get_mut(flow) {
                 flow.lane = lane;
@@ -303,12 +304,12 @@ impl Worker {
         holds: bool,
         now: Instant,
     ) {
-        let known = self.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
+        let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
         if known {
             return;
         }
         if holds {
-            self.totals.sessions_doubted[doubt.label_index()] += 1;
+            self.cx.totals.sessions_doubted[doubt.label_index()] += 1;
         }
         self.tell_all(|| Order::Doubt { peer, session, doubt, holds }, now);
     }
@@ -320,7 +321,7 @@ impl Worker {
 
     fn set_doubt(&mut self, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
         let SessionRef { peer: id, session } = of;
-        let Some(link) = self.link_named(id, session) else { return };
+        let Some(link) = self.peers.link_named(id, session) else { return };
         *link.doubts.of(doubt) = holds;
         let is_well = !link.doubts.any();
         self.note_carrier(id);
@@ -332,8 +333,8 @@ impl Worker {
                 self.dial_anew(id, Duration::ZERO, what, now);
             }
             (_, false) => {
-                if self.session_of(id).is_some()
-                    && let Some(state) = self.peers.get_mut(id.0 as usize)
+                if self.peers.session(id).is_some()
+                    && let Some(state) = self.peers.get_mut(id)
                     && let Some(suppressed) = state.brakes.heard.allow(now)
                 {
                     tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
@@ -352,9 +353,9 @@ impl Worker {
     }
 
     fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+        if self.cx.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // It was heard while the order was under way.
-            let owner = self.link_named(id, session).map(|link| link.pool.owner());
+            let owner = self.peers.link_named(id, session).map(|link| link.pool.owner());
             if let Some(owner) = owner {
                 self.tell(owner, Order::Heard { peer: id, session }, now);
             }
@@ -367,26 +368,26 @@ impl Worker {
 
     /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
     fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
-        if self.dialler_of(id) != self.id.index {
+        if self.dialler_of(id) != self.cx.id.index {
             return;
         }
-        let Some(state) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(state) = self.peers.get_mut(id) else { return };
         if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
             return;
         }
         if let Some(suppressed) = state.brakes.silent.allow(now) {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
-        state.dialler.restart(Some(delay), now, self.doors.rng());
+        state.dialler.restart(Some(delay), now, self.sockets.doors.rng());
         if let Some(at) = state.dialler.deadline() {
-            self.timers.arm(Timer::Dial(id), at);
+            self.cx.timers.arm(Timer::Dial(id), at);
         }
     }
 
     /// Whether a peer with a session was found silent and has not been heard since.
     pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
         self.doubts_of(id).silent
-            && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+            && self.cx.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
     }
 
     /// Whether something speaks against the session with a peer.
@@ -395,39 +396,34 @@ impl Worker {
     }
 
     fn doubts_of(&self, id: PeerId) -> Doubts {
-        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
         link.map_or_else(Doubts::default, |link| link.doubts)
     }
 
     /// Datagrams wait for a peer that is not reached: it is dialled soon.
     pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if peer.is_well() || self.stopping || !peer.is_live() {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.is_well() || self.cx.stopping || !peer.is_live() {
             return;
         }
-        if dialler == self.id.index {
+        if dialler == self.cx.id.index {
             peer.dialler.hurry(now);
             if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
+                self.cx.timers.arm(Timer::Dial(id), at);
             }
         } else if peer.hurried.is_none_or(|at| now.saturating_duration_since(at) >= HURRY_INTERVAL) {
             peer.hurried = Some(now);
-            self.exchange.post(dialler, Order::Hurry { peer: id });
+            self.cx.exchange.post(dialler, Order::Hurry { peer: id });
         }
-    }
-
-    /// The link to `peer`, if it is still of this session.
-    pub(super) fn link_named(&mut self, peer: PeerId, session: SessionId) -> Option<&mut Link> {
-        self.peers.get_mut(peer.0 as usize)?.link.as_mut().filter(|link| link.session == session)
     }
 
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     pub(super) fn wake_listeners(&mut self, id: PeerId) {
         let mut tokens = Vec::new();
-        for (listener, forward) in self.listeners.iter().zip(&self.config.tcp) {
+        for (listener, forward) in self.forwards.listeners.iter().zip(&self.cx.config.tcp) {
             if let Some((_, token)) = listener
-                && self.forward_peers.get(forward.peer) == Some(&id)
+                && self.forwards.peers.get(forward.peer) == Some(&id)
             {
                 tokens.push(*token);
             }
@@ -439,7 +435,7 @@ impl Worker {
 
     /// A port may have connections for this worker.
     pub(super) fn wake_listener(&mut self, place: usize) {
-        if let Some(Some((_, token))) = self.listeners.get(place) {
+        if let Some(Some((_, token))) = self.forwards.listeners.get(place) {
             let token = *token;
             self.add_source(token);
         }
@@ -448,19 +444,19 @@ impl Worker {
     /// Takes in some of what other workers handed over, before this one's own sockets.
     pub(super) fn take_parcels(&mut self, now: Instant) {
         for _ in 0..PARCELS_PER_TURN {
-            if self.notes.work.is_over() {
+            if self.data.notes.work.is_over() {
                 return;
             }
-            let Some(parcel) = self.parcels.pop_front() else { return };
-            self.unpublished = true;
-            self.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
+            let Some(parcel) = self.data.parcels.pop_front() else { return };
+            self.cx.unpublished = true;
+            self.cx.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
             if self.is_outdated(&parcel) {
                 continue;
             }
             let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
                 Kind::Packets { port } => self.take_packets(&parcel, waited, port, now),
-                Kind::Strangers { port } => self.strangers.take_over(&parcel, port),
+                Kind::Strangers { port } => self.data.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&parcel, waited, |worker| {
                         worker
@@ -494,7 +490,7 @@ impl Worker {
     /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
     /// others' now. They are dropped.
     fn is_outdated(&mut self, parcel: &Parcel) -> bool {
-        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer.0 as usize)) else {
+        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer)) else {
             return false;
         };
         if peer.process() == parcel.process {
@@ -510,7 +506,7 @@ impl Worker {
     }
 
     fn take_packets(&mut self, parcel: &Parcel, waited: Duration, port: usize, now: Instant) {
-        let Some(underlay) = self.ports.get(port).copied() else { return };
+        let Some(underlay) = self.sockets.ports.get(port).copied() else { return };
         let received = Received { underlay, port: Some(port) };
         self.take_batches(parcel, waited, |worker| {
             worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
@@ -519,44 +515,46 @@ impl Worker {
 
     /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
     fn take_batches(&mut self, parcel: &Parcel, waited: Duration, mut pass: impl FnMut(&mut Self)) {
-        self.batch.clear();
+        self.data.batch.clear();
         for (piece, data) in parcel.pieces() {
-            if self.batch.len() == self.batch.slots() {
+            if self.data.batch.len() == self.data.batch.slots() {
                 pass(self);
-                self.batch.clear();
+                self.data.batch.clear();
             }
             let meta = Meta { age: piece.meta.age + waited, ..piece.meta };
-            self.batch.push(meta, data);
+            self.data.batch.push(meta, data);
         }
-        if !self.batch.is_empty() {
+        if !self.data.batch.is_empty() {
             pass(self);
         }
     }
 
     /// Hands over what was collected for other workers in this turn.
     pub(super) fn hand_over(&mut self, now: Instant) {
-        for (worker, mut parcel) in self.outgoing.take() {
+        for (worker, mut parcel) in self.data.outgoing.take() {
             if let Some(peer) = parcel.peer() {
-                parcel.process = self.peers.get(peer.0 as usize).map_or(0, Peer::process);
+                parcel.process = self.peers.get(peer).map_or(0, Peer::process);
             }
             parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
-            match self.exchange.hand(worker, parcel) {
-                Ok(()) => self.totals.handed_out[kind] += datagrams,
+            match self.cx.exchange.hand(worker, parcel) {
+                Ok(()) => self.cx.totals.handed_out[kind] += datagrams,
                 Err(parcel) => {
-                    self.totals.hand_over_drops[kind] += datagrams;
+                    self.cx.totals.hand_over_drops[kind] += datagrams;
                     let counted = parcel.counted();
                     match parcel.kind {
                         Kind::Packets { .. } => {}
-                        Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
+                        Kind::Strangers { .. } => {
+                            self.data.strangers.stats.drop(DecoyDrop::Overload, datagrams)
+                        }
                         Kind::Frames { peer, .. } => {
-                            if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                            if let Some(state) = self.peers.get_mut(peer) {
                                 state.relay.downlink.receive(counted, parcel.counted_bytes());
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
                         Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-                            if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+                            if let Some(state) = self.peers.get_mut(peer) {
                                 state.relay.uplink.handed_over -= counted;
                                 state.relay.uplink.drop(DropReason::HandOverFull, counted);
                             }
@@ -569,17 +567,7 @@ impl Worker {
 
     /// The number of the low bit of flows that we open towards a peer that proved `key`.
     pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
-        session::parity(self.identity.public_key(), key)
-    }
-
-    /// The name of a peer, for logs.
-    pub(super) fn peer_name(&self, id: PeerId) -> &str {
-        self.peers.get(id.0 as usize).map_or("?", |peer| &*peer.name)
-    }
-
-    /// The peers' identifiers.
-    pub(super) fn peer_ids(&self) -> impl Iterator<Item = PeerId> + use<> {
-        (0..self.peers.len()).map(|place| PeerId(number(place)))
+        session::parity(self.cx.identity.public_key(), key)
     }
 }
 

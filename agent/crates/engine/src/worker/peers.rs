@@ -99,27 +99,22 @@ impl PeerMaker<'_> {
 impl Worker {
     /// The roster has a peer more. Ports of the configuration that name it are its from now on.
     pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
-        let place = id.0 as usize;
-        let own_key = *self.identity.public_key();
-        let (config, exchange) = (&*self.config, &*self.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
+        let own_key = *self.cx.identity.public_key();
+        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
         let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
-        match self.peers.get_mut(place) {
-            Some(old) => {
-                made.generation = old.generation.wrapping_add(1);
-                self.totals.retire(&old.relay);
-                *old = made;
-            }
-            None => self.peers.push(made),
+        made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
+        if let Some(old) = self.peers.insert(made) {
+            self.cx.totals.retire(&old.relay);
         }
         self.metrics.bind_peer(id, &peer.name, origin);
         self.route_peer(id);
         self.point_forwards(&peer.name, id);
         if let Some(at) = deadline {
-            self.timers.arm(Timer::Dial(id), at);
+            self.cx.timers.arm(Timer::Dial(id), at);
         }
-        if self.dialler_of(id) == self.id.index {
+        if self.dialler_of(id) == self.cx.id.index {
             match origin {
                 Origin::Config | Origin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
@@ -128,12 +123,12 @@ impl Worker {
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 
     /// The local ports whose peer bears `name` lead to `id`.
     fn point_forwards(&mut self, name: &str, id: PeerId) {
-        for (named, current) in self.config.peers.iter().zip(&mut self.forward_peers) {
+        for (named, current) in self.cx.config.peers.iter().zip(&mut self.forwards.peers) {
             if *named.name == *name {
                 *current = id;
             }
@@ -143,10 +138,10 @@ impl Worker {
 
     /// The local UDP ports lead to the peers that their forwards name.
     pub(super) fn point_ingresses(&mut self) {
-        for local in self.locals.iter_mut() {
+        for local in self.sockets.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
-                && let Some(forward) = self.config.udp.get(ingress.0 as usize)
-                && let Some(current) = self.forward_peers.get(forward.peer)
+                && let Some(forward) = self.cx.config.udp.get(ingress.0 as usize)
+                && let Some(current) = self.forwards.peers.get(forward.peer)
             {
                 *peer = *current;
             }
@@ -155,13 +150,13 @@ impl Worker {
 
     /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
     pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
-        self.forward_peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
+        self.forwards.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
     }
 
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
     pub(super) fn peer_removed(&mut self, id: PeerId, now: Instant) {
-        let dials = self.dialler_of(id) == self.id.index;
-        let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|peer| peer.is_live()) else { return };
+        let dials = self.dialler_of(id) == self.cx.id.index;
+        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         peer.standing = Standing::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
         Arc::make_mut(&mut peer.config).services.clear();
@@ -178,7 +173,7 @@ impl Worker {
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
         for token in peer.dialler.take_abandoned() {
-            self.doors.release(token);
+            self.sockets.doors.release(token);
         }
         self.end_session(id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
@@ -186,42 +181,42 @@ impl Worker {
             self.link_down(id, session, now);
         }
         self.end_stream_connections(id, CloseReason::KeyRemoved, now);
-        for handle in self.control.handles() {
-            if self.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
+        for handle in self.sessions.control.handles() {
+            if self.sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
                 self.close(handle, CloseReason::KeyRemoved, now);
             }
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.all() {
             if let Some(flow) = peer.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.relay.stats.flows_removed += 1;
-                self.doors.close_flow_later(flow.origin);
+                self.sockets.doors.close_flow_later(flow.origin);
             }
         }
         // What still waits are IP packets.
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
-        self.doors.close_now(&mut self.locals);
+        self.sockets.doors.close_now(&mut self.sockets.locals);
         self.unroute_peer(id);
         self.metrics.quiet_peer(id);
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 
     /// Drops a batch that came to a port whose peer was removed.
     pub(super) fn drop_batch_of_removed(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        for slot in 0..self.batch.len() {
-            let datagrams = self.batch.meta(slot).datagrams() as u64;
-            peer.relay.uplink.receive(datagrams, self.batch.buffer(slot).len() as u64);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        for slot in 0..self.data.batch.len() {
+            let datagrams = self.data.batch.meta(slot).datagrams() as u64;
+            peer.relay.uplink.receive(datagrams, self.data.batch.buffer(slot).len() as u64);
             peer.relay.uplink.drop(DropReason::PeerRemoved, datagrams);
         }
     }
 
     /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
     pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
-        let id = match self.roster.peer_of(key) {
+        let id = match self.cx.roster.peer_of(key) {
             Some(id) => id,
-            None if self.roster.is_open() => {
-                self.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
+            None if self.cx.roster.is_open() => {
+                self.cx.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
             }
             None => return Err(CloseReason::KeyRemoved),
         };
@@ -234,18 +229,13 @@ impl Worker {
 
     /// Whether a peer that has not been removed has this key.
     pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
-        self.peers.get(id.0 as usize).is_some_and(|peer| peer.is_live() && peer.has_key(key))
-    }
-
-    /// Whether a peer has not been removed.
-    pub(super) fn is_live(&self, id: PeerId) -> bool {
-        self.peers.get(id.0 as usize).is_some_and(Peer::is_live)
+        self.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
     }
 
     /// Once a second: idle peers of open mode go, and the places of peers that were removed become free.
     pub(super) fn see_to_roster(&mut self, now: Instant) {
-        for id in self.peer_ids() {
-            let Some(peer) = self.peers.get(id.0 as usize) else { continue };
+        for id in self.peers.ids() {
+            let Some(peer) = self.peers.get(id) else { continue };
             match peer.standing {
                 Standing::Live if peer.origin == Origin::Open => self.expire_if_idle(id, now),
                 Standing::Leaving { since }
@@ -260,17 +250,17 @@ impl Worker {
 
     /// One worker watches over each peer of open mode.
     fn expire_if_idle(&mut self, id: PeerId, now: Instant) {
-        if self.dialler_of(id) != self.id.index {
+        if self.dialler_of(id) != self.cx.id.index {
             return;
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.link.is_some() || peer.relay.flows.registry().count() > 0 {
             peer.idle_since = None;
             return;
         }
         let since = *peer.idle_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= OPEN_IDLE {
-            self.roster.expire(id);
+            self.cx.roster.expire(id);
         }
     }
 
@@ -281,33 +271,33 @@ impl Worker {
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.
             && !self.forwards_lead_to(peer.id)
-            && !self.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
-            && !self.control.iter().any(|connection| connection.peer == Some(peer.id))
+            && !self.hosted.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
+            && !self.sessions.control.iter().any(|connection| connection.peer == Some(peer.id))
     }
 
     fn forwards_lead_to(&self, id: PeerId) -> bool {
-        let mut open = self.config.udp.iter().chain(&self.config.tcp).filter(|forward| forward.open);
+        let mut open = self.cx.config.udp.iter().chain(&self.cx.config.tcp).filter(|forward| forward.open);
         open.any(|forward| self.forward_peer(forward) == id)
     }
 
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.
     fn vacate(&mut self, id: PeerId) {
-        let own_key = *self.identity.public_key();
-        let (config, exchange) = (&*self.config, &*self.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let own_key = *self.cx.identity.public_key();
+        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
-        self.totals.retire(&std::mem::replace(&mut peer.relay, empty));
-        self.totals.retired.merge(id);
+        self.cx.totals.retire(&std::mem::replace(&mut peer.relay, empty));
+        self.cx.totals.retired.merge(id);
         self.metrics.unbind_peer(id);
         let metrics = self.metrics.registry();
-        self.roster.left(id, self.id.index, |name| {
+        self.cx.roster.left(id, self.cx.id.index, |name| {
             PeerMetrics::forget(&metrics, name);
             for direction in Direction::ALL {
                 PeerDirectionMetrics::forget(&metrics, name, direction.label());
             }
         });
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 }

@@ -17,9 +17,9 @@ impl Worker {
     /// Offers quinn-proto what waits for peers without lanes; returns whether it took any.
     pub(super) fn send_plain(&mut self, now: Instant) -> bool {
         let mut taken = false;
-        for place in 0..self.peers.len() {
-            let id = PeerId(crate::worker::number(place));
-            let waits = self.peers[place].link.as_ref().and_then(|link| link.plain.as_ref());
+        for id in self.peers.ids() {
+            let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+            let waits = link.and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
                 taken |= self.send_plain_to(id, now);
             }
@@ -30,10 +30,10 @@ impl Worker {
     fn send_plain_to(&mut self, id: PeerId, now: Instant) -> bool {
         let (mut blocked, mut taken) = (false, false);
         loop {
-            let Some(peer) = self.peers.get_mut(id.0 as usize) else { return taken };
+            let Some(peer) = self.peers.get_mut(id) else { return taken };
             let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
             let handle = peer.session.as_ref().map(|session| session.handle);
-            let quinn = handle.and_then(|handle| self.control.quinn(handle));
+            let quinn = handle.and_then(|handle| self.sessions.control.quinn(handle));
             let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
             // Before the space: a connection that takes nothing holds nothing back that is too old.
@@ -50,7 +50,7 @@ impl Worker {
             }
             let Some(mut frame) = plain.pop() else { break };
             taken = true;
-            let dropped = match self.control.send_frame(handle, frame.data, frame.counted) {
+            let dropped = match self.sessions.control.send_frame(handle, frame.data, frame.counted) {
                 // What becomes of it is settled when it is sent, or when quinn-proto drops it.
                 Ok(()) => continue,
                 Err(SendDatagramError::Blocked(data)) => {
@@ -77,7 +77,7 @@ impl Worker {
 
     /// One payload for a peer without lanes was dropped before quinn-proto had it.
     pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
-        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+        if let Some(state) = self.peers.get_mut(peer) {
             state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
         }
     }
@@ -85,31 +85,31 @@ impl Worker {
     /// Takes the plain frames that have come. After each batch, because quinn-proto drops the oldest of them beyond
     /// [`DATAGRAM_BUFFER_BYTES`].
     pub(super) fn take_plain(&mut self, now: Instant) {
-        while let Some(handle) = self.control.take_fed() {
+        while let Some(handle) = self.sessions.control.take_fed() {
             self.plain_datagrams(handle, now);
         }
     }
 
     /// Plain frames came on a control connection.
     pub(super) fn plain_datagrams(&mut self, handle: ConnectionHandle, now: Instant) {
-        let Some(connection) = self.control.get(handle) else { return };
+        let Some(connection) = self.sessions.control.get(handle) else { return };
         let (peer, source) = (connection.peer, connection.path().destination);
         let Some(peer) =
-            peer.filter(|id| self.session_of(*id).is_some_and(|session| session.handle == handle))
+            peer.filter(|id| self.peers.session(*id).is_some_and(|session| session.handle == handle))
         else {
             // Before its hello nobody knows whose flows these are; quinn-proto bounds what waits meanwhile.
             return;
         };
         let mut taken = 0;
         loop {
-            if self.notes.work.is_over() {
-                if !self.plain_waiting.contains(&handle) {
-                    self.plain_waiting.push(handle);
+            if self.data.notes.work.is_over() {
+                if !self.data.plain_waiting.contains(&handle) {
+                    self.data.plain_waiting.push(handle);
                 }
                 return;
             }
-            self.batch.clear();
-            let Some(quinn) = self.control.quinn(handle) else { return };
+            self.data.batch.clear();
+            let Some(quinn) = self.sessions.control.quinn(handle) else { return };
             let mut full = false;
             while !full {
                 let Some(data) = quinn.datagrams().recv() else { break };
@@ -122,19 +122,19 @@ impl Worker {
                     age: Duration::ZERO,
                 };
                 // A frame is smaller than a packet, and so than a slot.
-                self.batch.push(meta, &data);
-                full = self.batch.len() == self.batch.slots();
+                self.data.batch.push(meta, &data);
+                full = self.data.batch.len() == self.data.batch.slots();
             }
-            if self.batch.is_empty() {
+            if self.data.batch.is_empty() {
                 break;
             }
-            taken += self.batch.len() as u64;
+            taken += self.data.batch.len() as u64;
             self.downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane: 0 }));
         }
         // Without any there was nothing that could make others give way.
-        let lost = if taken > 0 { self.control.frames_taken(handle, taken) } else { 0 };
+        let lost = if taken > 0 { self.sessions.control.frames_taken(handle, taken) } else { 0 };
         if lost > 0
-            && let Some(state) = self.peers.get_mut(peer.0 as usize)
+            && let Some(state) = self.peers.get_mut(peer)
         {
             state.relay.downlink.receive(lost, 0);
             state.relay.downlink.drop(DropReason::PlainOverflow, lost);

@@ -28,7 +28,7 @@ use crate::{
     peer::{Doubt, Peer},
     roster::Origin,
     worker::{
-        Backlog, StreamsSnapshot, Worker,
+        Backlog, StreamsSnapshot, Tun, Worker,
         books::{
             DirectionSnapshot, Handshakes, LaneBytes, PeerRates, PeerSnapshot, RelaySums, Snapshot,
             Snapshots, SocketBooks, Totals, add_lane, role,
@@ -240,13 +240,13 @@ impl Worker {
         for peer in &self.peers {
             peer.relay.flows.count_lanes(&mut lane_flows);
         }
-        self.totals.lane_flows = lane_flows;
-        self.totals.control = self.control.traffic();
-        let before = self.doors.books().kernel_drops();
+        self.cx.totals.lane_flows = lane_flows;
+        self.cx.totals.control = self.sessions.control.traffic();
+        let before = self.sockets.doors.books().kernel_drops();
         self.book_sockets(true);
-        let dropped = self.doors.books().kernel_drops() - before;
+        let dropped = self.sockets.doors.books().kernel_drops() - before;
         if dropped > 0
-            && let Some(suppressed) = self.drops_log.allow(now)
+            && let Some(suppressed) = self.cx.logs.drops.allow(now)
         {
             tracing::warn!(
                 buffers = dropped,
@@ -258,14 +258,14 @@ impl Worker {
     }
 
     fn book_sockets(&mut self, drops: bool) {
-        let books = self.doors.books();
+        let books = self.sockets.doors.books();
         if drops {
             books.forget_kernel_queues();
         }
-        for underlay in self.underlays.iter_mut() {
+        for underlay in self.sockets.underlays.iter_mut() {
             books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
         }
-        self.locals.each_touched(drops, |socket| {
+        self.sockets.locals.each_touched(drops, |socket| {
             books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
         });
         if let Some(decoys) = &mut self.decoys {
@@ -276,7 +276,7 @@ impl Worker {
     /// The congestion control of this worker's connections, by peer.
     fn stream_snapshots(&self) -> Vec<StreamsSnapshot> {
         let mut of_peers = vec![StreamsSnapshot::default(); self.peers.len()];
-        for connection in self.control.iter().filter(|connection| !connection.is_over()) {
+        for connection in self.sessions.control.iter().filter(|connection| !connection.is_over()) {
             let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
             let (congestion, quinn) = (connection.congestion(), connection.quinn());
             if let Some(sum) = of_peers.get_mut(id.0 as usize) {
@@ -300,23 +300,23 @@ impl Worker {
 
     /// Publishes everything.
     pub(super) fn publish(&mut self, now: Instant) {
-        self.unpublished = false;
+        self.cx.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
         self.settle();
         self.book_sockets(false);
         let mut lanes = [0; LaneState::LABELS.len()];
-        let mut all_lanes = self.totals.retired.of_former();
-        let mut sums: RelaySums = self.totals.former;
+        let mut all_lanes = self.cx.totals.retired.of_former();
+        let mut sums: RelaySums = self.cx.totals.former;
         let mut per_peer: Vec<(LaneStats, usize)> =
-            self.peers.iter().map(|peer| (self.totals.retired.of(peer.id), 0)).collect();
-        for (_, slot) in self.lanes.iter() {
+            self.peers.iter().map(|peer| (self.cx.totals.retired.of(peer.id), 0)).collect();
+        for (_, slot) in self.hosted.lanes.iter() {
             lanes[slot.state.label_index()] += 1;
             if let Some((stats, up)) = per_peer.get_mut(slot.peer.0 as usize) {
                 add_lane(stats, slot.core.stats());
                 *up += usize::from(slot.is_up());
             }
         }
-        let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
+        let most_mtu = self.tun.as_ref().map(|Tun { side: tun, .. }| tun.most_mtu);
         let streams = self.stream_snapshots();
         let mut snapshots = Vec::with_capacity(self.peers.len());
         let mut reached = Vec::new();
@@ -328,14 +328,14 @@ impl Worker {
             if refused(&peer.relay) != peer.refused {
                 reached.push(peer.id);
             }
-            let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
+            let control = peer.session.as_ref().and_then(|session| self.sessions.control.get(session.handle));
             let standard = peer.link.as_ref().is_some_and(|link| link.standard);
             let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
-            let rtt = rtt(peer, &self.lanes).or_else(plain_rtt);
+            let rtt = rtt(peer, &self.hosted.lanes).or_else(plain_rtt);
             // What only one worker knows is published by it.
             let knows = match &peer.link {
                 Some(_) => peer.session.is_some(),
-                None => crate::worker::start::dials(peer.id, self.id),
+                None => crate::worker::start::dials(peer.id, self.cx.id),
             };
             let takes_packets = peer.link.as_ref().is_some_and(|link| link.takes_packets);
             let most = most_mtu.filter(|_| takes_packets);
@@ -349,7 +349,7 @@ impl Worker {
             }
             if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
-                handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.lanes));
+                handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.hosted.lanes));
                 handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
                 let pool = peer.link.as_ref().map(|link| &link.pool);
                 handles.totals.peer_lanes.set(pool.map_or(0.0, |pool| f64::from(pool.up.count_ones())));
@@ -370,8 +370,8 @@ impl Worker {
             self.report_ceilings(peer, now);
         }
         let limit_reached = self.limit_reached(&sums);
-        let kernel_drops = self.doors.books().kernel_drops();
-        let place = usize::from(self.id.index);
+        let kernel_drops = self.sockets.doors.books().kernel_drops();
+        let place = usize::from(self.cx.id.index);
         // Every worker knows them all.
         let known = if place == 0 { self.by_origin() } else { [0; ORIGINS.len()] };
         let lane_indices = self.lane_indices();
@@ -396,11 +396,11 @@ impl Worker {
         metrics.limit_reached.publish(&limit_reached);
         metrics.own.flows_moved.publish(sums.moved);
         metrics.own.tun_buckets_moved.publish(sums.buckets_moved);
-        metrics.publish_lanes(&all_lanes, &self.totals);
+        metrics.publish_lanes(&all_lanes, &self.cx.totals);
         metrics
-            .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|(tun, _)| &tun.totals.by_lane[..]));
-        metrics.publish_sockets(self.doors.books(), &self.totals.refusals);
-        self.report_strangers(self.strangers.stats.gave_way, now);
+            .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|tun| &tun.side.totals.by_lane[..]));
+        metrics.publish_sockets(self.sockets.doors.books(), &self.cx.totals.refusals);
+        self.report_strangers(self.data.strangers.stats.gave_way, now);
         self.publish_control();
         self.publish_decoy();
         self.publish_tun();
@@ -411,13 +411,13 @@ impl Worker {
     fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
-        let (shared, stream_bytes) = match self.id.index {
-            0 => (self.refusals.at_ceilings(), self.exchange.streams().refused()),
+        let (shared, stream_bytes) = match self.cx.id.index {
+            0 => (self.sessions.refusals.at_ceilings(), self.cx.exchange.streams().refused()),
             _ => ([0; 3], 0),
         };
         let [handshakes, open_peers, used_tokens] = shared;
-        let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
-        let messages = self.ceilings.messages;
+        let (tcp, strangers) = (self.cx.ceilings.tcp, self.data.strangers.stats.gave_way);
+        let messages = self.cx.ceilings.messages;
         [
             flows,
             flows_per_peer,
@@ -451,7 +451,7 @@ impl Worker {
 
     /// What the lanes of each index have in common.
     fn lane_indices(&self) -> Vec<IndexCounts> {
-        let retired = self.totals.retired.by_index();
+        let retired = self.cx.totals.retired.by_index();
         let mut indices: Vec<_> =
             retired.iter().map(|bytes| IndexCounts { flows: 0, bytes: *bytes }).collect();
         let mut add = |index: u8, flows: u64, bytes: LaneBytes| {
@@ -462,22 +462,22 @@ impl Worker {
             indices[index].flows += flows;
             indices[index].bytes.add(bytes);
         };
-        for (_, slot) in self.lanes.iter() {
+        for (_, slot) in self.hosted.lanes.iter() {
             add(slot.index, 0, LaneBytes::of(slot.core.stats()));
         }
-        let by_lane = self.tun.iter().flat_map(|(tun, _)| &tun.totals.by_lane);
+        let by_lane = self.tun.iter().flat_map(|tun| &tun.side.totals.by_lane);
         for (lane, _) in (0..).zip(by_lane).filter(|(_, packets)| **packets > 0) {
             add(lane, 0, LaneBytes::default());
         }
-        for (lane, flows) in (0..).zip(&self.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
+        for (lane, flows) in (0..).zip(&self.cx.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
             add(lane, *flows, LaneBytes::default());
         }
         indices
     }
 
     fn publish_control(&mut self) {
-        let (place, stream_memory) = (self.id.index, self.exchange.streams().taken());
-        let (totals, control, metrics) = (&self.totals, &self.control.stats, &mut self.metrics);
+        let (place, stream_memory) = (self.cx.id.index, self.cx.exchange.streams().taken());
+        let (totals, control, metrics) = (&self.cx.totals, &self.sessions.control.stats, &mut self.metrics);
         let refused_keys = metrics.refused_keys.load(Ordering::Relaxed);
         let Handshakes { dialled, established, failed } = totals.handshakes;
         metrics.handshakes.publish(&[
@@ -489,12 +489,12 @@ impl Worker {
             control.handshakes_ignored,
         ]);
         metrics.refused_datagrams.publish(&[control.unroutable, control.answers_suppressed]);
-        let mut ended = self.gate.stats.ended;
+        let mut ended = self.sessions.gate.stats.ended;
         // Where no knock is required, quinn-proto makes them.
         ended[Step::Retry as usize] += control.retries_sent;
         metrics.gate.publish(&ended);
-        metrics.own.gate_used_tokens.set(self.gate.remembered() as u64);
-        metrics.own.send_buffer_bytes.set(self.underlays.outbox_bytes() as u64);
+        metrics.own.gate_used_tokens.set(self.sessions.gate.remembered() as u64);
+        metrics.own.send_buffer_bytes.set(self.sockets.underlays.outbox_bytes() as u64);
         metrics.control[0].control_messages.publish(control.messages_sent);
         metrics.control[1].control_messages.publish(control.messages_received);
         let traffic = &totals.control;
@@ -508,14 +508,14 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
-        metrics.own.turns_full.publish(self.totals.turns_full);
-        metrics.own.lane_packets_unopened.publish(self.notes.shares.dropped());
-        metrics.handshakes_pending.set(self.control.handshakes_pending() as u64);
+        metrics.own.turns_full.publish(self.cx.totals.turns_full);
+        metrics.own.lane_packets_unopened.publish(self.data.notes.shares.dropped());
+        metrics.handshakes_pending.set(self.sessions.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
         metrics.tcp[0].tcp_bytes.publish(totals.tcp.bytes_outward);
         metrics.tcp[1].tcp_bytes.publish(totals.tcp.bytes_inward);
         metrics.tcp_refused.publish(&totals.tcp.refused);
-        metrics.own.tcp_streams.set(self.tcp.len() as u64);
+        metrics.own.tcp_streams.set(self.forwards.open.len() as u64);
         metrics.own.tcp_streams_opened.publish(totals.tcp.opened);
         metrics.own.tcp_accept_pauses.publish(totals.tcp.accept_pauses);
         // All workers share it: one publishes.
@@ -525,7 +525,7 @@ impl Worker {
         metrics.own.stream_connections.set(carriers.sum());
         metrics.own.stream_connections_opened.publish(totals.streams.opened);
         metrics.streams_failed.publish(&totals.streams.failed);
-        metrics.own.connections.set(self.control.len() as u64);
+        metrics.own.connections.set(self.sessions.control.len() as u64);
     }
 }
 

@@ -26,12 +26,12 @@ use crate::worker::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, e
 impl Worker {
     /// Runs another configuration from now on.
     pub(super) fn configured(&mut self, new: NewConfig, now: Instant) {
-        if self.stopping {
+        if self.cx.stopping {
             return;
         }
         let NewConfig { config, ports } = new;
-        self.doors.adopt(ports);
-        let old = mem::replace(&mut self.config, Arc::clone(&config));
+        self.sockets.doors.adopt(ports);
+        let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.name_forward_peers();
         self.follow_services(&old.services, &config.services, now);
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
@@ -50,27 +50,29 @@ impl Worker {
         }
         self.follow_udp(&old, &config, now);
         self.follow_tcp(&old, &config, now);
-        self.exchange.streams().set_most(config.limits.stream_bytes);
-        self.gate.set_window(config.access.clock_window);
-        self.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.id.count)));
-        for handle in self.control.handles() {
-            self.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
+        self.cx.exchange.streams().set_most(config.limits.stream_bytes);
+        self.sessions.gate.set_window(config.access.clock_window);
+        self.sessions
+            .control
+            .set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.cx.id.count)));
+        for handle in self.sessions.control.handles() {
+            self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
         self.follow_decoy(now);
-        for id in self.peer_ids() {
+        for id in self.peers.ids() {
             self.offer_services(id);
             self.warn_of_missing_services(id, now);
         }
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 
     /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let is_well = self.peers.get(id.0 as usize).is_some_and(|peer| peer.is_well());
-        let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|peer| peer.is_live()) else { return };
+        let is_well = self.peers.get(id).is_some_and(|peer| peer.is_well());
+        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         let old = mem::replace(&mut peer.config, Arc::clone(&wanted));
-        peer.relay.set_bounds(&wanted, &self.config.limits);
-        peer.allowances.set(&self.config.limits);
+        peer.relay.set_bounds(&wanted, &self.cx.config.limits);
+        peer.allowances.set(&self.cx.config.limits);
         if old.public_keys != wanted.public_keys {
             self.end_connections_of_other_keys(id, &wanted.public_keys, now);
             self.remove_lanes_of_other_keys(id, &wanted.public_keys, now);
@@ -84,8 +86,8 @@ impl Worker {
             self.end_served(|peer, place| peer == id && revoked(place));
             self.offer_services(id);
         }
-        if self.dialler_of(id) == self.id.index {
-            let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        if self.dialler_of(id) == self.cx.id.index {
+            let Some(peer) = self.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
             self.watch_dialler(id);
             for attempt in surplus {
@@ -94,25 +96,26 @@ impl Worker {
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         if old.rate != wanted.rate {
-            self.exchange.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
-            self.control.rate_changed(id);
+            self.cx.exchange.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+            self.sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
             self.reroute_peer(id);
         }
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 
     fn end_connections_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
         let is_other = |key: Option<[u8; 32]>| key.is_some_and(|key| !keys.contains(&PublicKey(key)));
-        let session = self.session_of(id).map(|session| session.handle);
-        let proved =
-            session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
+        let session = self.peers.session(id).map(|session| session.handle);
+        let proved = session
+            .and_then(|handle| self.sessions.control.get(handle))
+            .and_then(|connection| connection.key);
         if is_other(proved) {
             self.end_session(id, Some(CloseReason::KeyRemoved), now);
         }
-        for handle in self.control.handles() {
-            let of_peer = self.control.get(handle).filter(|connection| connection.peer == Some(id));
+        for handle in self.sessions.control.handles() {
+            let of_peer = self.sessions.control.get(handle).filter(|connection| connection.peer == Some(id));
             if of_peer.is_some_and(|connection| is_other(connection.key)) {
                 self.close(handle, CloseReason::KeyRemoved, now);
             }
@@ -122,14 +125,15 @@ impl Worker {
     /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
     /// Those of earlier sessions, which drain, end too.
     fn remove_lanes_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
-        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
             self.link_down(id, session, now);
         }
         let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
-        let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+        let of_others =
+            self.hosted.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
             self.remove_lane(lane, now);
@@ -147,7 +151,7 @@ impl Worker {
             // What comes for one that was removed is counted under it.
             live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
         };
-        self.forward_peers = self.config.peers.iter().map(id_of).collect();
+        self.forwards.peers = self.cx.config.peers.iter().map(id_of).collect();
     }
 
     /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
@@ -159,18 +163,18 @@ impl Worker {
             }
             (_, _) => (true, true, std::time::Duration::ZERO),
         };
-        for id in self.peer_ids() {
+        for id in self.peers.ids() {
             self.end_flows_where(id, now, |origin| match origin {
                 Origin::Upstream { service, .. } => fate(*service).0,
                 Origin::Ingress { .. } => false,
             });
-            let Some(peer) = self.peers.get_mut(id.0 as usize) else { continue };
+            let Some(peer) = self.peers.get_mut(id) else { continue };
             for flow in peer.relay.flows.accepted() {
                 let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
                 if let Origin::Upstream { service, .. } = flow_state.origin {
                     let idle = fate(service).2;
                     if idle < flow_state.idle {
-                        self.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
+                        self.cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
                     }
                     flow_state.idle = idle;
                 }
@@ -181,11 +185,11 @@ impl Worker {
 
     /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
     fn end_flows_where(&mut self, id: PeerId, now: Instant, ends: impl Fn(&Origin) -> bool) {
-        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get(id) else { return };
         let ending = peer.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
-            if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            if let Some(peer) = self.peers.get_mut(id) {
                 peer.relay.stats.flows_reconfigured += 1;
             }
             self.close_flow(id, flow, now);
@@ -203,7 +207,7 @@ impl Worker {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
-                for id in self.peer_ids() {
+                for id in self.peers.ids() {
                     self.end_flows_where(id, now, |origin| match origin {
                         Origin::Ingress { ingress: of, .. } => *of == ingress,
                         Origin::Upstream { .. } => false,
@@ -218,10 +222,10 @@ impl Worker {
                         Local::Ingress { ingress: of, .. } => *of == ingress,
                         Local::Upstream { .. } => false,
                     };
-                    for id in self.locals.find(is_it) {
-                        self.doors.close_later(id);
+                    for id in self.sockets.locals.find(is_it) {
+                        self.sockets.doors.close_later(id);
                     }
-                    self.doors.close_now(&mut self.locals);
+                    self.sockets.doors.close_now(&mut self.sockets.locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
@@ -230,7 +234,7 @@ impl Worker {
     }
 
     fn open_ingress(&mut self, forward: &Forward, local: Local) {
-        if let Err(error) = self.doors.ingress(&mut self.locals, forward.listen, local) {
+        if let Err(error) = self.sockets.doors.ingress(&mut self.sockets.locals, forward.listen, local) {
             // The port itself is bound already.
             tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
         }
@@ -238,13 +242,13 @@ impl Worker {
 
     /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
     fn follow_tcp(&mut self, old: &Config, new: &Config, now: Instant) {
-        self.listeners.resize_with(new.tcp.len(), || None);
+        self.forwards.listeners.resize_with(new.tcp.len(), || None);
         for (place, forward) in new.tcp.iter().enumerate() {
             let was_open = old.tcp.get(place).is_some_and(|before| before.open);
             match (was_open, forward.open) {
-                (false, true) => match self.doors.tcp_listen(forward.listen, place) {
+                (false, true) => match self.sockets.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
-                        self.listeners[place] = Some((listener, token));
+                        self.forwards.listeners[place] = Some((listener, token));
                         self.add_source(token);
                     }
                     Err(error) => {
@@ -252,47 +256,47 @@ impl Worker {
                     }
                 },
                 (true, false) => {
-                    if let Some((listener, token)) = self.listeners[place].take() {
+                    if let Some((listener, token)) = self.forwards.listeners[place].take() {
                         drop(listener);
-                        self.doors.release(token);
-                        self.exchange.crowds().end(place);
+                        self.sockets.doors.release(token);
+                        self.cx.exchange.crowds().end(place);
                     }
                 }
                 // Whose turn it is to accept may have changed.
-                (true, true) => self.timers.arm(Timer::Listener(place), now),
+                (true, true) => self.cx.timers.arm(Timer::Listener(place), now),
                 (false, false) => {}
             }
         }
     }
 
     fn follow_decoy(&mut self, now: Instant) {
-        self.strangers.set_decoy(self.config.access.decoy);
+        self.data.strangers.set_decoy(self.cx.config.access.decoy);
         let same = match &self.decoys {
-            Some(decoys) => decoys.follows(&self.config),
-            None => self.config.access.decoy.is_none(),
+            Some(decoys) => decoys.follows(&self.cx.config),
+            None => self.cx.config.access.decoy.is_none(),
         };
         if !same {
             if let Some(mut decoys) = self.decoys.take() {
-                decoys.close_all(&mut self.doors, &mut self.strangers.stats);
+                decoys.close_all(&mut self.sockets.doors, &mut self.data.strangers.stats);
             }
-            self.decoys = Decoys::of_worker(self.id.index, &self.config, now);
+            self.decoys = Decoys::of_worker(self.cx.id.index, &self.cx.config, now);
         }
     }
 
     /// Tells a connected peer which of our services it may use, if that has changed since it was told.
     pub(super) fn offer_services(&mut self, id: PeerId) {
         let services = self.services_for(id);
-        let Some(handle) = self.session_of(id).map(|session| session.handle) else { return };
-        if self.control.get(handle).is_some_and(|connection| connection.told != services) {
-            self.control.send(handle, &Message::ServicesChanged(services));
+        let Some(handle) = self.peers.session(id).map(|session| session.handle) else { return };
+        if self.sessions.control.get(handle).is_some_and(|connection| connection.told != services) {
+            self.sessions.control.send(handle, &Message::ServicesChanged(services));
         }
     }
 
     /// Our services that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
-        let allowed = self.peers.get(peer.0 as usize).map_or(&[][..], |peer| &peer.config.services);
+        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
         let services = allowed.iter().filter_map(|place| {
-            let service = self.config.services.get(*place)?;
+            let service = self.cx.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;

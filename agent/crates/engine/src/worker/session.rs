@@ -58,24 +58,30 @@ const SPARE_EVENTS: usize = 256;
 impl Worker {
     /// Polls the control connections until they have nothing more to say.
     pub(super) fn poll_control(&mut self, now: Instant) {
-        self.notes.work.begin_share();
-        for handle in std::mem::take(&mut self.plain_waiting) {
+        self.data.notes.work.begin_share();
+        for handle in std::mem::take(&mut self.data.plain_waiting) {
             self.plain_datagrams(handle, now);
         }
         self.take_plain(now);
         loop {
             let moved = self.send_plain(now);
-            let mut events = std::mem::take(&mut self.events);
-            let timers = &mut self.timers;
+            let mut events = std::mem::take(&mut self.sessions.events);
+            let timers = &mut self.cx.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
-            self.control.poll(&mut self.lanes, &mut self.underlays, now, arm, &mut events);
+            self.sessions.control.poll(
+                &mut self.hosted.lanes,
+                &mut self.sockets.underlays,
+                now,
+                arm,
+                &mut events,
+            );
             let quiet = events.is_empty();
-            self.work.events(&events);
+            self.cx.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
             }
             events.shrink_to(SPARE_EVENTS);
-            self.events = events;
+            self.sessions.events = events;
             self.pump_stirred(now);
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
@@ -87,15 +93,15 @@ impl Worker {
     /// Ends a worker that has shut down, once no other hands it anything more: `all_stopped` is how it was when the turn
     /// began. Peers are told first; attempts to reach one that does not answer are not waited for.
     pub(super) fn end_if_done(&mut self, all_stopped: bool) {
-        if !self.stopping {
+        if !self.cx.stopping {
             return;
         }
         if !self.stopped {
             self.stopped = true;
-            self.exchange.stopped();
+            self.cx.exchange.stopped();
         }
-        let telling = self.control.iter().any(|connection| connection.key.is_some());
-        self.ended |= all_stopped && !telling && self.parcels.is_empty();
+        let telling = self.sessions.control.iter().any(|connection| connection.key.is_some());
+        self.ended |= all_stopped && !telling && self.data.parcels.is_empty();
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
@@ -129,10 +135,11 @@ impl Worker {
 
     /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
     fn may_say(&mut self, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
-        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
+        else {
             return false;
         };
-        let peer = connection.peer.and_then(|id| self.peers.get_mut(id.0 as usize));
+        let peer = connection.peer.and_then(|id| self.peers.get_mut(id));
         if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
             return true;
         }
@@ -144,9 +151,9 @@ impl Worker {
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.admission_ended(handle);
         // The limit may have changed since the endpoint was made.
-        self.control.set_most_forwards(handle, self.config.limits.tcp_streams_per_peer);
-        if key == self.identity.public_key() {
-            if let Some(suppressed) = self.violation_log.allow(now) {
+        self.sessions.control.set_most_forwards(handle, self.cx.config.limits.tcp_streams_per_peer);
+        if key == self.cx.identity.public_key() {
+            if let Some(suppressed) = self.cx.logs.violation.allow(now) {
                 tracing::warn!(
                     suppressed,
                     "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
@@ -155,7 +162,8 @@ impl Worker {
             self.close(handle, CloseReason::SelfConnect, now);
             return;
         }
-        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
+        else {
             return;
         };
         let (side, dialled) = (connection.side(), connection.peer);
@@ -177,7 +185,7 @@ impl Worker {
         if side == Side::Client && self.stream_connected(handle, peer, key, now) {
             return;
         }
-        let linked = self.peers.get(peer.0 as usize).is_some_and(|state| state.link.is_some());
+        let linked = self.peers.get(peer).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
             self.close(handle, CloseReason::Replaced, now);
@@ -186,41 +194,47 @@ impl Worker {
         if side == Side::Client && self.is_doubted(peer, now) && self.hold_hello(handle, peer, key, now) {
             return;
         }
-        if let Some(connection) = self.control.get_mut(handle) {
+        if let Some(connection) = self.sessions.control.get_mut(handle) {
             connection.peer = Some(peer);
             connection.key = Some(*key);
         }
-        if let Some(state) = self.peers.get(peer.0 as usize) {
-            self.control.set_congestion(handle, state.config.congestion, self.exchange.rate(peer));
+        if let Some(state) = self.peers.get(peer) {
+            self.sessions.control.set_congestion(
+                handle,
+                state.config.congestion,
+                self.cx.exchange.rate(peer),
+            );
         }
         if side == Side::Client {
             let possession = self
+                .sessions
                 .control
                 .get(handle)
                 .and_then(|connection| connection.exported())
-                .and_then(|exported| self.identity.sign(&messages::possession(&exported)));
+                .and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
             let hello = self.hello(peer, possession);
-            self.control.send(handle, &hello);
+            self.sessions.control.send(handle, &hello);
         }
     }
 
     /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
     /// heard again, and with it TCP forwards live on. False if that was done already.
     fn hold_hello(&mut self, handle: ConnectionHandle, peer: PeerId, key: &[u8; 32], now: Instant) -> bool {
-        let Some(connection) = self.control.get_mut(handle).filter(|connection| connection.held.is_none())
+        let Some(connection) =
+            self.sessions.control.get_mut(handle).filter(|connection| connection.held.is_none())
         else {
             return false;
         };
         connection.held = Some(*key);
         let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
-        self.timers.arm(Timer::Hello(handle), now + patience);
+        self.cx.timers.arm(Timer::Hello(handle), now + patience);
         self.ask_the_session(peer, now);
         true
     }
 
     /// The session that there is has had its time to be heard.
     pub(super) fn greet(&mut self, handle: ConnectionHandle, now: Instant) {
-        let Some(connection) = self.control.get(handle) else { return };
+        let Some(connection) = self.sessions.control.get(handle) else { return };
         let peer = connection.peer;
         if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
             if let Some(peer) = peer {
@@ -232,8 +246,10 @@ impl Worker {
 
     /// A handshake that knocked is over, either way: its token is of no more use.
     pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
-        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
-            self.gate.handshake_ended(admission);
+        if let Some(admission) =
+            self.sessions.control.get(handle).and_then(|connection| connection.admission())
+        {
+            self.sessions.gate.handshake_ended(admission);
         }
     }
 
@@ -247,7 +263,7 @@ impl Worker {
         named: &[u8; 32],
         proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
     ) -> bool {
-        let Some(connection) = self.control.get(handle) else { return false };
+        let Some(connection) = self.sessions.control.get(handle) else { return false };
         match (proof, connection.admission()) {
             (None, admission) => admission.is_none(),
             (Some(signature), _) => connection.exported().is_some_and(|exported| {
@@ -260,13 +276,13 @@ impl Worker {
     fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
         let services = self.services_for(peer);
         Message::Hello(Hello {
-            instance: self.instance,
+            instance: self.sessions.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
-            workers: u16::from(self.id.count),
+            workers: u16::from(self.cx.id.count),
             max_lanes: pool::MAX_LANES,
-            max_datagram_packet: largest_packet(&self.config),
+            max_datagram_packet: largest_packet(&self.cx.config),
             services,
-            features: self.features().without(self.withheld),
+            features: self.features().without(self.sessions.withheld),
             possession,
         })
     }
@@ -282,7 +298,8 @@ impl Worker {
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
-        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
+        else {
             return;
         };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
@@ -291,7 +308,7 @@ impl Worker {
         if connection.stream_number.is_some() {
             return self.stream_message(handle, peer, &message, now);
         }
-        let established = self.session_of(peer).is_some_and(|session| session.handle == handle);
+        let established = self.peers.session(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Join(join) if !established && side == Side::Server => {
                 self.join_asked(handle, peer, key, join, now);
@@ -304,7 +321,7 @@ impl Worker {
                         return;
                     }
                     let answer = self.hello(peer, None);
-                    self.control.send(handle, &answer);
+                    self.sessions.control.send(handle, &answer);
                 }
                 self.establish(peer, handle, side, key, hello, now);
             }
@@ -327,7 +344,7 @@ impl Worker {
                 self.out_of_order(handle, now)
             }
             Message::ServicesChanged(services) => {
-                let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+                let Some(state) = self.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
                 if session.hello.services == services {
                     return;
@@ -341,14 +358,14 @@ impl Worker {
 
     /// Notes why the client of a connection is refused.
     pub(super) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
-        if let Some(connection) = self.control.get(handle) {
-            let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
-            self.refusals.note(Refusal { at, source, why }, now);
+        if let Some(connection) = self.sessions.control.get(handle) {
+            let (at, source) = (self.sessions.clock.unix_seconds(), connection.path().destination);
+            self.sessions.refusals.note(Refusal { at, source, why }, now);
         }
     }
 
     fn log_overflow(&mut self, handle: ConnectionHandle, now: Instant) {
-        if let Some(suppressed) = self.violation_log.allow(now) {
+        if let Some(suppressed) = self.cx.logs.violation.allow(now) {
             tracing::warn!(
                 peer = self.name_of(handle),
                 suppressed,
@@ -358,8 +375,8 @@ impl Worker {
     }
 
     pub(super) fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
-        self.totals.out_of_order += 1;
-        if let Some(suppressed) = self.violation_log.allow(now) {
+        self.cx.totals.out_of_order += 1;
+        if let Some(suppressed) = self.cx.logs.violation.allow(now) {
             tracing::warn!(
                 peer = self.name_of(handle),
                 suppressed,
@@ -370,10 +387,10 @@ impl Worker {
     }
 
     fn control_violation(&mut self, handle: ConnectionHandle, error: &MessageError, now: Instant) {
-        self.totals.message_errors.count(error);
+        self.cx.totals.message_errors.count(error);
         match error.close_reason() {
             Some(reason) => {
-                if let Some(suppressed) = self.violation_log.allow(now) {
+                if let Some(suppressed) = self.cx.logs.violation.allow(now) {
                     tracing::warn!(
                         peer = self.name_of(handle),
                         %error,
@@ -384,7 +401,7 @@ impl Worker {
                 self.close(handle, reason, now);
             }
             None => {
-                if let Some(suppressed) = self.details_log.allow(now) {
+                if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(peer = self.name_of(handle), %error, suppressed, "control message ignored");
                 }
             }
@@ -401,40 +418,40 @@ impl Worker {
         hello: Hello,
         now: Instant,
     ) {
-        if self.stopping {
+        if self.cx.stopping {
             self.close(handle, CloseReason::Shutdown, now);
             return;
         }
         let dialled = side == Side::Client;
         let wanted = if dialled {
-            let (own, theirs) = (u32::from(self.id.count), u32::from(hello.workers));
-            let configured = self.peers.get(id.0 as usize).map_or(0, |peer| peer.config.lanes);
+            let (own, theirs) = (u32::from(self.cx.id.count), u32::from(hello.workers));
+            let configured = self.peers.get(id).map_or(0, |peer| peer.config.lanes);
             pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
             u8::from(hello.max_lanes > 0)
         };
-        let session = self.exchange.name_session();
+        let session = self.cx.exchange.name_session();
         // One that has none is closing: nobody can join it.
-        let name = self.control.get(handle).and_then(session_name);
-        let name = name.unwrap_or_else(|| self.doors.rng().random());
+        let name = self.sessions.control.get(handle).and_then(session_name);
+        let name = name.unwrap_or_else(|| self.sockets.doors.rng().random());
         let connected = Arc::new(Connected {
             peer: id,
             session,
-            owner: self.id.index,
+            owner: self.cx.id.index,
             dialled,
             key,
             name,
             hello,
             wanted,
-            begun: self.control.get(handle).map_or(now, |connection| connection.begun()),
+            begun: self.sessions.control.get(handle).map_or(now, |connection| connection.begun()),
             since: now,
         });
         let doubted = self.is_doubted(id, now);
         let Ok(replaced) =
-            self.exchange.establish(&connected, |old| !doubted && self.old_session_stays(&connected, old))
+            self.cx.exchange.establish(&connected, |old| !doubted && self.old_session_stays(&connected, old))
         else {
-            if let Some(suppressed) = self.details_log.allow(now) {
+            if let Some(suppressed) = self.cx.logs.details.allow(now) {
                 tracing::debug!(
                     peer = self.name_of(handle),
                     suppressed,
@@ -444,19 +461,19 @@ impl Worker {
             self.close(handle, CloseReason::Replaced, now);
             return;
         };
-        if replaced.is_some_and(|old| old.owner == self.id.index) {
+        if replaced.is_some_and(|old| old.owner == self.cx.id.index) {
             self.end_session(id, Some(CloseReason::Replaced), now);
         }
-        self.control.established(handle, now);
+        self.sessions.control.established(handle, now);
         let hello = connected.hello.clone();
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
-        let remote = self.control.get(handle).map(|connection| connection.path().destination);
+        let remote = self.sessions.control.get(handle).map(|connection| connection.path().destination);
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
             roster::Origin::Open => {
-                if let Some(suppressed) = self.details_log.allow(now) {
+                if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
@@ -476,7 +493,7 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
-        let stats = self.control.quinn(handle).map(|quinn| quinn.stats());
+        let stats = self.sessions.control.quinn(handle).map(|quinn| quinn.stats());
         let frames = stats.map(|stats| vigil::counts(&stats)).unwrap_or_default();
         peer.session = Some(Session {
             id: session,
@@ -493,7 +510,7 @@ impl Worker {
             laneless_since: Some(now),
             forwards: 0,
         });
-        self.totals.handshakes.established += 1;
+        self.cx.totals.handshakes.established += 1;
         self.link_up(&connected, now);
         self.begin_budget(id, now);
         if dialled {
@@ -512,10 +529,10 @@ impl Worker {
     /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the one that began last, and
     /// both ends must agree on it.
     pub(super) fn stop_dialling(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for attempt in peer.dialler.stop() {
-            if self.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
-                self.control.close(attempt, CloseReason::Replaced, now);
+            if self.sessions.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
+                self.sessions.control.close(attempt, CloseReason::Replaced, now);
             }
         }
     }
@@ -526,7 +543,7 @@ impl Worker {
     /// attempt is older than that: one that the session overtook, or one that crossed ours because both ends dialled at once.
     /// However late its hello comes, what counts is when it began. Of two that the peer dialled the listener alone decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
-        let we_are_smaller = *self.identity.public_key() < old.key;
+        let we_are_smaller = *self.cx.identity.public_key() < old.key;
         let same_process = old.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
@@ -536,12 +553,12 @@ impl Worker {
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
     pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let parity = self.parity_towards(&key);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
                 match flow.origin {
-                    Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                    Origin::Upstream { socket, .. } => self.sockets.doors.close_later(socket),
                     Origin::Ingress { .. } => {}
                 }
             }
@@ -550,12 +567,12 @@ impl Worker {
         peer.relay.reassembly.clear(&mut peer.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.relay.flows.reopen_all(parity);
-        self.doors.close_now(&mut self.locals);
+        self.sockets.doors.close_now(&mut self.sockets.locals);
     }
 
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
     pub(super) fn warn_of_missing_services(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
         if Some(offered) == peer.known_services.as_ref() {
             return;
@@ -563,10 +580,10 @@ impl Worker {
         let offers = |name: &str, udp: bool| {
             offered.iter().any(|service| service.name == name && if udp { service.udp } else { service.tcp })
         };
-        let wanted = self.config.udp.iter().map(|forward| (forward, true));
-        let wanted = wanted.chain(self.config.tcp.iter().map(|forward| (forward, false)));
+        let wanted = self.cx.config.udp.iter().map(|forward| (forward, true));
+        let wanted = wanted.chain(self.cx.config.tcp.iter().map(|forward| (forward, false)));
         let missing = wanted.filter(|(forward, udp)| {
-            let leads_here = forward.open && self.forward_peers.get(forward.peer) == Some(&id);
+            let leads_here = forward.open && self.forwards.peers.get(forward.peer) == Some(&id);
             leads_here && !offers(&forward.service, *udp)
         });
         let missing: Vec<_> = missing.collect();
@@ -594,14 +611,10 @@ impl Worker {
         }
     }
 
-    pub(super) fn session_of(&self, id: PeerId) -> Option<&Session> {
-        self.peers.get(id.0 as usize)?.session.as_ref()
-    }
-
     /// The name of the peer behind a connection, for logs.
     pub(super) fn name_of(&self, handle: ConnectionHandle) -> &str {
-        let peer = self.control.get(handle).and_then(|connection| connection.peer);
-        peer.and_then(|id| self.peers.get(id.0 as usize)).map_or("?", |peer| &peer.name)
+        let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
+        peer.and_then(|id| self.peers.get(id)).map_or("?", |peer| &peer.name)
     }
 }
 
@@ -614,6 +627,6 @@ pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
 impl Worker {
     /// Spends what the gate may spend on clients that have not proved their address.
     pub(super) fn exhaust_gate_budget(&mut self, now: Instant) {
-        self.gate.exhaust_budget(now);
+        self.sessions.gate.exhaust_budget(now);
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
 use config::{self, Config};
 use dataplane::{
     forward::{Local, Locals, tcp, tun::TunSide},
-    lanes::{Lanes, Underlays},
+    lanes::Underlays,
 };
 use gate::{
     Gate, GateSetup, Own,
@@ -23,19 +23,20 @@ use wire::{
     hash::PeerMap,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
-    rate::Lines,
-    throttle::Throttle,
     timers::Timers,
 };
 
 use crate::{
     datapath::downlink::Notes,
-    peer::Peer,
+    peer::{Peer, Peers},
     roster::Roster,
     tunnel::Board,
     worker::{
-        Doors, Exchange, HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Outgoing, Publisher, Source, Strangers, Timer,
-        Worker, books, decoy,
+        Captures, Context, DataPlane, Doors, Exchange, HOUSEKEEPING_INTERVAL, LaneHost, Outgoing, Publisher,
+        Schedule, Sessions, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Worker, books,
+        ceilings::Ceilings,
+        context::Logs,
+        decoy,
         endpoint::{self, EndpointParts},
         number,
         peers::PeerMaker,
@@ -141,7 +142,7 @@ fn tun_side(
     config: &Config,
     peers: &[Peer],
     now: Instant,
-) -> Result<Option<(TunSide, Arc<Board>)>, StartError> {
+) -> Result<Option<Tun>, StartError> {
     let Some((setup, (queue, token))) = setup.zip(doors.tun().map_err(StartError::Tun)?) else {
         return Ok(None);
     };
@@ -149,7 +150,7 @@ fn tun_side(
     for peer in peers {
         side.add_peer(peer.id, &peer.config.allowed_ips);
     }
-    Ok(Some((side, setup.board)))
+    Ok(Some(Tun { side, board: setup.board }))
 }
 
 impl Worker {
@@ -206,73 +207,68 @@ impl Worker {
         let peers: Vec<Peer> = peers.collect();
         let tun = tun_side(tun, &mut doors, &config, &peers, now)?;
         let mut made = Self {
-            identity,
-            instance,
-            id,
-            exchange,
-            roster,
-            outgoing: Outgoing::default(),
-            parcels: VecDeque::new(),
-            stopped: false,
-            ports: Vec::new(),
-            ready,
-            doors,
-            ids,
-            own,
-            clock,
-            gate,
-            refusals,
-            control,
-            forward_peers: (0..).map(PeerId).take(config.peers.len()).collect(),
-            peers,
-            lanes: Lanes::default(),
-            captures: Vec::new(),
-            underlays: Underlays::default(),
-            locals: Locals::new(most_segments),
+            cx: Context {
+                id,
+                identity,
+                exchange,
+                roster,
+                timers: Timers::default(),
+                ready,
+                logs: Logs::new(now),
+                totals: books::Totals::default(),
+                ceilings: Ceilings::new(),
+                work: TurnWork::default(),
+                unpublished: true,
+                stopping: false,
+                config: Arc::clone(&config),
+            },
+            peers: Peers::new(peers),
+            sockets: Sockets {
+                doors,
+                underlays: Underlays::default(),
+                locals: Locals::new(most_segments),
+                ports: Vec::new(),
+            },
+            data: DataPlane {
+                batch: Box::default(),
+                notes: Notes::default(),
+                rests: Rests::default(),
+                outgoing: Outgoing::default(),
+                parcels: VecDeque::new(),
+                strangers: Strangers::new(config.access.decoy),
+                served: Vec::new(),
+                first_to_drain: 0,
+                plain_waiting: Vec::new(),
+            },
+            sessions: Sessions {
+                control,
+                gate,
+                own,
+                ids,
+                instance,
+                refusals,
+                clock,
+                events: Vec::new(),
+                withheld: Features::default(),
+            },
+            hosted: LaneHost::default(),
+            forwards: TcpForwards {
+                listeners: Vec::new(),
+                peers: (0..).map(PeerId).take(config.peers.len()).collect(),
+                open: Slab::new(),
+                by_stream: PeerMap::default(),
+                stirred: Vec::new(),
+                passes: 0,
+                scratch: tcp::Scratch::default(),
+            },
             tun,
-            strangers: Strangers::new(config.access.decoy),
             decoys: decoy::Decoys::of_worker(worker, &config, now),
-            listeners: Vec::new(),
-            tcp: Slab::new(),
-            tcp_by_stream: PeerMap::default(),
-            timers: Timers::default(),
-            due: Vec::new(),
-            sources: Sources::new(),
-            fresh: Vec::new(),
-            batch: Box::default(),
-            notes: Notes::default(),
-            rests: Rests::default(),
-            work: TurnWork::default(),
-            plain_waiting: Vec::new(),
-            events: Vec::new(),
-            inbox: Arc::new(inbox),
-            stopping: false,
-            ended: false,
-            unpublished: true,
+            captures: Captures::default(),
             metrics,
-            totals: books::Totals::default(),
-            ceilings: crate::worker::ceilings::Ceilings::new(),
-            too_large_log: Throttle::new(LOG_INTERVAL),
-            refusal_log: Throttle::new(LOG_INTERVAL),
-            accept_log: Throttle::new(LOG_INTERVAL),
-            lane_logs: crate::worker::lanes::LaneLogs::new(),
-            lane_limits: crate::worker::LaneLimits::default(),
-            withheld: Features::default(),
-            drops_log: Throttle::new(LOG_INTERVAL),
-            resolve_log: Throttle::new(LOG_INTERVAL),
-            service_log: Throttle::new(LOG_INTERVAL),
-            journal_log: Throttle::new(LOG_INTERVAL),
-            tun_log: Throttle::new(LOG_INTERVAL),
-            source_log: Throttle::new(LOG_INTERVAL),
-            loop_log: Throttle::new(LOG_INTERVAL),
-            served: Vec::new(),
-            first_to_drain: 0,
-            violation_log: Throttle::new(LOG_INTERVAL),
-            details_log: Lines::new(now),
-            stirred: Vec::new(),
-            passes: 0,
-            tcp_scratch: tcp::Scratch::default(),
-            config,
+            schedule: Schedule { sources: Sources::new(), fresh: Vec::new(), due: Vec::new() },
+            inbox: Arc::new(inbox),
+            stopped: false,
+            ended: false,
         };
         made.open_ports()?;
         made.arm_timers(now);
@@ -282,34 +278,39 @@ impl Worker {
     fn arm_timers(&mut self, now: Instant) {
         for peer in &self.peers {
             if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(peer.id), at);
+                self.cx.timers.arm(Timer::Dial(peer.id), at);
             }
         }
-        self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-        self.timers.arm(Timer::Publish, now);
+        self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+        self.cx.timers.arm(Timer::Publish, now);
     }
 
     fn open_ports(&mut self) -> Result<(), StartError> {
-        let config = Arc::clone(&self.config);
+        let config = Arc::clone(&self.cx.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
         for address in &config.transport.listen {
             let port = self
+                .sockets
                 .doors
-                .listen(&mut self.underlays, *address)
+                .listen(&mut self.sockets.underlays, *address)
                 .map_err(failed(*address, "transport.listen"))?;
-            self.ports.push(port);
+            self.sockets.ports.push(port);
         }
         for (place, forward) in config.udp.iter().enumerate() {
             let local =
                 Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            self.doors
-                .ingress(&mut self.locals, forward.listen, local)
+            self.sockets
+                .doors
+                .ingress(&mut self.sockets.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
         }
         for (place, forward) in config.tcp.iter().enumerate() {
-            let listener =
-                self.doors.tcp_listen(forward.listen, place).map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push(Some(listener));
+            let listener = self
+                .sockets
+                .doors
+                .tcp_listen(forward.listen, place)
+                .map_err(failed(forward.listen, "tcp.listen"))?;
+            self.forwards.listeners.push(Some(listener));
         }
         Ok(())
     }
@@ -317,14 +318,20 @@ impl Worker {
     /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let ingress = self.locals.iter().filter(|socket| match socket.local {
+        let ingress = self.sockets.locals.iter().filter(|socket| match socket.local {
             Local::Ingress { .. } => true,
             Local::Upstream { .. } => false,
         });
         Addresses {
-            transport: self.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
+            transport: self.sockets.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
+            tcp: self
+                .forwards
+                .listeners
+                .iter()
+                .flatten()
+                .map(|(listener, _)| listener.local_addr())
+                .collect(),
         }
     }
 }

@@ -101,7 +101,7 @@ enum Care {
 impl Worker {
     /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
     pub(super) fn carrier(&self, id: PeerId) -> Option<ConnectionHandle> {
-        let peer = self.peers.get(id.0 as usize)?;
+        let peer = self.peers.get(id)?;
         let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
         let session = peer.session.as_ref().filter(|_| !link.doubts.any());
         let control = session.map(|session| (session.handle, session.forwards));
@@ -112,16 +112,20 @@ impl Worker {
 
     /// Whether a stream connection has answered since the session was replaced.
     fn outlived(&self, stream: &StreamConnection) -> bool {
-        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).acks);
+        let acks = self
+            .sessions
+            .control
+            .get(stream.handle)
+            .map(|connection| counts(&connection.quinn().stats()).acks);
         stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
     }
 
     /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
     /// goes on.
     pub(super) fn ask_stream_connections(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
-            if let Some(quinn) = self.control.quinn(stream.handle) {
+            if let Some(quinn) = self.sessions.control.quinn(stream.handle) {
                 stream.asked = Some(counts(&quinn.stats()).acks);
                 quinn.ping();
             }
@@ -130,15 +134,15 @@ impl Worker {
 
     /// Tells the other workers whether this one takes TCP forwards of a peer.
     pub(super) fn note_carrier(&self, id: PeerId) {
-        let takes = !self.stopping && self.carrier(id).is_some();
-        if let Some(peer) = self.peers.get(id.0 as usize) {
-            peer.forwards.set_takes(self.id.index, takes);
+        let takes = !self.cx.stopping && self.carrier(id).is_some();
+        if let Some(peer) = self.peers.get(id) {
+            peer.forwards.set_takes(self.cx.id.index, takes);
         }
     }
 
     /// The count of forwards on a connection of a peer, if it is one that carries them.
     pub(super) fn forwards_on(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<&mut u32> {
-        let peer = self.peers.get_mut(id.0 as usize)?;
+        let peer = self.peers.get_mut(id)?;
         match peer.session.as_mut().filter(|session| session.handle == handle) {
             Some(session) => Some(&mut session.forwards),
             None => peer.streams.find_mut(handle).map(|connection| &mut connection.forwards),
@@ -147,10 +151,10 @@ impl Worker {
 
     /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
     pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
-        if self.session_of(id).is_some_and(|session| session.handle == handle) {
+        if self.peers.session(id).is_some_and(|session| session.handle == handle) {
             return true;
         }
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return false };
+        let Some(peer) = self.peers.get_mut(id) else { return false };
         let Some(connection) = peer.streams.find_mut(handle) else { return false };
         match connection.stage {
             Stage::Handshake => false,
@@ -165,7 +169,7 @@ impl Worker {
 
     /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
     pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         if peer.forwards.connections() + 1 >= u32::from(link.connections)
             || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
@@ -179,18 +183,18 @@ impl Worker {
 
     /// Some worker has forwards for stream connections of the session that this one owns.
     pub(super) fn streams_wanted(&mut self, id: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = self.session_named(id, name) else { return };
+        let Some(session) = self.peers.session_named(id, name) else { return };
         if session.dialled {
             self.peer_wants_streams(id, now);
         } else {
             let handle = session.handle;
-            self.control.send(handle, &Message::StreamsWanted);
+            self.sessions.control.send(handle, &Message::StreamsWanted);
         }
     }
 
     /// The peer of a dialled session, or a worker, has forwards for stream connections.
     pub(super) fn peer_wants_streams(&mut self, id: PeerId, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.streams.plan.wish(now);
         }
         self.open_stream_connections(id, now);
@@ -199,20 +203,20 @@ impl Worker {
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
     fn open_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        if self.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if self.cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
         }
         let (Some(link), Some(session)) = (&peer.link, &peer.session) else { return };
         let (count, name, workers) = (link.connections, session.id, session.hello.workers);
-        let Some(connection) = self.control.get(session.handle).filter(|_| session.dialled) else { return };
+        let Some(connection) = self.sessions.control.get(session.handle).filter(|_| session.dialled) else {
+            return;
+        };
         let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
-        while let Some(number) =
-            self.peers.get_mut(id.0 as usize).and_then(|peer| peer.streams.plan.next(count, now))
-        {
-            let keeper = pool::keeper(self.id.index, number, self.id.count);
-            let choice = self.doors.rng().random();
-            let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
+        while let Some(number) = self.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) {
+            let keeper = pool::keeper(self.cx.id.index, number, self.cx.id.count);
+            let choice = self.sockets.doors.rng().random();
+            let first = join::first_byte(self.sessions.ids.first_byte(id), number, workers, choice);
             let order = StreamOrder { peer: id, session: name, number, remote, key, first };
             self.tell(keeper, Order::DialStream(Box::new(order)), now);
         }
@@ -221,11 +225,11 @@ impl Worker {
     /// The owner of a session wants a stream connection to be dialled here.
     pub(super) fn dial_stream(&mut self, order: &StreamOrder, now: Instant) {
         let (id, number) = (order.peer, order.number);
-        if self.stopping || self.link_named(id, order.session).is_none() {
+        if self.cx.stopping || self.peers.link_named(id, order.session).is_none() {
             return self.report_stream(id, number, Outcome::Ended, now);
         }
         if self.start_stream(order, now).is_none() {
-            self.totals.streams.failed[StreamFailure::Local as usize] += 1;
+            self.cx.totals.streams.failed[StreamFailure::Local as usize] += 1;
             self.report_stream(id, number, Outcome::Failed, now);
         }
     }
@@ -234,12 +238,12 @@ impl Worker {
     fn start_stream(&mut self, order: &StreamOrder, now: Instant) -> Option<()> {
         let (id, number) = (order.peer, order.number);
         let client = self.client_config(id, Some(order), now)?;
-        let underlay = match self.doors.dial(&mut self.underlays, order.remote) {
+        let underlay = match self.sockets.doors.dial(&mut self.sockets.underlays, order.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
-                if let Some(suppressed) = self.lane_logs.socket.allow(now) {
+                if let Some(suppressed) = self.cx.logs.lane.socket.allow(now) {
                     tracing::warn!(
-                        peer = self.peer_name(id),
+                        peer = self.peers.name(id),
                         number,
                         %error,
                         suppressed,
@@ -249,15 +253,15 @@ impl Worker {
                 return None;
             }
         };
-        let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
-            self.doors.close_underlay(&mut self.underlays, underlay);
+        let Some(handle) = self.sessions.control.dial(id, order.remote, underlay, client, now) else {
+            self.sockets.doors.close_underlay(&mut self.sockets.underlays, underlay);
             return None;
         };
-        if let Some(connection) = self.control.get_mut(handle) {
+        if let Some(connection) = self.sessions.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        let peer = self.peers.get_mut(id.0 as usize)?;
-        self.control.set_congestion(handle, peer.config.congestion, self.exchange.rate(id));
+        let peer = self.peers.get_mut(id)?;
+        self.sessions.control.set_congestion(handle, peer.config.congestion, self.cx.exchange.rate(id));
         let instance = peer.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
@@ -271,7 +275,7 @@ impl Worker {
 
     /// A worker says what became of a stream connection that it was to dial.
     pub(super) fn stream_ended(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.streams.plan.ended(number, outcome, now);
         }
         self.open_stream_connections(id, now);
@@ -285,13 +289,14 @@ impl Worker {
         key: &[u8; 32],
         now: Instant,
     ) -> bool {
-        let Some(connection) = self.control.get_mut(handle) else { return false };
+        let Some(connection) = self.sessions.control.get_mut(handle) else { return false };
         let Some(number) = connection.stream_number else { return false };
         connection.key = Some(*key);
         let exported = connection.exported();
-        let possession = exported.and_then(|exported| self.identity.sign(&messages::possession(&exported)));
-        let instance = self.instance;
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return true };
+        let possession =
+            exported.and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
+        let instance = self.sessions.instance;
+        let Some(peer) = self.peers.get_mut(id) else { return true };
         let session = peer.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
             // The session has ended meanwhile: the next one has it dialled again.
@@ -299,7 +304,7 @@ impl Worker {
             return true;
         };
         stream.enter(Stage::Joining, now);
-        self.control.send(handle, &Message::Join(Join { instance, session, number, possession }));
+        self.sessions.control.send(handle, &Message::Join(Join { instance, session, number, possession }));
         true
     }
 
@@ -319,7 +324,7 @@ impl Worker {
         }
         // Among them may be the one that tells of the session.
         self.read_orders(now);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.streams.early.iter().any(|early| early.handle == handle) {
             return self.out_of_order(handle, now);
         }
@@ -329,14 +334,14 @@ impl Worker {
         peer.streams.early.push(EarlyJoin { handle, join });
         self.take_early_joins(id, now);
         let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
-        if self.peers.get(id.0 as usize).is_some_and(waits) {
-            self.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
+        if self.peers.get(id).is_some_and(waits) {
+            self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
         }
     }
 
     /// Lets join who waited for the session that there is.
     pub(super) fn take_early_joins(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         let (name, instance) = (link.name, peer.instance);
         let is_known =
@@ -350,10 +355,10 @@ impl Worker {
     /// A connection joins the session of a peer.
     fn let_join(&mut self, id: PeerId, early: &EarlyJoin, now: Instant) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let link = peer.link.as_ref();
         // Only who dialled the session dials stream connections.
-        if link.is_none_or(|link| link.connections <= 1 || link.dialled) || self.stopping {
+        if link.is_none_or(|link| link.connections <= 1 || link.dialled) || self.cx.stopping {
             return self.close(handle, CloseReason::NoSession, now);
         }
         let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
@@ -366,37 +371,37 @@ impl Worker {
         if !forwards.connection_up(MOST_CONNECTIONS) {
             return self.close(handle, CloseReason::LimitReached, now);
         }
-        self.control.established(handle, now);
-        if let Some(connection) = self.control.get_mut(handle) {
+        self.sessions.control.established(handle, now);
+        if let Some(connection) = self.sessions.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+        if let Some(peer) = self.peers.get_mut(id) {
             let mut connection = stream_connection(number, handle, instance, Stage::Up, now);
             connection.dialled = false;
             peer.streams.all.push(connection);
         }
-        self.control.send(handle, &Message::Joined);
+        self.sessions.control.send(handle, &Message::Joined);
         self.stream_is_up(id, number);
     }
 
     /// A join has waited for its session for long enough.
     pub(super) fn early_join_timeout(&mut self, handle: ConnectionHandle, now: Instant) {
-        let peer = self.control.get(handle).and_then(|connection| connection.peer);
-        let peer = peer.and_then(|id| self.peers.get_mut(id.0 as usize));
+        let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
+        let peer = peer.and_then(|id| self.peers.get_mut(id));
         let waits =
             |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
         if peer.is_some_and(waits) {
-            self.totals.streams.failed[StreamFailure::Refused as usize] += 1;
+            self.cx.totals.streams.failed[StreamFailure::Refused as usize] += 1;
             self.close(handle, CloseReason::NoSession, now);
         }
     }
 
     fn stream_is_up(&mut self, id: PeerId, number: u8) {
-        self.totals.streams.opened += 1;
-        tracing::debug!(peer = self.peer_name(id), number, "stream connection up");
+        self.cx.totals.streams.opened += 1;
+        tracing::debug!(peer = self.peers.name(id), number, "stream connection up");
         self.note_carrier(id);
         self.wake_listeners(id);
-        self.unpublished = true;
+        self.cx.unpublished = true;
     }
 
     /// A control message came on a stream connection.
@@ -407,7 +412,7 @@ impl Worker {
         message: &Message,
         now: Instant,
     ) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let forwards = Arc::clone(&peer.forwards);
         let Some(stream) = peer.streams.find_mut(handle) else { return };
         let (number, stage, dialled) = (stream.number, stream.stage, stream.dialled);
@@ -417,7 +422,7 @@ impl Worker {
                     return self.close(handle, CloseReason::LimitReached, now);
                 }
                 stream.enter(Stage::Up, now);
-                self.control.established(handle, now);
+                self.sessions.control.established(handle, now);
                 self.report_stream(id, number, Outcome::Up, now);
                 self.stream_is_up(id, number);
             }
@@ -450,8 +455,8 @@ impl Worker {
         reason: Option<&ConnectionError>,
         now: Instant,
     ) -> bool {
-        let number = self.control.get(handle).and_then(|connection| connection.stream_number);
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return number.is_some() };
+        let number = self.sessions.control.get(handle).and_then(|connection| connection.stream_number);
+        let Some(peer) = self.peers.get_mut(id) else { return number.is_some() };
         peer.streams.early.retain(|early| early.handle != handle);
         if number.is_none() {
             return false;
@@ -466,9 +471,9 @@ impl Worker {
             }
         };
         if let Some(failure) = failure {
-            self.totals.streams.failed[failure as usize] += 1;
+            self.cx.totals.streams.failed[failure as usize] += 1;
         }
-        let peer = self.peer_name(id);
+        let peer = self.peers.name(id);
         let why = failure.map_or("ended", |failure| StreamFailure::LABELS[failure as usize]);
         tracing::debug!(peer, number, ?reason, why, "stream connection gone");
         if stream.dialled {
@@ -482,14 +487,14 @@ impl Worker {
 
     /// Takes a stream connection out of the list of its peer.
     fn forget_stream(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<StreamConnection> {
-        let peer = self.peers.get_mut(id.0 as usize)?;
+        let peer = self.peers.get_mut(id)?;
         let stream = peer.streams.take(handle)?;
         match stream.stage {
             Stage::Handshake | Stage::Joining => {}
             Stage::Up | Stage::Releasing => peer.forwards.connection_down(),
         }
         self.note_carrier(id);
-        self.unpublished = true;
+        self.cx.unpublished = true;
         Some(stream)
     }
 
@@ -502,7 +507,7 @@ impl Worker {
         now: Instant,
     ) {
         self.abort_streams(handle);
-        self.control.close(handle, reason, now);
+        self.sessions.control.close(handle, reason, now);
         if let Some(stream) = self.forget_stream(id, handle).filter(|stream| stream.dialled) {
             self.report_stream(id, stream.number, Outcome::Ended, now);
         }
@@ -510,7 +515,7 @@ impl Worker {
 
     /// Ends all stream connections of a peer at this worker.
     pub(super) fn end_stream_connections(&mut self, id: PeerId, reason: CloseReason, now: Instant) {
-        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get(id) else { return };
         let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
         for handle in handles {
             self.end_stream_connection(id, handle, reason, now);
@@ -519,7 +524,7 @@ impl Worker {
 
     /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
     pub(super) fn see_to_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get(id) else { return };
         if !peer.streams.all.is_empty() {
             let handles: Vec<ConnectionHandle> =
                 peer.streams.all.iter().map(|stream| stream.handle).collect();
@@ -527,16 +532,16 @@ impl Worker {
                 match self.care_for(id, handle, now) {
                     Some(Care::GiveUp) => self.close(handle, CloseReason::Idle, now),
                     Some(Care::Dead) => {
-                        self.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                        self.cx.totals.streams.failed[StreamFailure::Lost as usize] += 1;
                         self.close(handle, CloseReason::Idle, now);
                     }
-                    Some(Care::Release) => self.control.send(handle, &Message::Release),
+                    Some(Care::Release) => self.sessions.control.send(handle, &Message::Release),
                     Some(Care::Tell) => {
-                        self.control.send(handle, &Message::Here);
+                        self.sessions.control.send(handle, &Message::Here);
                         self.ask_lanes(id, now);
                     }
                     Some(Care::Ping) => {
-                        if let Some(quinn) = self.control.quinn(handle) {
+                        if let Some(quinn) = self.sessions.control.quinn(handle) {
                             quinn.ping();
                         }
                         self.ask_lanes(id, now);
@@ -550,7 +555,7 @@ impl Worker {
 
     /// Asks whether the peer is there: what does not answer while its lanes do is dead.
     fn ask_lanes(&mut self, id: PeerId, now: Instant) {
-        let link = self.peers.get(id.0 as usize).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
         if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
             self.tell_all(|| Order::AskForLife { peer: id, session }, now);
         }
@@ -558,10 +563,10 @@ impl Worker {
 
     /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
     fn care_for(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
-        let quinn = self.control.get(handle)?.quinn();
+        let quinn = self.sessions.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: self.exchange.silence(id, now), rtt };
-        let stream = self.peers.get_mut(id.0 as usize)?.streams.find_mut(handle)?;
+        let seen = Look { frames: counts(&stats), lanes: self.cx.exchange.silence(id, now), rtt };
+        let stream = self.peers.get_mut(id)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
         }
@@ -594,12 +599,12 @@ impl Worker {
 
     /// The far end may hear us from another address: it is told so on each stream connection that we dialled.
     pub(super) fn tell_on_streams(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             let recently = stream.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL);
             if stream.dialled && stream.stage == Stage::Up && !recently {
                 stream.told = Some(now);
-                self.control.send(stream.handle, &Message::Here);
+                self.sessions.control.send(stream.handle, &Message::Here);
             }
         }
     }

@@ -35,12 +35,12 @@ impl Worker {
                 Some(obstacle) if self.lets_wait(place, obstacle, now) => return false,
                 // Who has waited for long enough is refused below.
                 Some(_) => {}
-                None => self.exchange.crowds().end(place),
+                None => self.cx.exchange.crowds().end(place),
             }
             let id = self.vacant_tcp();
-            let token = self.doors.token(Source::Tcp(id));
-            let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
-                self.doors.release(token);
+            let token = self.sockets.doors.token(Source::Tcp(id));
+            let Some(Some((listener, _))) = self.forwards.listeners.get_mut(place) else {
+                self.sockets.doors.release(token);
                 return false;
             };
             match listener.accept(token) {
@@ -57,10 +57,10 @@ impl Worker {
                         }
                         // A reset, not an orderly end: the client must not take it for an empty answer.
                         stream.abort();
-                        self.doors.release(token);
-                        self.totals.tcp.refuse(reason);
+                        self.sockets.doors.release(token);
+                        self.cx.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
-                            && let Some(peer) = self.config.tcp.get(place).map(|to| self.forward_peer(to))
+                            && let Some(peer) = self.cx.config.tcp.get(place).map(|to| self.forward_peer(to))
                         {
                             self.tcp_ceiling_reached(peer, now);
                         }
@@ -68,13 +68,13 @@ impl Worker {
                     }
                 },
                 Err(error) => {
-                    self.doors.release(token);
+                    self.sockets.doors.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // Who comes next has all of its time.
-                        self.exchange.crowds().end(place);
+                        self.cx.exchange.crowds().end(place);
                     } else {
-                        self.totals.tcp.refuse(TcpRefusal::Accept);
-                        if let Some(suppressed) = self.accept_log.allow(now) {
+                        self.cx.totals.tcp.refuse(TcpRefusal::Accept);
+                        if let Some(suppressed) = self.cx.logs.accept.allow(now) {
                             let remedy = socket_remedy(&error);
                             tracing::warn!(
                                 %error,
@@ -83,7 +83,7 @@ impl Worker {
                             );
                         }
                         // Nothing reports what still waits: the listener is asked again after a while.
-                        self.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
+                        self.cx.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
                     }
                     return false;
                 }
@@ -94,9 +94,9 @@ impl Worker {
 
     /// A stream to the service of a `[[tcp]]` forward.
     fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
-        let forward = self.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
+        let forward = self.cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
-        let peer = self.peers.get_mut(id.0 as usize).ok_or(TcpRefusal::NotConnected)?;
+        let peer = self.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let mut offered = link.services.iter();
         let service = offered
@@ -105,11 +105,11 @@ impl Worker {
             .number;
         let forwards = Arc::clone(&peer.forwards);
         let handle = self.carrier(id).ok_or(TcpRefusal::NotConnected)?;
-        if self.is_full() || !forwards.open(self.id.index, self.config.limits.tcp_streams_per_peer) {
+        if self.is_full() || !forwards.open(self.cx.id.index, self.cx.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
         }
-        let stream = self.control.open_stream(handle).ok_or_else(|| {
-            forwards.close(self.id.index);
+        let stream = self.sessions.control.open_stream(handle).ok_or_else(|| {
+            forwards.close(self.cx.id.index);
             TcpRefusal::Limit
         })?;
         Ok((id, handle, stream, service))
@@ -118,32 +118,36 @@ impl Worker {
     /// The peer opened streams: takes as many as a turn and its allowance give, and leaves the others where they are.
     pub(super) fn streams_opened(&mut self, handle: ConnectionHandle, now: Instant) {
         for _ in 0..OPENED_PER_TURN {
-            let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-            let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
+            let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+                return;
+            };
+            let Some(state) = self.peers.get_mut(peer) else { return };
             let next = state.allowances.streams.next(now);
             if next > now {
-                self.control.accept_later(handle, next, now);
+                self.sessions.control.accept_later(handle, next, now);
                 return;
             }
-            let Some(stream) = self.control.accept(handle) else { return };
+            let Some(stream) = self.sessions.control.accept(handle) else { return };
             state.allowances.streams.take(1, now);
             self.stream_opened(handle, stream, now);
         }
-        self.control.accept_later(handle, now, now);
+        self.sessions.control.accept_later(handle, now, now);
     }
 
     /// The peer opened a stream.
     fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
-        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else { return };
-        let most = self.config.limits.tcp_streams_per_peer;
+        let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+            return;
+        };
+        let most = self.cx.config.limits.tcp_streams_per_peer;
         let full = self.is_full()
             || !self.takes_streams(peer, handle, now)
-            || self.peers.get(peer.0 as usize).is_none_or(|state| !state.forwards.open(self.id.index, most));
+            || self.peers.get(peer).is_none_or(|state| !state.forwards.open(self.cx.id.index, most));
         let mut forward = TcpForward::accepted(stream, now);
         if full {
-            self.totals.tcp.refuse(TcpRefusal::Limit);
+            self.cx.totals.tcp.refuse(TcpRefusal::Limit);
             self.tcp_ceiling_reached(peer, now);
-            if let Some(quinn) = self.control.quinn(handle) {
+            if let Some(quinn) = self.sessions.control.quinn(handle) {
                 forward.refuse(quinn, StreamAnswer::LimitReached);
             }
             return;
@@ -154,74 +158,80 @@ impl Worker {
     /// A stream may have something to read, or may take more. quinn-proto says so with every frame that comes: its forward is
     /// served once, after all have been heard.
     pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
-        if let Some(id) = self.tcp_by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
-            && let Some((_, _, forward)) = self.tcp.get_mut(id.0 as usize)
+        if let Some(id) = self.forwards.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
+            && let Some((_, _, forward)) = self.forwards.open.get_mut(id.0 as usize)
             && !std::mem::replace(&mut forward.stirred, true)
         {
-            self.stirred.push(id);
+            self.forwards.stirred.push(id);
         }
     }
 
     /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
     /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
     pub(super) fn pump_stirred(&mut self, now: Instant) {
-        let mut stirred = std::mem::take(&mut self.stirred);
-        let served = |id: &TcpId| self.tcp.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
+        let mut stirred = std::mem::take(&mut self.forwards.stirred);
+        let served =
+            |id: &TcpId| self.forwards.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
-            if let Some((_, _, forward)) = self.tcp.get_mut(id.0 as usize) {
+            if let Some((_, _, forward)) = self.forwards.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
                 self.pump(id, now);
             }
         }
-        self.stirred = stirred;
+        self.forwards.stirred = stirred;
     }
 
     /// Bytes that a forward has moved so far, in both directions.
     pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
-        let (out, back) = self.tcp.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+        let (out, back) =
+            self.forwards.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
         usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
     /// Moves what a forward can move; one that could move more is given another turn after the others.
     pub(super) fn pump(&mut self, id: TcpId, now: Instant) {
-        let Some((key, peer, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        let Some((key, peer, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
-        let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) else {
+        let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
             self.remove_tcp(id);
             return;
         };
-        self.passes += 1;
-        forward.served = self.passes;
+        self.forwards.passes += 1;
+        forward.served = self.forwards.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.tcp_scratch.piece = self.exchange.streams().piece();
-        let pumped = forward.pump(quinn, &mut self.tcp_scratch);
+        self.forwards.scratch.piece = self.cx.exchange.streams().piece();
+        let pumped = forward.pump(quinn, &mut self.forwards.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
-        self.exchange.streams().hold(held, forward.held());
-        self.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
-        self.totals.tcp.bytes_outward += after.0 - before.0;
-        self.totals.tcp.bytes_inward += delivered;
+        self.cx.exchange.streams().hold(held, forward.held());
+        self.sessions.control.forward_moved(
+            ConnectionHandle(key.connection),
+            delivered,
+            forward.stall_changed(),
+        );
+        self.cx.totals.tcp.bytes_outward += after.0 - before.0;
+        self.cx.totals.tcp.bytes_inward += delivered;
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
                 if let Some(token) = token {
-                    self.ready.mark(token);
+                    self.cx.ready.mark(token);
                 }
             }
             Pumped::Wants(open) => self.connect_service(id, peer, &open, now),
             Pumped::Answered(StreamAnswer::Ok) => self.pump(id, now),
             Pumped::Answered(answer) => {
                 self.report_service(peer, &answer, now);
-                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
             Pumped::Refused(answer) => {
-                if let Some(suppressed) = self.details_log.allow(now) {
+                if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
                 }
-                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
             Pumped::Done => self.remove_tcp(id),
@@ -231,15 +241,16 @@ impl Worker {
     /// The peer named the service that its stream is for: connects it.
     fn connect_service(&mut self, id: TcpId, peer: PeerId, open: &StreamOpen, now: Instant) {
         let place = open.service as usize;
-        let service = self.config.services.get(place).filter(|service| service.tcp);
-        let allowed =
-            self.peers.get(peer.0 as usize).is_some_and(|state| state.config.services.contains(&place));
+        let service = self.cx.config.services.get(place).filter(|service| service.tcp);
+        let allowed = self.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
-            Some(service) => self.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error)),
+            Some(service) => {
+                self.sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+            }
         };
-        let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        let Some((key, _, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
@@ -247,11 +258,11 @@ impl Worker {
                 self.pump(id, now);
             }
             Err(answer) => {
-                if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
+                if let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) {
                     forward.refuse(quinn, answer);
                 }
                 self.report_service(peer, &answer, now);
-                self.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
         }
@@ -259,9 +270,7 @@ impl Worker {
 
     /// A peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let (Some(state), Some(suppressed)) =
-            (self.peers.get(peer.0 as usize), self.service_log.allow(now))
-        {
+        if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.cx.logs.service.allow(now)) {
             tracing::warn!(
                 peer = &*state.name,
                 reason = TcpRefusal::from(*answer).label(),
@@ -273,25 +282,27 @@ impl Worker {
 
     /// Makes sure that a forward that is never open does not stay.
     fn watch_opening(&mut self, id: TcpId) {
-        if let Some(until) = self.tcp.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by()) {
-            self.timers.arm(Timer::Tcp(id), until);
+        if let Some(until) =
+            self.forwards.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by())
+        {
+            self.cx.timers.arm(Timer::Tcp(id), until);
         }
     }
 
     /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
     pub(super) fn tcp_timeout(&mut self, id: TcpId, now: Instant) {
-        let Some((key, _, forward)) = self.tcp.get_mut(id.0 as usize) else { return };
+        let Some((key, _, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for a forward that had this place before.
             self.watch_opening(id);
             return;
         }
-        if let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection)) {
+        if let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) {
             forward.give_up(quinn);
         }
         let named = forward.token().is_some();
-        self.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
+        self.cx.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
         self.remove_tcp(id);
     }
 
@@ -302,9 +313,9 @@ impl Worker {
 
     /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
     pub(super) fn end_served(&mut self, ends: impl Fn(PeerId, usize) -> bool) {
-        for (_, (key, peer, forward)) in &mut self.tcp {
+        for (_, (key, peer, forward)) in &mut self.forwards.open {
             if forward.service().is_some_and(|service| ends(*peer, service as usize))
-                && let Some(quinn) = self.control.quinn(ConnectionHandle(key.connection))
+                && let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection))
             {
                 forward.reset(quinn);
             }
@@ -315,10 +326,10 @@ impl Worker {
     }
 
     fn abort_forwards(&mut self, ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool) {
-        let gone = self.tcp.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
+        let gone = self.forwards.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
         let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
         for place in gone {
-            if let Some((_, _, forward)) = self.tcp.get_mut(place) {
+            if let Some((_, _, forward)) = self.forwards.open.get_mut(place) {
                 forward.abort();
             }
             self.remove_tcp(TcpId(crate::worker::number(place)));
@@ -326,16 +337,16 @@ impl Worker {
     }
 
     fn vacant_tcp(&mut self) -> TcpId {
-        TcpId(crate::worker::number(self.tcp.vacant_key()))
+        TcpId(crate::worker::number(self.forwards.open.vacant_key()))
     }
 
     fn insert_tcp(&mut self, key: StreamKey, peer: PeerId, forward: TcpForward, now: Instant) {
         let held = forward.held();
-        let id = TcpId(crate::worker::number(self.tcp.insert((key, peer, forward))));
-        self.tcp_by_stream.insert(key, id);
-        self.exchange.streams().enter(held);
-        self.totals.tcp.opened += 1;
-        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+        let id = TcpId(crate::worker::number(self.forwards.open.insert((key, peer, forward))));
+        self.forwards.by_stream.insert(key, id);
+        self.cx.exchange.streams().enter(held);
+        self.cx.totals.tcp.opened += 1;
+        if let Some(state) = self.peers.get_mut(peer) {
             state.tcp_streams += 1;
         }
         self.watch_opening(id);
@@ -346,18 +357,18 @@ impl Worker {
     }
 
     fn remove_tcp(&mut self, id: TcpId) {
-        let Some((key, peer, forward)) = self.tcp.try_remove(id.0 as usize) else { return };
-        self.tcp_by_stream.remove(&key);
+        let Some((key, peer, forward)) = self.forwards.open.try_remove(id.0 as usize) else { return };
+        self.forwards.by_stream.remove(&key);
         if let Some(token) = forward.token() {
-            self.doors.release(token);
+            self.sockets.doors.release(token);
         }
-        self.exchange.streams().leave(forward.held());
+        self.cx.exchange.streams().leave(forward.held());
         if forward.is_stalled() {
-            self.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
+            self.sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
-        if let Some(state) = self.peers.get_mut(peer.0 as usize) {
+        if let Some(state) = self.peers.get_mut(peer) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
-            state.forwards.close(self.id.index);
+            state.forwards.close(self.cx.id.index);
         }
         if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards = forwards.saturating_sub(1);

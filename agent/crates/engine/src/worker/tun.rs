@@ -19,7 +19,7 @@ use crate::{
     datapath::ip_uplink::IpUplink,
     metrics::{Counters, Metrics, TunDirectionMetrics},
     peer::Peer,
-    worker::{Worker, endpoint, number},
+    worker::{Tun, Worker, endpoint, number},
 };
 
 /// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.
@@ -28,12 +28,12 @@ const READ_BYTES: usize = 256 * 1024;
 impl Worker {
     /// A batch from the TUN device.
     pub(super) fn service_tun(&mut self, now: Instant) -> bool {
-        if self.stopping {
+        if self.cx.stopping {
             // Nothing more is taken in: what comes now stays with the kernel.
             return false;
         }
-        let Some((tun, _)) = &mut self.tun else { return false };
-        if let Err(error) = tun.queue.receive(&mut self.batch, &mut tun.headers, READ_BYTES) {
+        let Some(Tun { side: tun, .. }) = &mut self.tun else { return false };
+        if let Err(error) = tun.queue.receive(&mut self.data.batch, &mut tun.headers, READ_BYTES) {
             if error.kind() != io::ErrorKind::WouldBlock {
                 self.report_tun_error(&error, now);
             }
@@ -42,25 +42,25 @@ impl Worker {
         let mut uplink = IpUplink {
             peers: &mut self.peers,
             tun,
-            lanes: &mut self.lanes,
-            underlays: &mut self.underlays,
-            outgoing: &mut self.outgoing,
+            lanes: &mut self.hosted.lanes,
+            underlays: &mut self.sockets.underlays,
+            outgoing: &mut self.data.outgoing,
             now,
         };
-        let served = &mut self.served;
-        uplink.batch(&mut self.batch, |peer| {
+        let served = &mut self.data.served;
+        uplink.batch(&mut self.data.batch, |peer| {
             if served.last() != Some(&peer) {
                 served.push(peer);
             }
         });
-        while let Some(peer) = self.served.pop() {
+        while let Some(peer) = self.data.served.pop() {
             self.watch_queue(peer, now);
         }
         true
     }
 
     fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
-        if let Some(suppressed) = self.tun_log.allow(now) {
+        if let Some(suppressed) = self.cx.logs.tun.allow(now) {
             tracing::warn!(
                 %error,
                 suppressed,
@@ -72,8 +72,8 @@ impl Worker {
 
     /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
     pub(super) fn budget_changed(&mut self, peer: PeerId, now: Instant) {
-        let Some((tun, board)) = &self.tun else { return };
-        let Some(state) = self.peers.get(peer.0 as usize) else { return };
+        let Some(Tun { side: tun, board }) = &self.tun else { return };
+        let Some(state) = self.peers.get(peer) else { return };
         if state.session.is_none() || state.config.allowed_ips.is_empty() {
             return;
         }
@@ -94,14 +94,14 @@ impl Worker {
 
     /// Gives a new peer its inner addresses.
     pub(super) fn route_peer(&mut self, peer: PeerId) {
-        if let (Some((tun, _)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.tun, self.peers.get(peer)) {
             tun.add_peer(peer, &state.config.allowed_ips);
         }
     }
 
     /// A peer has other inner addresses.
     pub(super) fn reroute_peer(&mut self, peer: PeerId) {
-        if let (Some((tun, board)), Some(state)) = (&mut self.tun, self.peers.get(peer.0 as usize)) {
+        if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.tun, self.peers.get(peer)) {
             tun.routes.remove(peer);
             tun.add_peer(peer, &state.config.allowed_ips);
             board.look_again();
@@ -110,7 +110,7 @@ impl Worker {
 
     /// Takes the inner addresses of a peer that was removed.
     pub(super) fn unroute_peer(&mut self, peer: PeerId) {
-        if let Some((tun, board)) = &mut self.tun {
+        if let Some(Tun { side: tun, board }) = &mut self.tun {
             tun.routes.remove(peer);
             board.set_mtu(peer, None);
         }
@@ -120,7 +120,7 @@ impl Worker {
 impl Worker {
     /// Says of a new session that the peer takes no IP packets, although some are for it.
     pub(super) fn warn_of_missing_tunnel(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id.0 as usize).filter(|_| self.tun.is_some()) else { return };
+        let Some(peer) = self.peers.get_mut(id).filter(|_| self.tun.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
@@ -137,9 +137,9 @@ impl Worker {
 
     /// An IP packet was dropped because its source is not `id`'s.
     pub(super) fn warn_of_source(&mut self, id: PeerId, source: IpAddr, now: Instant) {
-        let Some((tun, _)) = &self.tun else { return };
-        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
-        if let Some(suppressed) = self.source_log.allow(now) {
+        let Some(Tun { side: tun, .. }) = &self.tun else { return };
+        let named = |id: PeerId| self.peers.get(id).map(|peer| &*peer.name);
+        if let Some(suppressed) = self.cx.logs.source.allow(now) {
             tracing::warn!(
                 peer = named(id),
                 %source,
@@ -155,7 +155,8 @@ impl Worker {
     fn look_for_loops(&mut self, now: Instant) {
         let unfinished =
             |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
-        let remotes = self.control.iter().filter(unfinished).map(|connection| connection.path().destination);
+        let remotes =
+            self.sessions.control.iter().filter(unfinished).map(|connection| connection.path().destination);
         let remotes: Vec<SocketAddr> = remotes.collect();
         for remote in remotes {
             self.warn_of_loop(None, remote, now);
@@ -165,17 +166,17 @@ impl Worker {
     /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
     /// the tunnel. The configuration's checks know only addresses that are written in it.
     pub(super) fn warn_of_loop(&mut self, id: Option<PeerId>, remote: SocketAddr, now: Instant) {
-        let (Some((tun, _)), Some(config)) = (&self.tun, &self.config.tun) else { return };
+        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.tun, &self.cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
-        let named = |id: PeerId| self.peers.get(id.0 as usize).map(|peer| &*peer.name);
-        let routed = config.routes && self.config.transport.mark == 0;
+        let named = |id: PeerId| self.peers.get(id).map(|peer| &*peer.name);
+        let routed = config.routes && self.cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
         } else {
             (tun.routes.lookup(address).filter(|_| routed).and_then(named), ROUTES_REMEDY)
         };
         if let Some(held_by) = held_by
-            && let Some(suppressed) = self.loop_log.allow(now)
+            && let Some(suppressed) = self.cx.logs.routing_loop.allow(now)
         {
             tracing::warn!(
                 peer = id.and_then(named),
@@ -192,8 +193,8 @@ impl Worker {
     pub(super) fn failed_lookup(&self) -> &'static str {
         let peers = || self.peers.iter().filter(|peer| peer.is_live());
         let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
-        match &self.config.tun {
-            Some(tun) if takes_lookups(tun, self.config.transport.mark, peers().flat_map(allowed)) => {
+        match &self.cx.config.tun {
+            Some(tun) if takes_lookups(tun, self.cx.config.transport.mark, peers().flat_map(allowed)) => {
                 LOOKUP_REMEDY
             }
             Some(_) | None => "is the name right, does this host's resolver answer?",
@@ -224,7 +225,7 @@ impl TunHandles {
 
 impl Worker {
     pub(super) fn publish_tun(&mut self) {
-        let Some((tun, _)) = &self.tun else { return };
+        let Some(Tun { side: tun, .. }) = &self.tun else { return };
         let (stats, totals) = (tun.queue.stats(), &tun.totals);
         let handles = &mut self.metrics.tun;
         let [uplink, downlink] = &mut handles.directions;

@@ -17,7 +17,7 @@ use wire::ids::PeerId;
 
 use crate::{
     datapath::uplink::Drained,
-    peer::Peer,
+    peer::Peers,
     worker::{Timer, Worker, number},
 };
 
@@ -27,25 +27,25 @@ const DRAIN_SHARE: usize = 128;
 impl Worker {
     /// Sends what waits at every peer, a share from each in turn, as long as there is room.
     pub(super) fn drain_queues(&mut self, now: Instant) {
-        let (all, first) = (self.peers.len(), self.first_to_drain);
-        let places = (0..all).map(|place| (first + place) % all);
-        let mut waiting: VecDeque<usize> =
-            places.filter(|place| !self.peers[*place].relay.queue.is_empty()).collect();
+        let (all, first) = (number(self.peers.len()), self.data.first_to_drain);
+        let peers = (0..all).map(|index| PeerId((first + index) % all));
+        let has_queue = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
+        let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
-        while let Some(place) = waiting.pop_front() {
-            let drained = self.drain_share(PeerId(number(place)), DRAIN_SHARE, now);
+        while let Some(peer) = waiting.pop_front() {
+            let drained = self.drain_share(peer, DRAIN_SHARE, now);
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
-                Drained::More => waiting.push_back(place),
+                Drained::More => waiting.push_back(peer),
             }
             if drained != Drained::Blocked(0) {
-                served = served.or(Some(place));
+                served = served.or(Some(peer));
             }
         }
         // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
         // a socket of their own, do not hold the turn up.
-        if let Some(place) = served {
-            self.first_to_drain = (place + 1) % all;
+        if let Some(peer) = served {
+            self.data.first_to_drain = (peer.0 + 1) % all;
         }
     }
 
@@ -61,21 +61,21 @@ impl Worker {
 
     /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
     pub(super) fn unblocked(&mut self, id: UnderlayId, now: Instant) {
-        self.control.unblocked(id);
+        self.sessions.control.unblocked(id);
         let lanes: Vec<LaneId> =
-            self.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+            self.hosted.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
         for lane in lanes {
-            self.lanes.touch(lane);
+            self.hosted.lanes.touch(lane);
         }
         self.drain_queues(now);
     }
 
     /// Makes sure that what sockets without room keep in their outboxes is dropped in time.
     pub(super) fn watch_outboxes(&mut self, now: Instant) {
-        for id in self.underlays.take_evicted() {
+        for id in self.sockets.underlays.take_evicted() {
             self.unblocked(id, now);
         }
-        while let Some(id) = self.underlays.next_blocked() {
+        while let Some(id) = self.sockets.underlays.next_blocked() {
             self.outbox_timeout(id, now);
         }
     }
@@ -83,9 +83,9 @@ impl Worker {
     /// Drops what has waited for room in a socket for longer than its peer's queue allows.
     pub(super) fn outbox_timeout(&mut self, id: UnderlayId, now: Instant) {
         let peers = &self.peers;
-        let expiry = self.underlays.expire(id, now, |peer| time_of(peers, peer));
+        let expiry = self.sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
-            self.timers.arm(Timer::Outbox(id), at);
+            self.cx.timers.arm(Timer::Outbox(id), at);
         }
         if expiry.emptied {
             // What is younger takes the place, and goes out as soon as there is room.
@@ -95,6 +95,6 @@ impl Worker {
 }
 
 /// How long what is a peer's may wait; what is nobody's waits as long as it does by default.
-fn time_of(peers: &[Peer], peer: PeerId) -> Duration {
-    peers.get(peer.0 as usize).map_or(defaults::QUEUE.time, |peer| peer.config.queue.time)
+fn time_of(peers: &Peers, peer: PeerId) -> Duration {
+    peers.get(peer).map_or(defaults::QUEUE.time, |peer| peer.config.queue.time)
 }

@@ -98,14 +98,14 @@ impl Worker {
     /// What the last turn did.
     #[must_use]
     pub fn turn_work(&self) -> TurnWork {
-        self.work
+        self.cx.work
     }
 
     /// What the last turn did beyond what any turn may, in words.
     #[must_use]
     pub fn excess_of_turn(&self) -> Option<String> {
         let flows: usize = self.peers.iter().map(|peer| peer.relay.flows.len()).sum();
-        self.work.excess(self.control.len() as u64, flows as u64)
+        self.cx.work.excess(self.sessions.control.len() as u64, flows as u64)
     }
 }
 

@@ -97,11 +97,11 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     });
     WorkerBooks {
         peers: peers.collect(),
-        connections: worker.control.len(),
-        lanes: worker.lanes.iter().count(),
-        underlays: worker.underlays.iter().count(),
-        upstreams: worker.locals.iter().filter(|socket| !is_ingress(socket)).count(),
-        forwards: worker.tcp.len(),
+        connections: worker.sessions.control.len(),
+        lanes: worker.hosted.lanes.iter().count(),
+        underlays: worker.sockets.underlays.iter().count(),
+        upstreams: worker.sockets.locals.iter().filter(|socket| !is_ingress(socket)).count(),
+        forwards: worker.forwards.open.len(),
         excess: excess.clone(),
     }
 }

@@ -100,12 +100,12 @@ pub struct Agent {
 impl Agent {
     /// Lanes of all workers.
     pub fn lanes(&self) -> usize {
-        self.workers.iter().map(|worker| worker.lanes.iter().count()).sum()
+        self.workers.iter().map(|worker| worker.hosted.lanes.iter().count()).sum()
     }
 
     /// Local sockets of all workers, ports for clients included.
     pub fn local_sockets(&self) -> usize {
-        self.workers.iter().map(|worker| worker.locals.iter().count()).sum()
+        self.workers.iter().map(|worker| worker.sockets.locals.iter().count()).sum()
     }
 
     /// The most of each kind of work that any turn did since this was last asked.

@@ -172,7 +172,7 @@ fn while_the_control_connection_does_not_answer_stream_connections_take_who_come
     let (peer, link) = (worker.peers[0].id, worker.peers[0].link.as_ref().unwrap());
     let (session, doubt) = (link.session, Doubt::Deaf);
     for place in 0..2 {
-        worker.exchange.post(place, Order::Doubt { peer, session, doubt, holds: true });
+        worker.cx.exchange.post(place, Order::Doubt { peer, session, doubt, holds: true });
     }
     let before = queue.served.len();
     for _ in 0..3 {

@@ -56,7 +56,7 @@ fn answers_that_the_peer_does_not_read_are_bounded() {
         siege.rogue.write(&refused.repeat(450));
         siege.run(500);
         let exit = siege.pair.exit;
-        let sent = siege.pair.world.agent(exit).workers[0].control.stats.messages_sent;
+        let sent = siege.pair.world.agent(exit).workers[0].sessions.control.stats.messages_sent;
         waiting = sent - 1 - siege.rogue.messages.len() as u64;
     }
     assert_eq!(siege.rogue.closed(), Some(CloseReason::LimitReached));

@@ -22,23 +22,23 @@ impl Pair {
     fn captures(&mut self, place: usize) -> Captures {
         let clock = Arc::new(self.world.clock.clone());
         let agent = self.world.agent(place);
-        let exchange = Arc::clone(&agent.workers[0].exchange);
+        let exchange = Arc::clone(&agent.workers[0].cx.exchange);
         Captures::new(Arc::clone(&agent.roster), exchange, clock)
     }
 
     fn start(&mut self, captures: &Captures, place: usize, order: &Order) -> Result<u64, Refusal> {
-        let config = Arc::clone(&self.world.agent(place).workers[0].config);
+        let config = Arc::clone(&self.world.agent(place).workers[0].cx.config);
         captures.start(order, &config)
     }
 
     /// How many captures the workers of an agent know, and how many lanes are recorded.
     fn armed(&mut self, place: usize) -> (usize, usize) {
         let workers = &mut self.world.agent(place).workers;
-        let known = workers.iter().map(|worker| worker.captures.len()).sum();
-        let ids = |worker: &Worker| worker.lanes.iter().map(|(id, _)| id).collect::<Vec<_>>();
+        let known = workers.iter().map(|worker| worker.captures.armed.len()).sum();
+        let ids = |worker: &Worker| worker.hosted.lanes.iter().map(|(id, _)| id).collect::<Vec<_>>();
         let recorded = |worker: &mut Worker| {
             let lanes = ids(worker).into_iter();
-            lanes.filter(|id| worker.lanes.get_mut(*id).unwrap().core.recorder_mut().is_some()).count()
+            lanes.filter(|id| worker.hosted.lanes.get_mut(*id).unwrap().core.recorder_mut().is_some()).count()
         };
         (known, workers.iter_mut().map(recorded).sum())
     }

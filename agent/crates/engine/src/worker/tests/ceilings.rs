@@ -122,12 +122,12 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
     let hub = crowd.hub;
     let worker = &crowd.world.agent(hub).workers[0];
     BTreeMap::from([
-        ("sources", worker.doors.sources()),
-        ("local sockets", worker.locals.iter().count()),
-        ("underlay sockets", worker.underlays.iter().count()),
-        ("lanes", worker.lanes.iter().count()),
-        ("connections", worker.control.len()),
-        ("handshakes", worker.control.handshakes_pending()),
+        ("sources", worker.sockets.doors.sources()),
+        ("local sockets", worker.sockets.locals.iter().count()),
+        ("underlay sockets", worker.sockets.underlays.iter().count()),
+        ("lanes", worker.hosted.lanes.iter().count()),
+        ("connections", worker.sessions.control.len()),
+        ("handshakes", worker.sessions.control.handshakes_pending()),
         ("peers", worker.peers.len()),
         ("flows", worker.peers.iter().map(|peer| peer.relay.flows.len()).sum()),
         ("flows of all", worker.peers[0].relay.flows.registry().total()),
@@ -175,7 +175,7 @@ impl Crowd {
         let hub = self.hub;
         for _ in 0..200 {
             self.world.run(Duration::from_millis(100));
-            let lanes = &self.world.agent(hub).workers[0].lanes;
+            let lanes = &self.world.agent(hub).workers[0].hosted.lanes;
             if lanes.iter().filter(|(_, lane)| lane.is_up()).count() == usize::from(PEERS) {
                 return;
             }

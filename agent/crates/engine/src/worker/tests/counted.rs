@@ -37,10 +37,10 @@ fn control_connections_are_counted_and_what_ended_is_kept() {
         assert_eq!(pair.world.metric(place, "culvert_connections"), 1);
         assert_eq!(pair.world.metric(place, "culvert_handshakes_pending{worker=\"0\"}"), 0);
     }
-    let before = pair.world.agent(entry).workers[0].control.traffic();
+    let before = pair.world.agent(entry).workers[0].sessions.control.traffic();
     pair.world.stop(exit);
     pair.world.run_till(Duration::from_secs(30), |world| world.metric(entry, "culvert_connections") == 0);
-    let after = pair.world.agent(entry).workers[0].control.traffic();
+    let after = pair.world.agent(entry).workers[0].sessions.control.traffic();
     assert!(after.packets_sent >= before.packets_sent, "{before:?} {after:?}");
     assert!(after.received.datagrams > before.received.datagrams, "the close came: {before:?} {after:?}");
     assert!(after.sent.bytes >= before.sent.bytes, "{before:?} {after:?}");

@@ -92,7 +92,7 @@ impl Pair {
     pub(super) fn hand_over(&mut self, place: usize, ring: Duration, fill: impl FnOnce(&mut Outgoing)) {
         let now = self.world.clock.now();
         let worker = &mut self.world.agent(place).workers[0];
-        fill(&mut worker.outgoing);
+        fill(&mut worker.data.outgoing);
         worker.hand_over(now);
         self.world.clock.advance(ring);
     }
@@ -356,7 +356,7 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
         let (_, mut parcel) = outgoing.take().next().unwrap();
         parcel.process = process;
         parcel.handed = Some(pair.world.clock.now());
-        pair.world.agent(entry).workers[0].exchange.hand(0, parcel).unwrap();
+        pair.world.agent(entry).workers[0].cx.exchange.hand(0, parcel).unwrap();
         pair.run_served(Duration::from_millis(100));
         let peer = pair.world.peer(entry);
         let came: Vec<Vec<u8>> = client.receive().into_iter().map(|(_, payload)| payload).collect();

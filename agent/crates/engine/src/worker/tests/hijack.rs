@@ -109,10 +109,12 @@ impl Copier {
 fn destinations(pair: &mut Pair) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for worker in &pair.world.agent(pair.exit).workers {
-        found
-            .extend(worker.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()));
+        found.extend(
+            worker.hosted.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()),
+        );
         found.extend(
             worker
+                .sessions
                 .control
                 .iter()
                 .filter(|control| !control.is_over() && control.key.is_some())

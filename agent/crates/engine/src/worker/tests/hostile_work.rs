@@ -47,7 +47,11 @@ impl Siege {
         let exit = self.pair.exit;
         assert_eq!(self.pair.world.excess(exit), None);
         let worker = &self.pair.world.agent(exit).workers[0];
-        assert!(worker.events.capacity() <= 256, "{} events are kept", worker.events.capacity());
+        assert!(
+            worker.sessions.events.capacity() <= 256,
+            "{} events are kept",
+            worker.sessions.events.capacity()
+        );
     }
 
     /// Packets of the rogue's lane that hold these contents of DATAGRAM frames, as many in each as fit.

@@ -124,7 +124,7 @@ fn the_ceiling_of_either_end_holds() {
     let mut client = pair.client(1000);
     pair.exchange(&mut client, &numbered(1), SECOND);
     assert_eq!(pair.packet(), 1452);
-    let lanes = pair.world.agent(pair.entry).workers[0].lanes.iter();
+    let lanes = pair.world.agent(pair.entry).workers[0].hosted.lanes.iter();
     assert_eq!(lanes.map(|(_, slot)| slot.largest_packet).collect::<Vec<_>>(), [1452]);
 }
 

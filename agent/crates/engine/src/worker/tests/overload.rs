@@ -54,7 +54,7 @@ impl Pair {
         self.world.set_gro(false);
         self.world.slow_down(place, MS);
         for worker in &mut self.world.agent(place).workers {
-            worker.sources.set_budget(units);
+            worker.schedule.sources.set_budget(units);
         }
     }
 
@@ -229,7 +229,7 @@ impl Pair {
     pub(super) fn narrow_down(&mut self, place: usize) -> Rc<Cell<usize>> {
         let credit = Rc::new(Cell::new(0));
         let worker = &mut self.world.agent(place).workers[0];
-        for underlay in worker.underlays.iter_mut() {
+        for underlay in worker.sockets.underlays.iter_mut() {
             let inner = std::mem::replace(&mut underlay.socket, Box::new(Closed));
             underlay.socket = Box::new(Narrow { inner, credit: Rc::clone(&credit) });
         }
@@ -240,7 +240,7 @@ impl Pair {
     pub(super) fn widen(&mut self, place: usize, credit: &Cell<usize>, datagrams: usize) {
         credit.set(datagrams);
         let worker = &mut self.world.agent(place).workers[0];
-        let tokens = Vec::from_iter(worker.underlays.iter().map(|underlay| underlay.token));
+        let tokens = Vec::from_iter(worker.sockets.underlays.iter().map(|underlay| underlay.token));
         for token in tokens {
             worker.ready().mark(token);
         }

@@ -255,14 +255,15 @@ impl Trial {
     fn sample(&mut self) {
         let sender = if self.trial.is_download { self.pair.exit } else { self.pair.entry };
         let workers = &self.pair.world.agent(sender).workers;
-        let connections = workers.iter().flat_map(|worker| worker.control.iter());
+        let connections = workers.iter().flat_map(|worker| worker.sessions.control.iter());
         self.outcome.rtts.extend(connections.map(|connection| connection.quinn().rtt()));
     }
 
     fn finish(mut self) -> PathOutcome {
         let sender = if self.trial.is_download { self.pair.exit } else { self.pair.entry };
         let workers = &self.pair.world.agent(sender).workers;
-        self.outcome.retransmits = workers.iter().map(|worker| worker.control.traffic().packets_lost).sum();
+        self.outcome.retransmits =
+            workers.iter().map(|worker| worker.sessions.control.traffic().packets_lost).sum();
         self.outcome.rtts.sort_unstable();
         let [(counts, _), (back, _)] = self.paths.map(|id| self.pair.world.bottleneck(id));
         self.outcome.counts = counts;

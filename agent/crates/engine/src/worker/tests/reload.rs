@@ -131,7 +131,7 @@ fn services_and_ports_come_and_go_beside_a_flow_that_nothing_disturbs() {
         case.run(20);
         assert!(case.ask(2001, INGRESS_2), "{workers} workers: offered without a new connection");
         // In the file the new service stands before the old one; its number comes after all that were there.
-        let numbers = case.pair.world.agent(case.pair.exit).workers[0].config.services.clone();
+        let numbers = case.pair.world.agent(case.pair.exit).workers[0].cx.config.services.clone();
         assert_eq!(numbers.iter().map(|service| &*service.name).collect::<Vec<_>>(), ["echo", "other"]);
         case.reload_exit(&Exit::new());
         case.run(20);
@@ -336,17 +336,17 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     peer.name = "late".into();
     peer.public_keys = vec![late.public_key()];
     pair.world.agent(exit).roster.add(peer, Origin::State).unwrap();
-    let before = Arc::clone(&pair.world.agent(exit).workers[0].config);
+    let before = Arc::clone(&pair.world.agent(exit).workers[0].cx.config);
     let taken = format!("{text}\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n", late.public_key());
     let error = pair.world.reload(exit, &taken).unwrap_err();
     assert_eq!(error, RosterError::KeyTaken("late".into()));
     pair.world.run(Duration::from_millis(10));
-    assert_eq!(pair.world.agent(exit).workers[0].config, before, "nothing has changed");
+    assert_eq!(pair.world.agent(exit).workers[0].cx.config, before, "nothing has changed");
     pair.world.reload(exit, &format!("limits = {{ flows = 77 }}\n{text}")).unwrap();
     pair.world.run(Duration::from_millis(10));
     let listed = pair.world.agent(exit).roster.list();
     assert_eq!(listed.iter().map(|listed| &*listed.peer.name).collect::<Vec<_>>(), ["entry", "late"]);
-    assert_eq!(pair.world.agent(exit).workers[0].config.limits.flows, 77);
+    assert_eq!(pair.world.agent(exit).workers[0].cx.config.limits.flows, 77);
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Forwarding {
 
 /// How many forwards each worker of an agent has.
 fn shares(pair: &mut Pair, agent: usize) -> Vec<usize> {
-    pair.world.agent(agent).workers.iter().map(|worker| worker.tcp.len()).collect()
+    pair.world.agent(agent).workers.iter().map(|worker| worker.forwards.open.len()).collect()
 }
 
 /// How many stream connections each worker of an agent has.
@@ -221,7 +221,7 @@ fn forwards_outlive_a_control_connection_that_is_replaced() {
         .collect();
     let on_control = control.iter().sum::<usize>();
     assert!((1..9).contains(&on_control));
-    pair.world.agent(pair.entry).workers[0].exchange.end_session(PeerId(0), CloseReason::Replaced);
+    pair.world.agent(pair.entry).workers[0].cx.exchange.end_session(PeerId(0), CloseReason::Replaced);
     pair.world.run(2 * SECOND);
     assert!(pair.world.peer(pair.entry).connected);
     assert_eq!(pair.world.metric(pair.entry, OPEN), 2);
@@ -295,8 +295,8 @@ fn the_death_of_one_ends_its_own_forwards_only() {
 fn stream_port(pair: &mut Pair, worker: usize) -> u16 {
     let worker = &pair.world.agent(pair.entry).workers[worker];
     let handle = worker.peers[0].streams.all[0].handle;
-    let underlay = worker.control.get(handle).unwrap().underlay();
-    worker.underlays.get(underlay).unwrap().socket.local_addr().port()
+    let underlay = worker.sessions.control.get(handle).unwrap().underlay();
+    worker.sockets.underlays.get(underlay).unwrap().socket.local_addr().port()
 }
 
 #[test]

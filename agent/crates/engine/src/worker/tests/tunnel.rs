@@ -118,7 +118,7 @@ impl Tunnel {
     pub(super) fn by_lane(&mut self, place: usize) -> Vec<u64> {
         let mut by_lane = Vec::new();
         for worker in &self.pair.world.agent(place).workers {
-            let of_worker = &worker.tun.as_ref().unwrap().0.totals.by_lane;
+            let of_worker = &worker.tun.as_ref().unwrap().side.totals.by_lane;
             by_lane.resize(of_worker.len(), 0);
             by_lane.iter_mut().zip(of_worker).for_each(|(sum, count)| *sum += count);
         }
@@ -149,7 +149,7 @@ pub(super) fn assert_books(world: &mut crate::worker::tests::World, place: usize
     }
     let (mut received, mut dropped, mut delivered, mut uplink, mut downlink) = (0, 0, 0, 0, 0);
     for worker in &world.agent(place).workers {
-        let totals = &worker.tun.as_ref().unwrap().0.totals;
+        let totals = &worker.tun.as_ref().unwrap().side.totals;
         received += totals.received;
         dropped += totals.dropped.iter().sum::<u64>();
         delivered += totals.delivered;

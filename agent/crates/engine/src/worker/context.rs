@@ -1,0 +1,88 @@
+//! What the parts of a worker share.
+
+use std::{sync::Arc, time::Instant};
+
+use config::Config;
+use gate::tls::TlsIdentity;
+use net::Ready;
+use wire::{ids::WorkerId, rate::Lines, throttle::Throttle, timers::Timers};
+
+use crate::{
+    roster::Roster,
+    worker::{
+        Exchange, LOG_INTERVAL, Timer, books::Totals, ceilings::Ceilings, lanes::LaneLogs, work::TurnWork,
+    },
+};
+
+/// What every part of a worker reads, writes to or counts in, and none of them owns.
+pub(super) struct Context {
+    pub(super) config: Arc<Config>,
+    pub(super) identity: Arc<TlsIdentity>,
+    pub(super) id: WorkerId,
+    pub(super) exchange: Arc<Exchange>,
+    pub(super) roster: Arc<Roster>,
+    pub(super) timers: Timers<Timer>,
+    pub(super) ready: Ready,
+    pub(super) logs: Logs,
+    pub(super) totals: Totals,
+    pub(super) ceilings: Ceilings,
+    /// What the current turn has done so far.
+    pub(super) work: TurnWork,
+    /// Something has happened since the last publication.
+    pub(super) unpublished: bool,
+    /// The worker is shutting down: it takes nothing more in.
+    pub(super) stopping: bool,
+}
+
+/// Throttles of the log lines that do not belong to a single peer.
+#[derive(Debug)]
+pub(super) struct Logs {
+    pub(super) too_large: Throttle,
+    pub(super) refusal: Throttle,
+    pub(super) accept: Throttle,
+    pub(super) lane: LaneLogs,
+    pub(super) drops: Throttle,
+    pub(super) resolve: Throttle,
+    pub(super) service: Throttle,
+    pub(super) journal: Throttle,
+    pub(super) tun: Throttle,
+    pub(super) source: Throttle,
+    pub(super) routing_loop: Throttle,
+    pub(super) violation: Throttle,
+    /// Debug lines about single events.
+    pub(super) details: Lines,
+}
+
+impl Logs {
+    pub(super) fn new(now: Instant) -> Self {
+        let [
+            too_large,
+            refusal,
+            accept,
+            drops,
+            resolve,
+            service,
+            journal,
+            tun,
+            source,
+            routing_loop,
+            violation,
+        ] = std::array::from_fn(|_| Throttle::new(LOG_INTERVAL));
+        let (lane, details) = (LaneLogs::new(), Lines::new(now));
+        Self {
+            too_large,
+            refusal,
+            accept,
+            lane,
+            drops,
+            resolve,
+            service,
+            journal,
+            tun,
+            source,
+            routing_loop,
+            violation,
+            details,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The parts of a worker that hold state for several files.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use dataplane::{
+    forward::{
+        Locals,
+        tcp::{self, TcpForward, TcpId},
+        tun::TunSide,
+    },
+    lanes::{Lanes, UnderlayId, Underlays},
+};
+use gate::{Gate, Own, refusals::Refusals};
+use net::{ReceiveBatch, TcpListener, Token};
+use quinn_proto::ConnectionHandle;
+use slab::Slab;
+use wire::{cid::ConnectionIds, clock::Clock, hash::PeerMap, ids::PeerId, messages::Features};
+
+use crate::{
+    control::driver::{Control, Event},
+    datapath::downlink::Notes,
+    tunnel::Board,
+    worker::{
+        Doors, Outgoing, Strangers, StreamKey, Timer, capture::Armed, handover::Parcel, keeper::LaneLimits,
+        sources, work::Rests,
+    },
+};
+
+/// Sockets of the worker, and what opens and closes them.
+pub(super) struct Sockets {
+    pub(super) doors: Doors,
+    pub(super) underlays: Underlays,
+    /// Local UDP sockets.
+    pub(super) locals: Locals,
+    /// The listening sockets, in the order of `transport.listen`.
+    pub(super) ports: Vec<UnderlayId>,
+}
+
+/// Datagrams on their way through the worker.
+pub(super) struct DataPlane {
+    pub(super) batch: Box<ReceiveBatch>,
+    pub(super) notes: Notes,
+    /// What is left of batches that held more work than a turn takes.
+    pub(super) rests: Rests,
+    /// Batches for other workers, sent at the end of the turn.
+    pub(super) outgoing: Outgoing,
+    /// Batches from other workers that have not been handled.
+    pub(super) parcels: VecDeque<Parcel>,
+    /// Datagrams of unauthenticated senders that came in this turn.
+    pub(super) strangers: Strangers,
+    /// Peers that packets of the TUN device were for, in the current batch.
+    pub(super) served: Vec<PeerId>,
+    /// Index of the peer whose queue is sent from first once a socket has room again: the one after the first that was served
+    /// the last time.
+    pub(super) first_to_drain: u32,
+    /// Connections of peers in standard mode that have more frames than a turn takes.
+    pub(super) plain_waiting: Vec<ConnectionHandle>,
+}
+
+/// Control connections and who may open them.
+pub(super) struct Sessions {
+    pub(super) control: Control,
+    pub(super) gate: Gate,
+    pub(super) own: Arc<Own>,
+    pub(super) ids: ConnectionIds,
+    pub(super) instance: [u8; 16],
+    pub(super) refusals: Arc<Refusals>,
+    pub(super) clock: Arc<dyn Clock + Send + Sync>,
+    /// Scratch space for [`Control::poll`].
+    pub(super) events: Vec<(ConnectionHandle, Event)>,
+    /// Features that the hello leaves out, for tests.
+    pub(super) withheld: Features,
+}
+
+/// The lanes that this worker hosts, whichever worker owns their session.
+#[derive(Default)]
+pub(super) struct LaneHost {
+    pub(super) lanes: Lanes,
+    pub(super) limits: LaneLimits,
+}
+
+/// TCP forwards of this worker.
+pub(super) struct TcpForwards {
+    /// By index in [`config::Config::tcp`]; `None` where the port is closed.
+    pub(super) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
+    /// By index in [`config::Config::peers`]: the peer that bears that name now.
+    pub(super) peers: Vec<PeerId>,
+    pub(super) open: Slab<(StreamKey, PeerId, TcpForward)>,
+    /// Keyed by streams, whose numbers a peer chooses.
+    pub(super) by_stream: PeerMap<StreamKey, TcpId>,
+    /// Forwards whose streams have something to say, each once.
+    pub(super) stirred: Vec<TcpId>,
+    /// How often a forward was served.
+    pub(super) passes: u64,
+    pub(super) scratch: tcp::Scratch,
+}
+
+/// The TUN device, and the table in which the tunnel's thread reads the MTU towards each peer.
+pub(super) struct Tun {
+    pub(super) side: TunSide,
+    pub(super) board: Arc<Board>,
+}
+
+/// Lanes that an operator records; almost always none.
+#[derive(Default)]
+pub(super) struct Captures {
+    pub(super) armed: Vec<Armed>,
+}
+
+/// Sources and timers that are due.
+pub(super) struct Schedule {
+    pub(super) sources: sources::Sources,
+    pub(super) fresh: Vec<Token>,
+    pub(super) due: Vec<Timer>,
+}
