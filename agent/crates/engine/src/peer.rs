@@ -511,6 +511,12 @@ impl Peers {
         self.get_mut(id)?.link.as_mut().filter(|link| link.session == name)
     }
 
+    /// The link to `id`, if it still belongs to session `name`.
+    #[must_use]
+    pub fn link(&self, id: PeerId, name: SessionId) -> Option<&Link> {
+        self.get(id)?.link.as_ref().filter(|link| link.session == name)
+    }
+
     /// Whether `id` has not been removed.
     #[must_use]
     pub fn is_live(&self, id: PeerId) -> bool {

@@ -1,6 +1,6 @@
 //! What the parts of a worker share.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use config::Config;
 use gate::tls::TlsIdentity;
@@ -8,9 +8,15 @@ use net::Ready;
 use wire::{ids::WorkerId, rate::Lines, throttle::Throttle, timers::Timers};
 
 use crate::{
+    peer::Peers,
     roster::Roster,
     worker::{
-        Exchange, LOG_INTERVAL, Timer, books::Totals, ceilings::Ceilings, lanes::LaneLogs, work::TurnWork,
+        Exchange, LOG_INTERVAL, Timer,
+        books::Totals,
+        ceilings::Ceilings,
+        exchange::{LaneName, Order},
+        lanes::LaneLogs,
+        work::TurnWork,
     },
 };
 
@@ -32,6 +38,32 @@ pub(super) struct Context {
     pub(super) unpublished: bool,
     /// The worker is shutting down: it takes nothing more in.
     pub(super) stopping: bool,
+    /// Messages of this worker to itself, handled after the step that sent them.
+    pub(super) own_orders: VecDeque<Order>,
+}
+
+impl Context {
+    /// Tells one worker.
+    pub(super) fn tell(&mut self, worker: u8, order: Order) {
+        if worker == self.id.index {
+            self.own_orders.push_back(order);
+        } else {
+            self.exchange.post(worker, order);
+        }
+    }
+
+    /// Tells every worker.
+    pub(super) fn tell_all(&mut self, order: impl Fn() -> Order) {
+        self.exchange.post_others(self.id.index, &order);
+        self.own_orders.push_back(order());
+    }
+
+    /// Tells the worker that owns a lane's session.
+    pub(super) fn tell_owner(&mut self, peers: &Peers, lane: LaneName, order: Order) {
+        if let Some(link) = peers.link(lane.peer, lane.session) {
+            self.tell(link.pool.owner(), order);
+        }
+    }
 }
 
 /// Throttles of the log lines that do not belong to a single peer.

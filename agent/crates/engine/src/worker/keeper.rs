@@ -38,12 +38,12 @@ impl Worker {
             return;
         }
         let Some((underlay, remote)) = self.lane_socket(order, now) else {
-            self.report_lane(order.name, LaneLoss::NoSocket, now);
+            self.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
         let Some(core) = self.lane_core(order) else {
             self.release_underlay(underlay);
-            self.report_lane(order.name, LaneLoss::NoSocket, now);
+            self.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
         let owner = SessionRef { peer, session };
@@ -80,7 +80,7 @@ impl Worker {
             link.pool.forget_former(id);
         }
         self.drain_lane(id, now);
-        self.tell_owner(lane, Order::FormerGone { lane }, now);
+        self.cx.tell_owner(&self.peers, lane, Order::FormerGone { lane });
     }
 
     /// The lane of an index carries payloads: the one before it need no longer.
@@ -164,10 +164,10 @@ impl Worker {
                 None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
         }
-        self.tell_owner(lane, Order::LaneUp { lane }, now);
+        self.cx.tell_owner(&self.peers, lane, Order::LaneUp { lane });
         let (peer, session) = (lane.peer, lane.session);
         if from.is_some() && self.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            self.tell_owner(lane, Order::ListenerMoved { peer, session }, now);
+            self.cx.tell_owner(&self.peers, lane, Order::ListenerMoved { peer, session });
         }
         self.note_path_packet(id, now);
         self.drain_former(lane, id, now);
@@ -189,7 +189,7 @@ impl Worker {
                 "what the lane's path carries"
             );
         }
-        self.tell_owner(lane, Order::LaneBudget { lane, bytes }, now);
+        self.cx.tell_owner(&self.peers, lane, Order::LaneBudget { lane, bytes });
     }
 
     /// A lane cannot go on.
@@ -205,12 +205,12 @@ impl Worker {
         }
         self.remove_lane(id, now);
         if current {
-            self.report_lane(lane, why, now);
+            self.report_lane(lane, why);
         }
     }
 
-    fn report_lane(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
-        self.tell_owner(lane, Order::LaneLost { lane, why }, now);
+    fn report_lane(&mut self, lane: LaneName, why: LaneLoss) {
+        self.cx.tell_owner(&self.peers, lane, Order::LaneLost { lane, why });
     }
 
     /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
@@ -235,7 +235,7 @@ impl Worker {
                 }
                 return;
             }
-            self.tell_owner(lane, Order::LaneSilent { lane, silence, limit }, now);
+            self.cx.tell_owner(&self.peers, lane, Order::LaneSilent { lane, silence, limit });
         }
     }
 
@@ -252,7 +252,7 @@ impl Worker {
             && link.doubts.silent
         {
             let owner = link.pool.owner();
-            self.tell(owner, Order::Heard { peer, session }, now);
+            self.cx.tell(owner, Order::Heard { peer, session });
         }
     }
 
@@ -289,7 +289,7 @@ impl Worker {
             let lane = name_of_lane(&slot);
             if self.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id))
             {
-                self.tell_owner(lane, Order::FormerGone { lane }, now);
+                self.cx.tell_owner(&self.peers, lane, Order::FormerGone { lane });
             }
             self.cx.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             self.release_underlay(slot.underlay);
@@ -341,7 +341,9 @@ impl Worker {
                 self.follow_route(id, now);
             }
             self.check_control(id, now);
+            self.settle_orders(now);
             self.see_to_stream_connections(id, now);
+            self.settle_orders(now);
             self.keep_alive(id, now);
         }
         self.see_to_roster(now);

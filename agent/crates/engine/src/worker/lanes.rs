@@ -136,7 +136,7 @@ impl Worker {
         let name = session.id;
         // Whoever answers is there.
         self.cx.exchange.note_heard(id, now);
-        self.heard(id, name, now);
+        self.heard(id, name);
         let Some(connection) = self.sessions.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
@@ -186,9 +186,9 @@ impl Worker {
         if let Some(session) = self.peers.session_mut(id) {
             session.openings.placed(index, epoch, now);
         }
-        self.tell_lanes(id, now);
+        self.tell_lanes(id);
         let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
-        self.tell(keeper, Order::OpenLane(Box::new(order)), now);
+        self.cx.tell(keeper, Order::OpenLane(Box::new(order)));
         true
     }
 
@@ -235,8 +235,8 @@ impl Worker {
             );
         }
         let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
-        self.drain_at_keeper(lane, now);
-        self.tell_lanes(id, now);
+        self.drain_at_keeper(lane);
+        self.tell_lanes(id);
         if dialled && end.reason != LaneCloseCause::Done {
             self.cx.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_again(id, end.lane, since, now);
@@ -244,27 +244,27 @@ impl Worker {
     }
 
     /// A lane carries payloads.
-    pub(super) fn lane_is_up(&mut self, lane: LaneName, now: Instant) {
+    pub(super) fn lane_is_up(&mut self, lane: LaneName) {
         if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
-            self.tell_lanes(lane.peer, now);
+            self.tell_lanes(lane.peer);
         }
     }
 
     /// A lane that was replaced carries payloads no more.
-    pub(super) fn former_gone(&mut self, lane: LaneName, now: Instant) {
+    pub(super) fn former_gone(&mut self, lane: LaneName) {
         if let Some(session) = self.peers.session_named(lane.peer, lane.session)
             && session.openings.former_gone(lane.index, lane.epoch)
         {
-            self.tell_lanes(lane.peer, now);
+            self.tell_lanes(lane.peer);
         }
     }
 
     /// The path of a lane carries packets of so many bytes.
-    pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize, now: Instant) {
+    pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize) {
         if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
             session.openings.carries(lane.index, lane.epoch, bytes);
-            self.settle_budget(lane.peer, now);
+            self.settle_budget(lane.peer);
         }
     }
 
@@ -275,7 +275,7 @@ impl Worker {
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             // It ended before its keeper heard that it is replaced.
-            return self.former_gone(lane, now);
+            return self.former_gone(lane);
         }
         let (index, peer) = (lane.index, lane.peer);
         let mut again = dialled;
@@ -316,7 +316,7 @@ impl Worker {
                 }
             }
         }
-        self.tell_lanes(peer, now);
+        self.tell_lanes(peer);
         if again {
             self.ask_again(peer, index, since, now);
         }
@@ -371,8 +371,8 @@ impl Worker {
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
             if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
-                self.drain_at_keeper(lane, now);
-                self.tell_lanes(lane.peer, now);
+                self.drain_at_keeper(lane);
+                self.tell_lanes(lane.peer);
             }
             return;
         }
@@ -382,7 +382,7 @@ impl Worker {
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
                 let session = lane.session;
-                self.tell_all(|| Order::AskForLife { peer, session }, now);
+                self.cx.tell_all(|| Order::AskForLife { peer, session });
             }
             return;
         }
@@ -393,7 +393,7 @@ impl Worker {
             }
             return;
         }
-        self.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true, now);
+        self.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true);
     }
 
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
@@ -413,8 +413,8 @@ impl Worker {
                 if dialled { "opening it again" } else { "its dialler is to open it again" }
             );
         }
-        self.drain_at_keeper(lane, now);
-        self.tell_lanes(lane.peer, now);
+        self.drain_at_keeper(lane);
+        self.tell_lanes(lane.peer);
         if dialled {
             self.cx.totals.lanes_silent += 1;
             self.ask_for_lane(lane.peer, lane.index, now);
@@ -448,21 +448,21 @@ impl Worker {
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
         if silence >= limit && self.cx.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
-            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true, now);
+            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
         }
     }
 
     /// Tells every worker which lanes are up.
-    fn tell_lanes(&mut self, id: PeerId, now: Instant) {
+    fn tell_lanes(&mut self, id: PeerId) {
         let Some(session) = self.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
-        self.tell_all(|| Order::LanesUp { peer: id, session, up, wanted }, now);
-        self.settle_budget(id, now);
+        self.cx.tell_all(|| Order::LanesUp { peer: id, session, up, wanted });
+        self.settle_budget(id);
     }
 
-    fn drain_at_keeper(&mut self, lane: LaneName, now: Instant) {
+    fn drain_at_keeper(&mut self, lane: LaneName) {
         let keeper = pool::keeper(self.cx.id.index, lane.index, self.cx.id.count);
-        self.tell(keeper, Order::DrainLane { lane }, now);
+        self.cx.tell(keeper, Order::DrainLane { lane });
     }
 
     /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
@@ -493,37 +493,36 @@ impl Worker {
     }
 
     /// The largest packet to `peer` may be another.
-    fn settle_budget(&mut self, peer: PeerId, now: Instant) {
-        if self.tell_budget(peer, now) {
-            self.budget_changed(peer, now);
-        }
+    fn settle_budget(&mut self, peer: PeerId) {
+        self.tell_budget(peer);
     }
 
     /// Tells every worker the largest packet to `peer`; false if they know.
-    fn tell_budget(&mut self, peer: PeerId, now: Instant) -> bool {
+    fn tell_budget(&mut self, peer: PeerId) -> bool {
         let Some(bytes) = self.packet_budget(peer) else { return false };
         let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
         let Some(session) = self.peers.session(peer).map(|session| session.id) else { return false };
         let changed = self.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
-            self.tell_all(|| Order::Budget { peer, session, bytes }, now);
+            self.cx.tell_all(|| Order::Budget { peer, session, bytes });
         }
         changed
     }
 
     /// A session begins: with the largest packet that the control connection has found so far.
     pub(super) fn begin_budget(&mut self, peer: PeerId, now: Instant) {
-        self.tell_budget(peer, now);
-        self.budget_changed(peer, now);
+        if !self.tell_budget(peer) {
+            self.budget_changed(peer, now);
+        }
     }
 
     /// The control connection has found that its path carries other packets.
-    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle, now: Instant) {
+    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle) {
         let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
         if self.peers.session(peer).is_some_and(|session| session.handle == handle) {
-            self.settle_budget(peer, now);
+            self.settle_budget(peer);
         }
     }
 }

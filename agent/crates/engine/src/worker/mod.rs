@@ -317,6 +317,7 @@ impl Worker {
                 }
                 let Some(token) = self.schedule.sources.next(class) else { break };
                 let served = self.service(token, now);
+                self.settle_orders(now);
                 batches += usize::from(served.more);
                 left -= i64::from(served.units);
                 self.schedule.sources.served(token, served);
@@ -524,12 +525,15 @@ impl Worker {
         }
         while let Some(lane) = self.data.notes.lanes_up.pop() {
             self.lane_up(lane, now);
+            self.settle_orders(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
             self.lane_challenged(lane, data, now);
+            self.settle_orders(now);
         }
         while let Some((lane, error)) = self.data.notes.violations.pop() {
             self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
+            self.settle_orders(now);
         }
         while let Some(peer) = self.data.notes.incomplete.pop() {
             self.watch_queue(peer, now);
@@ -568,6 +572,7 @@ impl Worker {
             Timer::Decoys => self.end_silent_strangers(now),
             Timer::Stop => self.ended = true,
         }
+        self.settle_orders(now);
     }
 
     fn lane_timeout(&mut self, id: LaneId, now: Instant) {
@@ -593,16 +598,20 @@ impl Worker {
         self.sockets.underlays.finish(&mut self.hosted.lanes, now);
         while let Some(id) = self.hosted.lanes.next_touched() {
             self.note_heard(id, now);
+            self.settle_orders(now);
             self.note_path_packet(id, now);
+            self.settle_orders(now);
             let Some(slot) = self.hosted.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
             if slot.exhausted {
                 self.end_lane(id, LaneLoss::Ended(None), now);
+                self.settle_orders(now);
                 continue;
             }
             if slot.note_worn(now) {
                 let lane = keeper::name_of_lane(slot);
-                self.tell_owner(lane, Order::LaneWorn { lane }, now);
+                self.cx.tell_owner(&self.peers, lane, Order::LaneWorn { lane });
+                self.settle_orders(now);
             }
             while let Some((data, path, most)) =
                 self.hosted.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
@@ -663,6 +672,7 @@ impl Worker {
                 Command::Shutdown { within } => self.shut_down(within, now),
                 Command::Inspect(inspection) => self.inspect(&inspection, now),
             }
+            self.settle_orders(now);
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     worker::{
         Timer, Worker,
-        exchange::{Connected, LaneName, Order},
+        exchange::{Connected, Order},
         handover::{Kind, Parcel},
         keeper::LEAST_SILENCE,
         session,
@@ -42,33 +42,21 @@ const HURRY_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Tells one worker; itself at once.
-    pub(super) fn tell(&mut self, worker: u8, order: Order, now: Instant) {
-        if worker == self.cx.id.index {
-            self.obey(order, now);
-        } else {
-            self.cx.exchange.post(worker, order);
-        }
-    }
-
-    /// Tells every worker; itself last, at once.
-    pub(super) fn tell_all(&mut self, order: impl Fn() -> Order, now: Instant) {
-        self.cx.exchange.post_others(self.cx.id.index, &order);
-        self.obey(order(), now);
-    }
-
-    /// Tells the worker that owns a lane's session.
-    pub(super) fn tell_owner(&mut self, lane: LaneName, order: Order, now: Instant) {
-        if let Some(owner) = self.peers.link_named(lane.peer, lane.session).map(|link| link.pool.owner()) {
-            self.tell(owner, order, now);
-        }
-    }
-
-    /// Does what other workers said since the last turn.
+    /// Handles what other workers sent since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
         for order in self.cx.exchange.take(self.cx.id.index, &mut self.data.parcels) {
             self.cx.unpublished = true;
             self.obey(order, now);
+            self.settle_orders(now);
+        }
+    }
+
+    /// Handles what this worker told itself, and what follows from that, depth first.
+    pub(super) fn settle_orders(&mut self, now: Instant) {
+        while let Some(order) = self.cx.own_orders.pop_front() {
+            let later = std::mem::take(&mut self.cx.own_orders);
+            self.obey(order, now);
+            self.cx.own_orders.extend(later);
         }
     }
 
@@ -91,7 +79,8 @@ impl Worker {
                 self.set_lanes(SessionRef { peer, session }, up, wanted, now)
             }
             Order::Budget { peer, session, bytes } => {
-                self.set_budget(SessionRef { peer, session }, bytes, now)
+                self.set_budget(SessionRef { peer, session }, bytes, now);
+                self.budget_changed(peer, now);
             }
             Order::Doubt { peer, session, doubt, holds } => {
                 self.set_doubt(SessionRef { peer, session }, doubt, holds, now);
@@ -106,11 +95,11 @@ impl Worker {
                     }
                 }
             }
-            Order::LaneUp { lane } => self.lane_is_up(lane, now),
-            Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes, now),
+            Order::LaneUp { lane } => self.lane_is_up(lane),
+            Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes),
             Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
             Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
-            Order::FormerGone { lane } => self.former_gone(lane, now),
+            Order::FormerGone { lane } => self.former_gone(lane),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, silence, limit, now),
             Order::AskForLife { peer, session } => {
                 if self.peers.link_named(peer, session).is_some() {
@@ -119,10 +108,10 @@ impl Worker {
                 }
             }
             Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
-            Order::ListenerMoved { peer, session } => self.listener_moved(peer, session, now),
+            Order::ListenerMoved { peer, session } => self.listener_moved(peer, session),
             Order::Heard { peer, session } => {
                 if self.peers.session_named(peer, session).is_some() {
-                    self.heard(peer, session, now);
+                    self.heard(peer, session);
                 }
             }
             Order::Hurry { peer } => {
@@ -297,13 +286,7 @@ impl Worker {
     }
 
     /// The owner finds that something speaks against a session, or no longer does.
-    pub(super) fn doubt(
-        &mut self,
-        SessionRef { peer, session }: SessionRef,
-        doubt: Doubt,
-        holds: bool,
-        now: Instant,
-    ) {
+    pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
         let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
         if known {
             return;
@@ -311,12 +294,12 @@ impl Worker {
         if holds {
             self.cx.totals.sessions_doubted[doubt.label_index()] += 1;
         }
-        self.tell_all(|| Order::Doubt { peer, session, doubt, holds }, now);
+        self.cx.tell_all(|| Order::Doubt { peer, session, doubt, holds });
     }
 
     /// The owner learns that a peer is heard: it is silent no more.
-    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId, now: Instant) {
-        self.doubt(SessionRef { peer, session }, Doubt::Silent, false, now);
+    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
+        self.doubt(SessionRef { peer, session }, Doubt::Silent, false);
     }
 
     fn set_doubt(&mut self, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
@@ -357,7 +340,7 @@ impl Worker {
             // It was heard while the order was under way.
             let owner = self.peers.link_named(id, session).map(|link| link.pool.owner());
             if let Some(owner) = owner {
-                self.tell(owner, Order::Heard { peer: id, session }, now);
+                self.cx.tell(owner, Order::Heard { peer: id, session });
             }
         }
         let moved = self.follow_route(id, now);

@@ -79,6 +79,7 @@ impl Worker {
             self.cx.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
+                self.settle_orders(now);
             }
             events.shrink_to(SPARE_EVENTS);
             self.sessions.events = events;
@@ -120,7 +121,7 @@ impl Worker {
             Event::Opened => self.streams_opened(handle, now),
             Event::Stream(stream) => self.stream_ready(handle, stream),
             Event::Lost(reason) => self.connection_lost(handle, &reason, now),
-            Event::Mtu => self.mtu_changed(handle, now),
+            Event::Mtu => self.mtu_changed(handle),
             Event::Moved { from, to } => self.control_moved(handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
@@ -228,7 +229,7 @@ impl Worker {
         connection.held = Some(*key);
         let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
         self.cx.timers.arm(Timer::Hello(handle), now + patience);
-        self.ask_the_session(peer, now);
+        self.ask_the_session(peer);
         true
     }
 
@@ -239,6 +240,7 @@ impl Worker {
         if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
             if let Some(peer) = peer {
                 self.check_control(peer, now);
+                self.settle_orders(now);
             }
             self.connected(handle, &key, now);
         }
@@ -351,7 +353,7 @@ impl Worker {
                 }
                 session.hello.services.clone_from(&services);
                 let session = session.id;
-                self.tell_all(|| Order::Services { peer, session, services: services.clone() }, now);
+                self.cx.tell_all(|| Order::Services { peer, session, services: services.clone() });
             }
         }
     }

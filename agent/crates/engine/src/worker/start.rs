@@ -220,6 +220,7 @@ impl Worker {
                 work: TurnWork::default(),
                 unpublished: true,
                 stopping: false,
+                own_orders: VecDeque::new(),
                 config: Arc::clone(&config),
             },
             peers: Peers::new(peers),

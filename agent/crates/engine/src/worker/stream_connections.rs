@@ -178,7 +178,7 @@ impl Worker {
         }
         peer.streams.asked = Some(now);
         let (session, owner) = (link.session, link.pool.owner());
-        self.tell(owner, Order::StreamsWanted { peer: id, session }, now);
+        self.cx.tell(owner, Order::StreamsWanted { peer: id, session });
     }
 
     /// Some worker has forwards for stream connections of the session that this one owns.
@@ -218,7 +218,7 @@ impl Worker {
             let choice = self.sockets.doors.rng().random();
             let first = join::first_byte(self.sessions.ids.first_byte(id), number, workers, choice);
             let order = StreamOrder { peer: id, session: name, number, remote, key, first };
-            self.tell(keeper, Order::DialStream(Box::new(order)), now);
+            self.cx.tell(keeper, Order::DialStream(Box::new(order)));
         }
     }
 
@@ -226,11 +226,11 @@ impl Worker {
     pub(super) fn dial_stream(&mut self, order: &StreamOrder, now: Instant) {
         let (id, number) = (order.peer, order.number);
         if self.cx.stopping || self.peers.link_named(id, order.session).is_none() {
-            return self.report_stream(id, number, Outcome::Ended, now);
+            return self.report_stream(id, number, Outcome::Ended);
         }
         if self.start_stream(order, now).is_none() {
             self.cx.totals.streams.failed[StreamFailure::Local as usize] += 1;
-            self.report_stream(id, number, Outcome::Failed, now);
+            self.report_stream(id, number, Outcome::Failed);
         }
     }
 
@@ -269,8 +269,8 @@ impl Worker {
     }
 
     /// Tells the worker that dials a peer what became of a stream connection.
-    fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
-        self.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome }, now);
+    fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome) {
+        self.cx.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome });
     }
 
     /// A worker says what became of a stream connection that it was to dial.
@@ -423,7 +423,7 @@ impl Worker {
                 }
                 stream.enter(Stage::Up, now);
                 self.sessions.control.established(handle, now);
-                self.report_stream(id, number, Outcome::Up, now);
+                self.report_stream(id, number, Outcome::Up);
                 self.stream_is_up(id, number);
             }
             Message::Release if !dialled => {
@@ -480,7 +480,7 @@ impl Worker {
             let lived = now.saturating_duration_since(stream.since);
             let well = matches!(stream.stage, Stage::Up | Stage::Releasing) && lived >= LEAST_LIFE;
             let outcome = if well { Outcome::Ended } else { Outcome::Failed };
-            self.report_stream(id, stream.number, outcome, now);
+            self.report_stream(id, stream.number, outcome);
         }
         true
     }
@@ -509,7 +509,7 @@ impl Worker {
         self.abort_streams(handle);
         self.sessions.control.close(handle, reason, now);
         if let Some(stream) = self.forget_stream(id, handle).filter(|stream| stream.dialled) {
-            self.report_stream(id, stream.number, Outcome::Ended, now);
+            self.report_stream(id, stream.number, Outcome::Ended);
         }
     }
 
@@ -538,13 +538,13 @@ impl Worker {
                     Some(Care::Release) => self.sessions.control.send(handle, &Message::Release),
                     Some(Care::Tell) => {
                         self.sessions.control.send(handle, &Message::Here);
-                        self.ask_lanes(id, now);
+                        self.ask_lanes(id);
                     }
                     Some(Care::Ping) => {
                         if let Some(quinn) = self.sessions.control.quinn(handle) {
                             quinn.ping();
                         }
-                        self.ask_lanes(id, now);
+                        self.ask_lanes(id);
                     }
                     None => {}
                 }
@@ -554,10 +554,10 @@ impl Worker {
     }
 
     /// Asks whether the peer is there: what does not answer while its lanes do is dead.
-    fn ask_lanes(&mut self, id: PeerId, now: Instant) {
+    fn ask_lanes(&mut self, id: PeerId) {
         let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
         if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
-            self.tell_all(|| Order::AskForLife { peer: id, session }, now);
+            self.cx.tell_all(|| Order::AskForLife { peer: id, session });
         }
     }
 

@@ -57,18 +57,18 @@ impl Worker {
         // As long as for an opening that is not answered: it may have gone just when the handshake was complete.
         let limit = LEAST_SILENCE.max(rtt * 6);
         if since.is_some_and(|since| answered.min(now.saturating_duration_since(since)) >= limit) {
-            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true, now);
+            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
             return;
         }
         let is_silent = self.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
         if finding != Finding::Answers && has_lanes && !is_silent {
             // Idle lanes tell whether the peer is there; else it falls silent on them.
-            self.tell_all(|| Order::AskForLife { peer: id, session: name }, now);
+            self.cx.tell_all(|| Order::AskForLife { peer: id, session: name });
         }
         match finding {
-            Finding::Answers => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false, now),
+            Finding::Answers => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false),
             Finding::Waits => {}
-            Finding::Deaf => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true, now),
+            Finding::Deaf => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true),
         }
     }
 
@@ -82,7 +82,7 @@ impl Worker {
         let (peer, session) = (slot.peer, slot.session);
         let dialled = self.peers.link_named(peer, session).filter(|link| link.dialled);
         if let Some(owner) = dialled.map(|link| link.pool.owner()) {
-            self.tell(owner, Order::Challenged { peer, session }, now);
+            self.cx.tell(owner, Order::Challenged { peer, session });
         }
     }
 
@@ -96,25 +96,25 @@ impl Worker {
         session.told = Some(now);
         let handle = session.handle;
         self.sessions.control.send(handle, &Message::Here);
-        self.tell_all(|| Order::AskForLife { peer, session: name }, now);
+        self.cx.tell_all(|| Order::AskForLife { peer, session: name });
     }
 
     /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
     /// 9000 §9): unless it is still reached at the old one, too, it takes a new connection.
-    pub(super) fn listener_moved(&mut self, peer: PeerId, name: SessionId, now: Instant) {
+    pub(super) fn listener_moved(&mut self, peer: PeerId, name: SessionId) {
         let Some(handle) = self.peers.session_named(peer, name).map(|session| session.handle) else { return };
         if let Some(quinn) = self.sessions.control.quinn(handle) {
             quinn.ping();
         }
-        self.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true, now);
+        self.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true);
     }
 
     /// Asks a peer for a sign of life on all that its session has.
-    pub(super) fn ask_the_session(&mut self, peer: PeerId, now: Instant) {
+    pub(super) fn ask_the_session(&mut self, peer: PeerId) {
         let link = self.peers.get(peer).and_then(|peer| peer.link.as_ref());
         let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
-        self.tell_all(|| Order::AskForLife { peer, session }, now);
-        self.tell(owner, Order::Challenged { peer, session }, now);
+        self.cx.tell_all(|| Order::AskForLife { peer, session });
+        self.cx.tell(owner, Order::Challenged { peer, session });
     }
 
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
