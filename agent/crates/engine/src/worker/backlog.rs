@@ -73,7 +73,7 @@ impl Worker {
         let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return true;
         };
-        let Some(peer) = self.peers.get(id) else { return true };
+        let Some(peer) = self.cx.peers.get(id) else { return true };
         let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.cx.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
         // Others may go by what was so a moment ago.
@@ -99,7 +99,7 @@ impl Worker {
     pub(super) fn obstacle(&mut self, place: usize) -> Option<Obstacle> {
         let forward = self.cx.config.tcp.get(place)?;
         let id = self.forward_peer(forward);
-        let peer = self.peers.get(id)?;
+        let peer = self.cx.peers.get(id)?;
         let link = peer.link.as_ref()?;
         if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
             return None;
@@ -121,7 +121,7 @@ impl Worker {
             return false;
         }
         let (since, begins) = self.cx.exchange.crowds().wait(place, now);
-        self.cx.totals.tcp.accept_pauses += u64::from(begins);
+        self.cx.stats.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
             return false;
@@ -149,7 +149,7 @@ impl Worker {
         let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return;
         };
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.awaited_until = Some(now + HURRY_LASTS);
         }
         self.hurry(id, now);

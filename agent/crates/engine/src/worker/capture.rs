@@ -19,28 +19,28 @@ pub(super) struct Armed {
 impl Worker {
     /// An operator wants to look at a lane; or it is over, which the end of this turn sees to.
     pub(super) fn capture(&mut self, capture: Arc<Capture>, now: Instant) {
-        let known = self.captures.armed.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
+        let known = self.host.captures.armed.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
         if known || capture.is_over(now) {
             return;
         }
         let Subject::Lane(index) = capture.subject else { return };
-        let link = self.peers.get(capture.peer).and_then(|peer| peer.link.as_ref());
+        let link = self.cx.peers.get(capture.peer).and_then(|peer| peer.link.as_ref());
         let lane = link.and_then(|link| link.pool.get(index));
-        self.captures.armed.push(Armed { capture, lane: None });
+        self.host.captures.armed.push(Armed { capture, lane: None });
         if let Some(lane) = lane {
-            self.arm(self.captures.armed.len() - 1, lane, now);
+            self.arm(self.host.captures.armed.len() - 1, lane, now);
         }
     }
 
     /// A lane was opened: an operator may be waiting for it.
     pub(super) fn capture_lane(&mut self, id: LaneId, now: Instant) {
-        if self.captures.armed.is_empty() {
+        if self.host.captures.armed.is_empty() {
             return;
         }
-        let Some(slot) = self.hosted.lanes.get(id) else { return };
+        let Some(slot) = self.host.lanes.get(id) else { return };
         let (peer, subject) = (slot.peer, Subject::Lane(slot.index));
         let wanted = |armed: &Armed| armed.capture.peer == peer && armed.capture.subject == subject;
-        if let Some(place) = self.captures.armed.iter().position(wanted) {
+        if let Some(place) = self.host.captures.armed.iter().position(wanted) {
             self.arm(place, id, now);
         }
     }
@@ -70,27 +70,28 @@ impl Worker {
 
     /// At the end of a turn: what was recorded goes where the control thread takes it; what is over is let be.
     pub(super) fn see_to_captures(&mut self, now: Instant) {
-        for place in (0..self.captures.armed.len()).rev() {
+        for place in (0..self.host.captures.armed.len()).rev() {
             self.empty(place);
-            let capture = &self.captures.armed[place].capture;
+            let capture = &self.host.captures.armed[place].capture;
             if capture.is_over(now) {
                 if capture.is_abandoned(now) {
                     capture.feed.abandon();
                 }
                 self.disarm(place);
-                self.captures.armed.swap_remove(place);
+                self.host.captures.armed.swap_remove(place);
             }
         }
     }
 
     fn capture_of(&self, id: LaneId) -> Option<usize> {
-        self.captures.armed.iter().position(|armed| armed.lane == Some(id))
+        self.host.captures.armed.iter().position(|armed| armed.lane == Some(id))
     }
 
     /// Records a lane from now on, in place of the one before.
     fn arm(&mut self, place: usize, id: LaneId, now: Instant) {
         self.disarm(place);
-        let (Some(slot), Some(armed)) = (self.hosted.lanes.get_mut(id), self.captures.armed.get_mut(place))
+        let (Some(slot), Some(armed)) =
+            (self.host.lanes.get_mut(id), self.host.captures.armed.get_mut(place))
         else {
             return;
         };
@@ -104,17 +105,17 @@ impl Worker {
 
     fn disarm(&mut self, place: usize) {
         self.empty(place);
-        let Some(armed) = self.captures.armed.get_mut(place) else { return };
+        let Some(armed) = self.host.captures.armed.get_mut(place) else { return };
         let Some(id) = armed.lane.take() else { return };
-        if let Some(slot) = self.hosted.lanes.get_mut(id) {
+        if let Some(slot) = self.host.lanes.get_mut(id) {
             slot.core.record(None);
         }
         armed.capture.lane_done();
     }
 
     fn empty(&mut self, place: usize) {
-        let Some(Armed { capture, lane: Some(id) }) = self.captures.armed.get(place) else { return };
-        if let Some(recorder) = self.hosted.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
+        let Some(Armed { capture, lane: Some(id) }) = self.host.captures.armed.get(place) else { return };
+        if let Some(recorder) = self.host.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
             capture.feed.append(recorder);
         }
     }
@@ -122,14 +123,14 @@ impl Worker {
     /// Notes what happened after all that was recorded so far.
     fn note(&mut self, place: usize, note: Note, now: Instant) {
         self.empty(place);
-        if let Some(Armed { capture, .. }) = self.captures.armed.get(place) {
+        if let Some(Armed { capture, .. }) = self.host.captures.armed.get(place) {
             let micros = now.saturating_duration_since(capture.since).as_micros();
             capture.feed.note(u32::try_from(micros).unwrap_or(u32::MAX), note);
         }
     }
 
     fn began(&self, id: LaneId) -> Option<Box<Began>> {
-        let slot = self.hosted.lanes.get(id)?;
+        let slot = self.host.lanes.get(id)?;
         Some(Box::new(Began {
             local: self.sockets.underlays.get(slot.underlay)?.socket.local_addr(),
             remote: slot.path().map(|path| path.destination),

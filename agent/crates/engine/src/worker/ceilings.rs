@@ -123,8 +123,8 @@ impl Worker {
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
         let open = self.cx.exchange.streams().forwards();
         if open >= self.cx.config.limits.tcp_streams {
-            self.cx.ceilings.tcp.all += 1;
-            if let Some(suppressed) = self.cx.ceilings.allow(Ceiling::TcpStreams, now) {
+            self.cx.stats.ceilings.tcp.all += 1;
+            if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::TcpStreams, now) {
                 tracing::warn!(
                     open,
                     suppressed,
@@ -134,9 +134,9 @@ impl Worker {
             }
             return;
         }
-        self.cx.ceilings.tcp.per_peer += 1;
-        let Some(state) = self.peers.get(peer) else { return };
-        if let Some(suppressed) = self.cx.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
+        self.cx.stats.ceilings.tcp.per_peer += 1;
+        let Some(state) = self.cx.peers.get(peer) else { return };
+        if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
             tracing::warn!(
                 peer = &*state.name,
                 open = state.tcp_streams,
@@ -152,8 +152,8 @@ impl Worker {
         if self.sessions.control.get(handle).is_none_or(|connection| connection.is_over()) {
             return;
         }
-        self.cx.ceilings.messages += 1;
-        if let Some(suppressed) = self.cx.ceilings.allow(Ceiling::ControlMessages, now) {
+        self.cx.stats.ceilings.messages += 1;
+        if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::ControlMessages, now) {
             tracing::warn!(
                 peer = self.name_of(handle),
                 suppressed,
@@ -167,8 +167,8 @@ impl Worker {
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
         let refused = self.cx.exchange.streams().refused();
         if self.cx.id.index == 0
-            && refused > std::mem::replace(&mut self.cx.ceilings.stream_memory, refused)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::StreamBytes, now)
+            && refused > std::mem::replace(&mut self.cx.stats.ceilings.stream_memory, refused)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::StreamBytes, now)
         {
             tracing::warn!(
                 limit = self.cx.config.limits.stream_bytes,
@@ -182,14 +182,14 @@ impl Worker {
 
     /// Says which ceilings were reached since a peer was last looked at.
     pub(super) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let refused = refused(&peer.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
         let name = &*peer.name;
         let limits = &self.cx.config.limits;
         if more(Ceiling::Flows)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::Flows, now)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::Flows, now)
         {
             tracing::warn!(
                 peer = name,
@@ -200,7 +200,7 @@ impl Worker {
             );
         }
         if more(Ceiling::FlowsPerPeer)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::FlowsPerPeer, now)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::FlowsPerPeer, now)
         {
             tracing::warn!(
                 peer = name,
@@ -211,7 +211,7 @@ impl Worker {
             );
         }
         if more(Ceiling::QueueBytes)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::QueueBytes, now)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::QueueBytes, now)
         {
             tracing::warn!(
                 peer = name,
@@ -222,7 +222,7 @@ impl Worker {
             );
         }
         if more(Ceiling::FlowRate)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::FlowRate, now)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::FlowRate, now)
         {
             tracing::warn!(
                 peer = name,
@@ -232,7 +232,7 @@ impl Worker {
         }
         if more(Ceiling::Sockets)
             && let error = peer.relay.socket_error.take()
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::Sockets, now)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::Sockets, now)
         {
             tracing::warn!(
                 peer = name,
@@ -246,8 +246,8 @@ impl Worker {
 
     /// Says that strangers at the decoy gave way to others, if they did since this was last called.
     pub(super) fn report_strangers(&mut self, gave_way: u64, now: Instant) {
-        if gave_way > std::mem::replace(&mut self.cx.ceilings.strangers, gave_way)
-            && let Some(suppressed) = self.cx.ceilings.allow(Ceiling::DecoyFlows, now)
+        if gave_way > std::mem::replace(&mut self.cx.stats.ceilings.strangers, gave_way)
+            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::DecoyFlows, now)
         {
             tracing::warn!(
                 limit = self.cx.config.limits.decoy_flows,

@@ -16,6 +16,7 @@ use crate::{
         ceilings::Ceilings,
         exchange::{LaneName, Order},
         lanes::LaneLogs,
+        sources::Sources,
         work::TurnWork,
     },
 };
@@ -27,15 +28,13 @@ pub(super) struct Context {
     pub(super) id: WorkerId,
     pub(super) exchange: Arc<Exchange>,
     pub(super) roster: Arc<Roster>,
+    pub(super) peers: Peers,
     pub(super) timers: Timers<Timer>,
     pub(super) ready: Ready,
+    /// Sources that have, or may have, something to read.
+    pub(super) sources: Sources,
     pub(super) logs: Logs,
-    pub(super) totals: Totals,
-    pub(super) ceilings: Ceilings,
-    /// What the current turn has done so far.
-    pub(super) work: TurnWork,
-    /// Something has happened since the last publication.
-    pub(super) unpublished: bool,
+    pub(super) stats: Stats,
     /// The worker is shutting down: it takes nothing more in.
     pub(super) stopping: bool,
     /// Messages of this worker to itself, handled after the step that sent them.
@@ -59,11 +58,22 @@ impl Context {
     }
 
     /// Tells the worker that owns a lane's session.
-    pub(super) fn tell_owner(&mut self, peers: &Peers, lane: LaneName, order: Order) {
-        if let Some(link) = peers.link(lane.peer, lane.session) {
+    pub(super) fn tell_owner(&mut self, lane: LaneName, order: Order) {
+        if let Some(link) = self.peers.link(lane.peer, lane.session) {
             self.tell(link.pool.owner(), order);
         }
     }
+}
+
+/// Counters of a worker, apart from those that its parts keep where they arise.
+#[derive(Debug)]
+pub(super) struct Stats {
+    pub(super) totals: Totals,
+    pub(super) ceilings: Ceilings,
+    /// What the current turn has done so far.
+    pub(super) work: TurnWork,
+    /// Something has happened since the last publication.
+    pub(super) unpublished: bool,
 }
 
 /// Throttles of the log lines that do not belong to a single peer.

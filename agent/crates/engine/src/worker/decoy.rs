@@ -271,7 +271,7 @@ impl Worker {
         if self.data.strangers.waiting.is_empty() {
             return;
         }
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
         let mut waiting = std::mem::take(&mut self.data.strangers.waiting);
         if self.cx.stopping {
             self.data.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
@@ -279,7 +279,7 @@ impl Worker {
             for (port, meta, datagram) in waiting.iter() {
                 self.data.outgoing.stranger(OWNER, port, meta, datagram);
             }
-        } else if let Some(decoys) = &mut self.decoys {
+        } else if let Some(decoys) = &mut self.decoy.flows {
             let stats = &mut self.data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Stranger { source: meta.source, port, local: meta.local };
@@ -300,9 +300,9 @@ impl Worker {
     /// Sends the decoy's answers on: at most one batch more than the `others` that the worker's other sources had in this turn.
     pub(super) fn serve_decoys(&mut self, others: usize, now: Instant) {
         for _ in 0..MOST_BATCHES.min(others + 1) {
-            let Some(id) = self.decoys.as_mut().and_then(Decoys::next) else { return };
+            let Some(id) = self.decoy.flows.as_mut().and_then(Decoys::next) else { return };
             if self.service_decoy(id, now)
-                && let Some(decoys) = &mut self.decoys
+                && let Some(decoys) = &mut self.decoy.flows
             {
                 decoys.mark(id);
             }
@@ -311,7 +311,7 @@ impl Worker {
 
     /// A batch of the decoy's answers to one stranger; true if there may be more.
     fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
-        let Some(decoys) = &mut self.decoys else { return false };
+        let Some(decoys) = &mut self.decoy.flows else { return false };
         let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
         let stats = &mut self.data.strangers.stats;
         match socket.socket.receive(&mut self.data.batch) {
@@ -319,7 +319,7 @@ impl Worker {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
                 // ICMP's, about a datagram that was sent before; more may wait behind it.
-                self.cx.totals.refusals[role_place(UdpRole::Decoy)] += 1;
+                self.cx.stats.totals.refusals[role_place(UdpRole::Decoy)] += 1;
                 stats.drop(DecoyDrop::Refused, 1);
                 decoys.report_refusal(&error, now);
                 return true;
@@ -340,7 +340,7 @@ impl Worker {
                 };
                 let path = Path { destination: source, source: local, tos: meta.ecn };
                 let sent = self.sockets.ports.get(port).is_some_and(|underlay| {
-                    self.sockets.underlays.answer(&mut self.hosted.lanes, *underlay, &path, answer, now)
+                    self.sockets.underlays.answer(&mut self.host.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
                     stats.drop(DecoyDrop::ToStranger, 1);
@@ -352,10 +352,10 @@ impl Worker {
 
     /// Forgets strangers that have been silent for too long.
     pub(super) fn end_silent_strangers(&mut self, now: Instant) {
-        let Some(decoys) = &mut self.decoys else { return };
+        let Some(decoys) = &mut self.decoy.flows else { return };
         while let Some(id) = decoys.flows.expire(now) {
             decoys.close(id, &mut self.sockets.doors);
-            self.cx.unpublished = true;
+            self.cx.stats.unpublished = true;
         }
         if let Some(at) = decoys.flows.deadline() {
             // What ends one of two flows that are a moment apart ends both.
@@ -376,7 +376,7 @@ impl Worker {
             metrics.publish(dropped);
         }
         let own = &mut self.metrics.own;
-        own.decoy_flows.set(self.decoys.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
+        own.decoy_flows.set(self.decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
         own.decoy_flows_opened.publish(stats.opened);
     }
 }

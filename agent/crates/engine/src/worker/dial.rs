@@ -31,11 +31,11 @@ use crate::{
 impl Worker {
     /// It is time to dial a peer, or soon will be.
     pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.cx.stopping || !self.peers.is_live(id) {
+        if self.cx.stopping || !self.cx.peers.is_live(id) {
             return;
         }
         if !self.needs_dialling(id, now) {
-            if self.peers.get(id).is_some_and(|peer| !peer.is_well()) {
+            if self.cx.peers.get(id).is_some_and(|peer| !peer.is_well()) {
                 // It was heard a moment ago, and is suspect still.
                 self.cx.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
             }
@@ -51,7 +51,7 @@ impl Worker {
     }
 
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
-        let peer = self.peers.get_mut(id)?;
+        let peer = self.cx.peers.get_mut(id)?;
         let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
         let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
@@ -61,17 +61,17 @@ impl Worker {
     }
 
     fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
-        tracing::debug!(peer = self.peers.name(id), %endpoint, "looking up");
+        tracing::debug!(peer = self.cx.peers.name(id), %endpoint, "looking up");
         let token = self.sockets.doors.token(Source::Resolve(id));
         self.sockets.doors.resolve(&endpoint.host, endpoint.port, token);
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.dialler.looks_up(token, now);
         }
     }
 
     /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
     pub(super) fn watch_dialler(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if let Some(at) = peer.dialler.deadline() {
             self.cx.timers.arm(Timer::Dial(id), at);
         }
@@ -82,8 +82,8 @@ impl Worker {
 
     /// Whether no worker has a session with a peer that is one, or something speaks against that.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
-        let linked = self.peers.get(id).is_some_and(|peer| peer.link.is_some());
-        self.peers.is_live(id) && (!linked || self.is_doubted(id, now))
+        let linked = self.cx.peers.get(id).is_some_and(|peer| peer.link.is_some());
+        self.cx.peers.is_live(id) && (!linked || self.is_doubted(id, now))
     }
 
     /// A peer's endpoint was looked up: dials it.
@@ -97,6 +97,7 @@ impl Worker {
         let needed = !self.cx.stopping && self.needs_dialling(id, now);
         let addresses = answer.unwrap_or_default();
         let remote = self
+            .cx
             .peers
             .get_mut(id)
             .and_then(|peer| peer.dialler.answered(token, &addresses, now))
@@ -111,7 +112,7 @@ impl Worker {
 
     fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
         let remedy = self.failed_lookup();
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
         peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
@@ -128,7 +129,7 @@ impl Worker {
 
     fn dial_address(&mut self, id: PeerId, remote: SocketAddr, now: Instant) {
         let Some(client) = self.client_config(id, None, now) else { return };
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
         let underlay = match self.sockets.doors.dial(&mut self.sockets.underlays, remote) {
             Ok(underlay) => underlay,
@@ -160,13 +161,13 @@ impl Worker {
             peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
         }
         let surplus = peer.dialler.started(handle);
-        self.cx.totals.handshakes.dialled += 1;
+        self.cx.stats.totals.handshakes.dialled += 1;
         if again {
             self.warn_of_loop(Some(id), remote, now);
         }
         if let Some(oldest) = surplus {
             self.sessions.control.close(oldest, CloseReason::Replaced, now);
-            self.cx.totals.handshakes.failed += 1;
+            self.cx.stats.totals.handshakes.failed += 1;
             self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
         }
     }
@@ -178,7 +179,7 @@ impl Worker {
         stream: Option<&StreamOrder>,
         now: Instant,
     ) -> Option<Dial> {
-        let peer = self.peers.get_mut(id)?;
+        let peer = self.cx.peers.get_mut(id)?;
         let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = match stream {
             // Of a peer's keys it is the one that its session has proved.
@@ -245,15 +246,15 @@ impl Worker {
             return;
         }
         let Some(id) = peer else {
-            self.cx.totals.handshakes.failed += 1;
+            self.cx.stats.totals.handshakes.failed += 1;
             if let Some(suppressed) = self.cx.logs.details.allow(now) {
                 tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
             }
             return;
         };
-        let session = self.peers.session(id).is_some_and(|session| session.handle == handle);
+        let session = self.cx.peers.session(id).is_some_and(|session| session.handle == handle);
         if !session && side == Side::Client {
-            self.cx.totals.handshakes.failed += 1;
+            self.cx.stats.totals.handshakes.failed += 1;
             self.report_failure(id, &words, likely_causes(reason), now);
         }
         let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
@@ -273,7 +274,7 @@ impl Worker {
     }
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
         if let Some(suppressed) = peer.attempts_log.allow(now) {
             let causes = causes.join("; ");

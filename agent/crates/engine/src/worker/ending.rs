@@ -30,11 +30,11 @@ impl Worker {
             return;
         }
         self.forget_attempt(id, handle);
-        if self.peers.session(id).is_none_or(|session| session.handle != handle) {
+        if self.cx.peers.session(id).is_none_or(|session| session.handle != handle) {
             return;
         }
         self.end_session(id, None, now);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
         if let Some(suppressed) = peer.connections_log.allow(now) {
             if planned {
@@ -46,14 +46,14 @@ impl Worker {
     }
 
     fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.dialler.ended(handle);
         }
     }
 
     /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
     pub(super) fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
-        let Some(session) = self.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
+        let Some(session) = self.cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
             return;
         };
         self.abort_streams(session.handle);
@@ -91,20 +91,20 @@ impl Worker {
         }
         self.forwards.listeners.clear();
         self.drain_queues(now);
-        self.sockets.underlays.finish(&mut self.hosted.lanes, now);
-        self.sockets.underlays.flush(&mut self.hosted.lanes, now);
+        self.sockets.underlays.finish(&mut self.host.lanes, now);
+        self.sockets.underlays.flush(&mut self.host.lanes, now);
         self.settle();
-        for id in self.peers.ids() {
-            for flow in self.peers.get(id).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
+        for id in self.cx.peers.ids() {
+            for flow in self.cx.peers.get(id).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
                 self.close_flow(id, flow, now);
             }
-            if let Some(peer) = self.peers.get_mut(id) {
+            if let Some(peer) = self.cx.peers.get_mut(id) {
                 // What still waits are IP packets.
                 peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
             }
         }
-        self.sockets.underlays.finish(&mut self.hosted.lanes, now);
-        for id in self.peers.ids() {
+        self.sockets.underlays.finish(&mut self.host.lanes, now);
+        for id in self.cx.peers.ids() {
             self.end_session(id, Some(CloseReason::Shutdown), now);
             self.end_stream_connections(id, CloseReason::Shutdown, now);
         }
@@ -116,7 +116,7 @@ impl Worker {
 
     /// Ends a flow and tells the far end.
     pub(super) fn close_flow(&mut self, id: PeerId, flow: FlowId, now: Instant) {
-        let Some(state) = self.peers.get_mut(id) else { return };
+        let Some(state) = self.cx.peers.get_mut(id) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(id, now) {
             uplink.say(flow.lane, Context::Closed(flow.number));

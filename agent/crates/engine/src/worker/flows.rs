@@ -16,7 +16,7 @@ use crate::worker::{Timer, Worker, books};
 impl Worker {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
     pub(super) fn watch_queue(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if let Some(deadline) = peer.relay.reassembly.deadline() {
             self.cx.timers.arm(Timer::Queue(id), deadline);
         }
@@ -26,14 +26,14 @@ impl Worker {
     }
 
     pub(super) fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
-        if let Some(flow) = self.peers.get(peer).and_then(|state| state.relay.flows.get(id)) {
+        if let Some(flow) = self.cx.peers.get(peer).and_then(|state| state.relay.flows.get(id)) {
             self.cx.timers.arm(Timer::Flow(peer, id), now + flow.idle);
         }
     }
 
     /// Ends a flow that has been silent for too long.
     pub(super) fn flow_timeout(&mut self, peer: PeerId, id: FlowId, now: Instant) {
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.cx.peers.get_mut(peer) else { return };
         let Some(flow) = state.relay.flows.get(id) else { return };
         let until = flow.last_active + flow.idle;
         if until > now {
@@ -43,12 +43,8 @@ impl Worker {
         let lane = flow.lane;
         if let Some(flow) = state.relay.remove_flow(id) {
             state.relay.stats.flows_idle += 1;
-            let mut uplink = state.uplink(
-                &mut self.hosted.lanes,
-                &mut self.sockets.underlays,
-                &mut self.data.outgoing,
-                now,
-            );
+            let mut uplink =
+                state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
             uplink.say(lane, Context::Closed(flow.number));
             self.close_flow_socket(flow.origin);
         }
@@ -66,10 +62,10 @@ impl Worker {
 
     /// The kernel reports that an earlier datagram was not taken: an ICMP error, so of a datagram that was delivered.
     pub(super) fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
-        self.cx.totals.refusals[books::role_place(books::role(local))] += 1;
+        self.cx.stats.totals.refusals[books::role_place(books::role(local))] += 1;
         let Local::Upstream { peer, flow } = *local else { return };
         let origin =
-            self.peers.get(peer).and_then(|state| state.relay.flows.get(flow)).map(|flow| flow.origin);
+            self.cx.peers.get(peer).and_then(|state| state.relay.flows.get(flow)).map(|flow| flow.origin);
         if let Some(Origin::Upstream { service, .. }) = origin
             && let Some(service) = self.cx.config.services.get(service)
             && let Some(suppressed) = self.cx.logs.refusal.allow(now)
@@ -85,7 +81,7 @@ impl Worker {
     }
 
     pub(super) fn report_too_large(&mut self, peer: PeerId, now: Instant) {
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.cx.peers.get_mut(peer) else { return };
         if let Some(too_large) = state.too_large.take()
             && let Some(suppressed) = self.cx.logs.too_large.allow(now)
         {

@@ -250,8 +250,8 @@ impl Worker {
     /// wait for a second look, and two who ask would disturb each other.
     pub(super) fn look_at_meters(&mut self, now: Instant) {
         let mut sums: Vec<LaneStats> =
-            self.peers.iter().map(|peer| self.cx.totals.retired.of(peer.id)).collect();
-        for slot in self.hosted.lanes.iter_mut() {
+            self.cx.peers.iter().map(|peer| self.cx.stats.totals.retired.of(peer.id)).collect();
+        for slot in self.host.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
                 add_lane(sum, stats);
@@ -260,7 +260,7 @@ impl Worker {
             let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
             slot.meter.look(counts, now);
         }
-        for (peer, lanes) in self.peers.iter_mut().zip(&sums) {
+        for (peer, lanes) in self.cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.relay, &peer.relay.stats);
             let uplink = [relay.uplink.delivered, stats.uplink_bytes];
             let downlink = [relay.downlink.delivered, stats.downlink_bytes];
@@ -268,7 +268,7 @@ impl Worker {
             let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
             peer.meter.look(counts, now);
         }
-        if let Some(Tun { side: tun, .. }) = &mut self.tun {
+        if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
             let stats = tun.queue.stats();
             let (read, written) = (tun.totals.received, tun.totals.delivered);
             tun.meter.look([read, stats.read_bytes, written, stats.write_bytes], now);
@@ -281,7 +281,7 @@ impl Worker {
         let asks = &inspection.asks;
         let chosen = asks.peer.as_ref().map(|name| {
             let named = |peer: &&Peer| peer.is_live() && peer.name == *name;
-            self.peers.iter().find(named).map(|peer| peer.id)
+            self.cx.peers.iter().find(named).map(|peer| peer.id)
         });
         let (lanes, lanes_left_out) = self.lane_rows(chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
@@ -299,7 +299,7 @@ impl Worker {
             handshakes: self.sessions.control.handshakes_pending(),
             used_tokens: self.sessions.gate.remembered(),
             stream_bytes: usize::try_from(self.cx.exchange.streams().taken()).unwrap_or(usize::MAX),
-            decoy_flows: self.decoys.as_ref().map_or(0, crate::worker::decoy::Decoys::count),
+            decoy_flows: self.decoy.flows.as_ref().map_or(0, crate::worker::decoy::Decoys::count),
         };
         inspection.answer(self.cx.id.index, view);
     }
@@ -314,7 +314,7 @@ impl Worker {
         let wanted = |slot: &LaneSlot| {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
-        let mut wanted = self.hosted.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
+        let mut wanted = self.host.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
         let rows = wanted.by_ref().take(MOST_LANES).map(|slot| self.lane_row(slot, index.is_some(), now));
         let rows = rows.collect();
         (rows, wanted.count())
@@ -357,7 +357,7 @@ impl Worker {
 
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
-        let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.relay.flows.is_empty());
+        let peers = self.cx.peers.iter().filter(wanted).filter(|peer| !peer.relay.flows.is_empty());
         let counted = |peer: &Peer| {
             let mut sums = Vec::new();
             peer.relay.flows.count_lanes(&mut sums);
@@ -379,12 +379,12 @@ impl Worker {
             };
             peer.streams.all.iter().map(move |stream| (id, row(stream))).collect::<Vec<_>>()
         };
-        self.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
+        self.cx.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
     }
 
     /// The flows of a peer with the latest datagrams.
     fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowRow> {
-        let Some(state) = self.peers.get(peer) else { return Vec::new() };
+        let Some(state) = self.cx.peers.get(peer) else { return Vec::new() };
         // The oldest of those that are kept is on top.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
         for (id, _, flow) in state.relay.flows.iter() {
@@ -424,7 +424,7 @@ impl Worker {
     fn socket_rows(&mut self) -> [SocketRow; SocketBooks::ROLES.len()] {
         let mut rows = [SocketRow::default(); SocketBooks::ROLES.len()];
         let books = *self.sockets.doors.books();
-        for ((row, booked), refusals) in rows.iter_mut().zip(books.0).zip(self.cx.totals.refusals) {
+        for ((row, booked), refusals) in rows.iter_mut().zip(books.0).zip(self.cx.stats.totals.refusals) {
             *row = SocketRow { open: 0, booked, refusals };
         }
         let locals = self.sockets.locals.iter().map(|socket| books::role(&socket.local));
@@ -432,12 +432,12 @@ impl Worker {
             rows[books::role_place(role)].open += 1;
         }
         rows[books::role_place(UdpRole::Decoy)].open =
-            self.decoys.as_ref().map_or(0, crate::worker::decoy::Decoys::count);
+            self.decoy.flows.as_ref().map_or(0, crate::worker::decoy::Decoys::count);
         rows
     }
 
     fn tun_row(&self) -> Option<TunRow> {
-        let Tun { side: tun, .. } = self.tun.as_ref()?;
+        let Tun { side: tun, .. } = self.tunnel.device.as_ref()?;
         Some(TunRow {
             offload: tun.queue.offload(),
             stats: tun.queue.stats(),

@@ -34,7 +34,7 @@ impl Worker {
     /// The owner of a session wants a lane to be kept here.
     pub(super) fn open_lane(&mut self, order: &LaneOrder, now: Instant) {
         let LaneName { peer, session, index, .. } = order.name;
-        if self.peers.link_named(peer, session).is_none() {
+        if self.cx.peers.link_named(peer, session).is_none() {
             return;
         }
         let Some((underlay, remote)) = self.lane_socket(order, now) else {
@@ -53,11 +53,11 @@ impl Worker {
         if let Some(destination) = remote {
             slot.validate(Path { destination, source: None, tos: 0 }, self.sockets.doors.random_bytes(), now);
         }
-        let id = self.hosted.lanes.insert(slot);
+        let id = self.host.lanes.insert(slot);
         self.capture_lane(id, now);
         self.cx.exchange.lane_kept(peer);
-        self.hosted.lanes.touch(id);
-        let old = self.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
+        self.host.lanes.touch(id);
+        let old = self.cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
             self.replace_lane(order.name, old, now);
         }
@@ -66,8 +66,8 @@ impl Worker {
     /// The lane `old` has been replaced: if it works it carries payloads until the one in its place does.
     fn replace_lane(&mut self, by: LaneName, old: LaneId, now: Instant) {
         let LaneName { peer, session, index, .. } = by;
-        let works = self.hosted.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
-        match self.peers.link_named(peer, session) {
+        let works = self.host.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
+        match self.cx.peers.link_named(peer, session) {
             Some(link) if works => link.pool.keep_former(index, old),
             Some(_) | None => self.drop_former(old, now),
         }
@@ -75,17 +75,17 @@ impl Worker {
 
     /// A lane that was replaced carries payloads no more, though the one in its place does not yet: its owner is told.
     fn drop_former(&mut self, id: LaneId, now: Instant) {
-        let Some(lane) = self.hosted.lanes.get(id).map(name_of_lane) else { return };
-        if let Some(link) = self.peers.link_named(lane.peer, lane.session) {
+        let Some(lane) = self.host.lanes.get(id).map(name_of_lane) else { return };
+        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) {
             link.pool.forget_former(id);
         }
         self.drain_lane(id, now);
-        self.cx.tell_owner(&self.peers, lane, Order::FormerGone { lane });
+        self.cx.tell_owner(lane, Order::FormerGone { lane });
     }
 
     /// The lane of an index carries payloads: the one before it need no longer.
     fn drain_former(&mut self, lane: LaneName, id: LaneId, now: Instant) {
-        if let Some(link) = self.peers.link_named(lane.peer, lane.session)
+        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session)
             && link.pool.get(lane.index) == Some(id)
             && let Some(former) = link.pool.take_former(lane.index)
         {
@@ -108,7 +108,7 @@ impl Worker {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
                     if let Some(suppressed) = self.cx.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (self.peers.name(order.name.peer), order.name.index);
+                        let (peer, lane) = (self.cx.peers.name(order.name.peer), order.name.index);
                         tracing::warn!(
                             peer,
                             lane,
@@ -131,15 +131,15 @@ impl Worker {
             receive_secret: &order.secrets.0[1][..len],
             remote_cid: order.remote_cid,
             local_cid: order.local_cid,
-            ack: match self.peers.get(order.name.peer)?.config.profile {
+            ack: match self.cx.peers.get(order.name.peer)?.config.profile {
                 Profile::Throughput => AckProfile::Throughput,
                 Profile::Latency => AckProfile::Latency,
             },
             initial_rtt: Some(order.initial_rtt),
-            key_limit: self.hosted.limits.sealed,
+            key_limit: self.host.limits.sealed,
         };
         let mut core = Lane::new(&config).ok()?;
-        if let Some(failures) = self.hosted.limits.failed {
+        if let Some(failures) = self.host.limits.failed {
             core.limit_failures(failures);
         }
         Some(core)
@@ -147,16 +147,16 @@ impl Worker {
 
     /// A lane carries payloads from now on, or its path has moved.
     pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get_mut(id) else { return };
+        let Some(slot) = self.host.lanes.get_mut(id) else { return };
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.take_moved();
-        self.hosted.lanes.touch(id);
+        self.host.lanes.touch(id);
         self.note_path(id, now);
         self.note_phase(id, Phase::Up, now);
-        self.cx.totals.path_moves.lanes += u64::from(from.is_some());
+        self.cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
         if let Some(suppressed) = self.cx.logs.details.allow(now) {
-            let (peer, lane) = (self.peers.name(lane.peer), lane.index);
+            let (peer, lane) = (self.cx.peers.name(lane.peer), lane.index);
             match from {
                 Some(from) => {
                     tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
@@ -164,10 +164,10 @@ impl Worker {
                 None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
         }
-        self.cx.tell_owner(&self.peers, lane, Order::LaneUp { lane });
+        self.cx.tell_owner(lane, Order::LaneUp { lane });
         let (peer, session) = (lane.peer, lane.session);
-        if from.is_some() && self.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            self.cx.tell_owner(&self.peers, lane, Order::ListenerMoved { peer, session });
+        if from.is_some() && self.cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
+            self.cx.tell_owner(lane, Order::ListenerMoved { peer, session });
         }
         self.note_path_packet(id, now);
         self.drain_former(lane, id, now);
@@ -177,27 +177,27 @@ impl Worker {
 
     /// The owner is told if a lane has found that its path carries other packets than it last said.
     pub(super) fn note_path_packet(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get_mut(id) else { return };
+        let Some(slot) = self.host.lanes.get_mut(id) else { return };
         let Some(bytes) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
         if let Some(suppressed) = self.cx.logs.details.allow(now) {
             tracing::debug!(
-                peer = self.peers.name(lane.peer),
+                peer = self.cx.peers.name(lane.peer),
                 lane = lane.index,
                 bytes,
                 suppressed,
                 "what the lane's path carries"
             );
         }
-        self.cx.tell_owner(&self.peers, lane, Order::LaneBudget { lane, bytes });
+        self.cx.tell_owner(lane, Order::LaneBudget { lane, bytes });
     }
 
     /// A lane cannot go on.
     pub(super) fn end_lane(&mut self, id: LaneId, why: LaneLoss, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get(id) else { return };
+        let Some(slot) = self.host.lanes.get(id) else { return };
         let lane = name_of_lane(slot);
         let mut current = false;
-        if let Some(link) = self.peers.link_named(lane.peer, lane.session)
+        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session)
             && link.pool.get(lane.index) == Some(id)
         {
             link.pool.set(lane.index, None);
@@ -210,12 +210,12 @@ impl Worker {
     }
 
     fn report_lane(&mut self, lane: LaneName, why: LaneLoss) {
-        self.cx.tell_owner(&self.peers, lane, Order::LaneLost { lane, why });
+        self.cx.tell_owner(lane, Order::LaneLost { lane, why });
     }
 
     /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
     pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get(id) else { return };
+        let Some(slot) = self.host.lanes.get(id) else { return };
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
@@ -226,6 +226,7 @@ impl Worker {
         if alive && silence >= limit / 2 {
             let lane = name_of_lane(slot);
             let is_former = self
+                .cx
                 .peers
                 .link_named(lane.peer, lane.session)
                 .is_some_and(|link| link.pool.former().any(|former| former == id));
@@ -235,20 +236,20 @@ impl Worker {
                 }
                 return;
             }
-            self.cx.tell_owner(&self.peers, lane, Order::LaneSilent { lane, silence, limit });
+            self.cx.tell_owner(lane, Order::LaneSilent { lane, silence, limit });
         }
     }
 
     /// A lane was heard, or may have been: all workers may ask when.
     pub(super) fn note_heard(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get(id) else { return };
+        let Some(slot) = self.host.lanes.get(id) else { return };
         let (peer, session) = (slot.peer, slot.session);
         let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
         else {
             return;
         };
         self.cx.exchange.note_heard(peer, at);
-        if let Some(link) = self.peers.link_named(peer, session)
+        if let Some(link) = self.cx.peers.link_named(peer, session)
             && link.doubts.silent
         {
             let owner = link.pool.owner();
@@ -258,13 +259,13 @@ impl Worker {
 
     /// Lets the lane of an opening drain.
     pub(super) fn drain_named(&mut self, lane: LaneName, now: Instant) {
-        let Some(link) = self.peers.link_named(lane.peer, lane.session) else { return };
+        let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) else { return };
         let Some(id) = link.pool.get(lane.index) else { return };
-        if self.hosted.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
-            if let Some(link) = self.peers.link_named(lane.peer, lane.session) {
+        if self.host.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
+            if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) {
                 link.pool.set(lane.index, None);
             }
-            if self.hosted.lanes.get(id).is_some_and(LaneSlot::is_up) {
+            if self.host.lanes.get(id).is_some_and(LaneSlot::is_up) {
                 self.drain_lane(id, now);
             } else {
                 // Nothing can be under way on it.
@@ -274,7 +275,7 @@ impl Worker {
     }
 
     pub(super) fn drain_lane(&mut self, id: LaneId, now: Instant) {
-        if let Some(slot) = self.hosted.lanes.get_mut(id) {
+        if let Some(slot) = self.host.lanes.get_mut(id) {
             let until = now + DRAIN_TIME;
             slot.state = LaneState::Draining { until };
             self.cx.timers.arm(Timer::Lane(id), until);
@@ -284,14 +285,22 @@ impl Worker {
 
     pub(super) fn remove_lane(&mut self, id: LaneId, now: Instant) {
         self.end_capture_of(id, now);
-        if let Some(slot) = self.hosted.lanes.remove(id) {
+        if let Some(slot) = self.host.lanes.remove(id) {
             self.cx.exchange.lane_gone(slot.peer);
             let lane = name_of_lane(&slot);
-            if self.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id))
+            if self
+                .cx
+                .peers
+                .link_named(slot.peer, slot.session)
+                .is_some_and(|link| link.pool.forget_former(id))
             {
-                self.cx.tell_owner(&self.peers, lane, Order::FormerGone { lane });
+                self.cx.tell_owner(lane, Order::FormerGone { lane });
             }
-            self.cx.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
+            self.cx
+                .stats
+                .totals
+                .retired
+                .add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             self.release_underlay(slot.underlay);
         }
     }
@@ -300,7 +309,7 @@ impl Worker {
     pub(super) fn release_underlay(&mut self, id: UnderlayId) {
         let dialled =
             self.sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
-        let in_use = self.hosted.lanes.iter().any(|(_, slot)| slot.underlay == id)
+        let in_use = self.host.lanes.iter().any(|(_, slot)| slot.underlay == id)
             || self.sessions.control.iter().any(|connection| connection.underlay() == id);
         if dialled && !in_use {
             self.sockets.doors.close_underlay(&mut self.sockets.underlays, id);
@@ -314,27 +323,27 @@ impl Worker {
         bytes: usize,
         now: Instant,
     ) {
-        let Some(link) = self.peers.link_named(peer, session) else { return };
+        let Some(link) = self.cx.peers.link_named(peer, session) else { return };
         let before = std::mem::replace(&mut link.budget, bytes);
         if bytes < before {
             link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
         }
         let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.former()).collect();
         for lane in lanes {
-            if let Some(slot) = self.hosted.lanes.get_mut(lane) {
+            if let Some(slot) = self.host.lanes.get_mut(lane) {
                 slot.set_budget(bytes);
             }
         }
         if before != bytes
             && let Some(suppressed) = self.cx.logs.details.allow(now)
         {
-            tracing::debug!(peer = self.peers.name(peer), bytes, suppressed, "packet size");
+            tracing::debug!(peer = self.cx.peers.name(peer), bytes, suppressed, "packet size");
         }
     }
 
     /// Once a second: silence is looked at again, and what is idle is kept alive.
     pub(super) fn housekeeping(&mut self, now: Instant) {
-        for place in 0..self.peers.len() {
+        for place in 0..self.cx.peers.len() {
             let id = PeerId(number(place));
             if self.is_silent(id, now) {
                 self.ask_for_life(id);
@@ -373,11 +382,11 @@ impl Worker {
 
     /// Asks a peer for a sign of life on every lane.
     pub(super) fn ask_for_life(&mut self, id: PeerId) {
-        let Some(link) = self.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
+        let Some(link) = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
         for lane in link.pool.lanes() {
-            if let Some(slot) = self.hosted.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
+            if let Some(slot) = self.host.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
                 slot.core.request_ping();
-                self.hosted.lanes.touch(lane);
+                self.host.lanes.touch(lane);
             }
         }
     }

@@ -64,7 +64,7 @@ impl Worker {
     pub(super) fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
         let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
         let cid = self.sessions.ids.next_for(keeper);
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
         // Before: is there anybody?
@@ -82,7 +82,7 @@ impl Worker {
         now: Instant,
     ) {
         let kept = self.cx.exchange.lanes(id);
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         let openings = &mut session.openings;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
@@ -96,7 +96,7 @@ impl Worker {
             (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
-            self.cx.totals.lanes_refused += 1;
+            self.cx.stats.totals.lanes_refused += 1;
             self.sessions
                 .control
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
@@ -131,7 +131,7 @@ impl Worker {
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
         let name = session.id;
         // Whoever answers is there.
@@ -157,7 +157,7 @@ impl Worker {
         port: LanePort,
         now: Instant,
     ) -> bool {
-        let Some((session, handle)) = self.peers.session(id).map(|session| (session.id, session.handle))
+        let Some((session, handle)) = self.cx.peers.session(id).map(|session| (session.id, session.handle))
         else {
             return false;
         };
@@ -183,7 +183,7 @@ impl Worker {
             largest: self.largest_to(id).into(),
             port,
         };
-        if let Some(session) = self.peers.session_mut(id) {
+        if let Some(session) = self.cx.peers.session_mut(id) {
             session.openings.placed(index, epoch, now);
         }
         self.tell_lanes(id);
@@ -193,11 +193,11 @@ impl Worker {
     }
 
     pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
             if let Some(suppressed) = self.cx.logs.lane.refused.allow(now) {
                 tracing::warn!(
-                    peer = self.peers.name(id),
+                    peer = self.cx.peers.name(id),
                     lane = end.lane,
                     reason = ?end.reason,
                     suppressed,
@@ -209,7 +209,7 @@ impl Worker {
     }
 
     pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
         if dialled && end.reason == LaneCloseCause::WornOut {
             // Else a peer that says so of each at once has lanes opened without end. It says so again if it is true.
@@ -227,7 +227,7 @@ impl Worker {
         }
         if let Some(suppressed) = self.cx.logs.lane.closed.allow(now) {
             tracing::info!(
-                peer = self.peers.name(id),
+                peer = self.cx.peers.name(id),
                 lane = end.lane,
                 reason = ?end.reason,
                 suppressed,
@@ -238,14 +238,14 @@ impl Worker {
         self.drain_at_keeper(lane);
         self.tell_lanes(id);
         if dialled && end.reason != LaneCloseCause::Done {
-            self.cx.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
+            self.cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_again(id, end.lane, since, now);
         }
     }
 
     /// A lane carries payloads.
     pub(super) fn lane_is_up(&mut self, lane: LaneName) {
-        if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
+        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
             self.tell_lanes(lane.peer);
         }
@@ -253,7 +253,7 @@ impl Worker {
 
     /// A lane that was replaced carries payloads no more.
     pub(super) fn former_gone(&mut self, lane: LaneName) {
-        if let Some(session) = self.peers.session_named(lane.peer, lane.session)
+        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session)
             && session.openings.former_gone(lane.index, lane.epoch)
         {
             self.tell_lanes(lane.peer);
@@ -262,7 +262,7 @@ impl Worker {
 
     /// The path of a lane carries packets of so many bytes.
     pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize) {
-        if let Some(session) = self.peers.session_named(lane.peer, lane.session) {
+        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) {
             session.openings.carries(lane.index, lane.epoch, bytes);
             self.settle_budget(lane.peer);
         }
@@ -270,7 +270,7 @@ impl Worker {
 
     /// A lane could not go on: the peer is told, and a dialler opens it again with new keys.
     pub(super) fn lane_lost(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
-        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
@@ -281,10 +281,10 @@ impl Worker {
         let mut again = dialled;
         match why {
             LaneLoss::Unvalidated => {
-                self.cx.totals.lanes_unvalidated += 1;
+                self.cx.stats.totals.lanes_unvalidated += 1;
                 if let Some(suppressed) = self.cx.logs.lane.unvalidated.allow(now) {
                     tracing::warn!(
-                        peer = self.peers.name(peer),
+                        peer = self.cx.peers.name(peer),
                         lane = index,
                         again,
                         suppressed,
@@ -297,7 +297,7 @@ impl Worker {
                     let reason =
                         error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                     tracing::warn!(
-                        peer = self.peers.name(peer),
+                        peer = self.cx.peers.name(peer),
                         lane = index,
                         reason,
                         suppressed,
@@ -307,7 +307,7 @@ impl Worker {
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
                 self.sessions.control.send(handle, &Message::LaneClose(end));
-                self.cx.totals.lanes_ended += 1;
+                self.cx.stats.totals.lanes_ended += 1;
             }
             LaneLoss::NoSocket => {
                 again = false;
@@ -324,15 +324,15 @@ impl Worker {
 
     /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
     pub(super) fn lane_is_worn(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
-        self.cx.totals.lanes_worn += u64::from(dialled);
+        self.cx.stats.totals.lanes_worn += u64::from(dialled);
         if let Some(suppressed) = self.cx.logs.lane.ended.allow(now) {
             tracing::info!(
-                peer = self.peers.name(lane.peer),
+                peer = self.cx.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
@@ -367,7 +367,7 @@ impl Worker {
         limit: Duration,
         now: Instant,
     ) {
-        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
             if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
@@ -399,14 +399,14 @@ impl Worker {
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
     /// dialler with nothing outstanding on the lane does not notice.
     fn lane_is_dead(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.peers.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
         if let Some(suppressed) = self.cx.logs.lane.silent.allow(now) {
             tracing::warn!(
-                peer = self.peers.name(lane.peer),
+                peer = self.cx.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "a lane fell silent; {}",
@@ -416,7 +416,7 @@ impl Worker {
         self.drain_at_keeper(lane);
         self.tell_lanes(lane.peer);
         if dialled {
-            self.cx.totals.lanes_silent += 1;
+            self.cx.stats.totals.lanes_silent += 1;
             self.ask_for_lane(lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::Dead };
@@ -427,20 +427,20 @@ impl Worker {
     /// Openings that were not answered in time, and lanes that found no socket, are asked for again.
     pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
         self.check_openings(id, now);
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         session.openings.expire(now);
         let missing = if session.dialled { session.openings.missing() } else { Vec::new() };
         for index in missing {
             self.ask_for_lane(id, index, now);
         }
-        if let Some(at) = self.peers.session(id).and_then(|session| session.openings.deadline()) {
+        if let Some(at) = self.cx.peers.session(id).and_then(|session| session.openings.deadline()) {
             self.cx.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
         }
     }
 
     /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
     fn check_openings(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.peers.session(id) else { return };
+        let Some(session) = self.cx.peers.session(id) else { return };
         let Some(since) = session.openings.asked_since() else { return };
         let name = session.id;
         let Some(connection) = self.sessions.control.get(session.handle) else { return };
@@ -454,7 +454,7 @@ impl Worker {
 
     /// Tells every worker which lanes are up.
     fn tell_lanes(&mut self, id: PeerId) {
-        let Some(session) = self.peers.session(id) else { return };
+        let Some(session) = self.cx.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
         self.cx.tell_all(|| Order::LanesUp { peer: id, session, up, wanted });
         self.settle_budget(id);
@@ -467,14 +467,15 @@ impl Worker {
 
     /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
     fn largest_to(&self, peer: PeerId) -> u16 {
-        let accepted = self.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        let accepted =
+            self.cx.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
         accepted.min(largest_packet(&self.cx.config))
     }
 
     /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
     /// that of the control connection.
     fn packet_budget(&self, peer: PeerId) -> Option<usize> {
-        let session = self.peers.session(peer)?;
+        let session = self.cx.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
             let mtu = self.sessions.control.get(session.handle)?.quinn().current_mtu();
@@ -485,7 +486,7 @@ impl Worker {
     /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
     /// more around it.
     fn plain_budget(&mut self, peer: PeerId) -> Option<usize> {
-        let state = self.peers.get_mut(peer)?;
+        let state = self.cx.peers.get_mut(peer)?;
         let plain = state.link.as_mut()?.plain.as_mut()?;
         let most = self.sessions.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
         plain.set_most(most);
@@ -501,8 +502,8 @@ impl Worker {
     fn tell_budget(&mut self, peer: PeerId) -> bool {
         let Some(bytes) = self.packet_budget(peer) else { return false };
         let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
-        let Some(session) = self.peers.session(peer).map(|session| session.id) else { return false };
-        let changed = self.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
+        let Some(session) = self.cx.peers.session(peer).map(|session| session.id) else { return false };
+        let changed = self.cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
             self.cx.tell_all(|| Order::Budget { peer, session, bytes });
         }
@@ -521,7 +522,7 @@ impl Worker {
         let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
-        if self.peers.session(peer).is_some_and(|session| session.handle == handle) {
+        if self.cx.peers.session(peer).is_some_and(|session| session.handle == handle) {
             self.settle_budget(peer);
         }
     }

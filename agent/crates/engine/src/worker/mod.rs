@@ -65,14 +65,11 @@ use {
     net::{Ready, ReceiveBatch, Token, UdpRole},
 };
 
-use crate::{
-    datapath::{
-        downlink::{Downlink, Place, Received},
-        shares,
-        uplink::Uplink,
-        work::{FRAMES_PER_UNIT, Work},
-    },
-    peer::Peers,
+use crate::datapath::{
+    downlink::{Downlink, Place, Received},
+    shares,
+    uplink::Uplink,
+    work::{FRAMES_PER_UNIT, Work},
 };
 
 mod backlog;
@@ -134,7 +131,7 @@ pub use inspect::{
 };
 pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
-use parts::{Captures, DataPlane, LaneHost, Schedule, Sessions, Sockets, TcpForwards, Tun};
+use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
 pub use publish::Publisher;
 use sources::{Class, Party, Served};
 pub use start::remedy;
@@ -206,17 +203,18 @@ impl Issued for Timer {}
 /// One worker.
 pub struct Worker {
     cx: Context,
-    peers: Peers,
     sockets: Sockets,
     data: DataPlane,
     sessions: Sessions,
-    hosted: LaneHost,
+    host: LaneHost,
     forwards: TcpForwards,
-    tun: Option<Tun>,
-    decoys: Option<decoy::Decoys>,
-    captures: Captures,
+    tunnel: Tunnel,
+    decoy: Decoy,
     metrics: Publisher,
-    schedule: Schedule,
+    /// Sources that became ready since the last turn: scratch space.
+    fresh: Vec<Token>,
+    /// Timers that are due in this turn: scratch space.
+    due: Vec<Timer>,
     inbox: Arc<shell::Inbox>,
     /// It has shut down and said so.
     stopped: bool,
@@ -227,7 +225,7 @@ impl Worker {
     /// Lowers the limits of lanes that are opened from now on, so that a test can reach them.
     #[doc(hidden)]
     pub fn set_lane_limits(&mut self, limits: LaneLimits) {
-        self.hosted.limits = limits;
+        self.host.limits = limits;
     }
 
     /// Says to peers that it cannot do `features`, as an older version does, so that a test can tell.
@@ -251,15 +249,15 @@ impl Worker {
     /// One turn: everything that is due and ready at `now`, at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
         // First: who is marked from now on comes in the next turn.
-        self.cx.ready.drain(&mut self.schedule.fresh);
-        let mut fresh = std::mem::take(&mut self.schedule.fresh);
+        self.cx.ready.drain(&mut self.fresh);
+        let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
             self.add_source(token);
         }
-        self.schedule.fresh = fresh;
+        self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.work.begin(self.sockets.doors.opened());
+        self.cx.stats.work.begin(self.sockets.doors.opened());
         self.sessions.control.begin_turn();
         self.data.rests.forget(|id| self.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.exchange.all_stopped();
@@ -269,35 +267,35 @@ impl Worker {
         self.take_parcels(now);
         // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
         while let Some(timer) = self.cx.timers.pop(now) {
-            self.schedule.due.push(timer);
+            self.due.push(timer);
         }
-        for place in 0..self.schedule.due.len() {
-            self.timeout(self.schedule.due[place], now);
+        for place in 0..self.due.len() {
+            self.timeout(self.due[place], now);
         }
-        self.schedule.due.clear();
+        self.due.clear();
         let batches = self.serve_sources(now);
         self.serve_decoys(batches, now);
         self.serve_strangers(now);
         self.poll_control(now);
         self.see_to_lanes(now);
-        self.sockets.underlays.flush(&mut self.hosted.lanes, now);
+        self.sockets.underlays.flush(&mut self.host.lanes, now);
         self.see_to_unreachable(now);
         self.watch_outboxes(now);
         self.see_to_captures(now);
         self.settle();
         self.hand_over(now);
         self.end_if_done(all_stopped);
-        if self.cx.unpublished {
-            let peers = number(self.peers.len());
+        if self.cx.stats.unpublished {
+            let peers = number(self.cx.peers.len());
             let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
             self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
-        let decoys_busy = self.decoys.as_ref().is_some_and(decoy::Decoys::is_busy);
-        self.cx.work.end(&self.data.notes.work, self.sockets.doors.opened());
+        let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoy::Decoys::is_busy);
+        self.cx.stats.work.end(&self.data.notes.work, self.sockets.doors.opened());
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
-            || !self.schedule.sources.is_empty()
+            || !self.cx.sources.is_empty()
             || !self.data.parcels.is_empty()
             || !self.cx.ready.is_empty();
         Turn { busy, deadline: self.cx.timers.next(), ended: self.ended }
@@ -309,18 +307,18 @@ impl Worker {
         let mut batches = 0;
         for class in Class::ALL {
             self.data.notes.work.begin_share();
-            let mut left = self.schedule.sources.budget(class);
-            for _ in 0..self.schedule.sources.count(class) {
+            let mut left = self.cx.sources.budget(class);
+            for _ in 0..self.cx.sources.count(class) {
                 if left <= 0 || class == Class::Underlay && self.data.notes.work.is_over() {
-                    self.cx.totals.turns_full += 1;
+                    self.cx.stats.totals.turns_full += 1;
                     break;
                 }
-                let Some(token) = self.schedule.sources.next(class) else { break };
+                let Some(token) = self.cx.sources.next(class) else { break };
                 let served = self.service(token, now);
                 self.settle_orders(now);
                 batches += usize::from(served.more);
                 left -= i64::from(served.units);
-                self.schedule.sources.served(token, served);
+                self.cx.sources.served(token, served);
             }
         }
         batches
@@ -346,12 +344,12 @@ impl Worker {
             // It has been closed meanwhile.
             None => return,
         };
-        self.schedule.sources.add(token, class, party);
+        self.cx.sources.add(token, class, party);
     }
 
     /// Gives one ready source its share of the turn.
     fn service(&mut self, token: Token, now: Instant) -> Served {
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
         self.data.batch.clear();
         let more = match self.sockets.doors.source(token) {
             Some(Source::Underlay(id)) => {
@@ -374,7 +372,7 @@ impl Worker {
                 false
             }
             Some(Source::Decoy(id)) => {
-                if let Some(decoys) = &mut self.decoys {
+                if let Some(decoys) = &mut self.decoy.flows {
                     decoys.mark(id);
                 }
                 false
@@ -424,7 +422,7 @@ impl Worker {
     }
 
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
-        if self.sockets.underlays.unblock(id, &mut self.hosted.lanes, now) {
+        if self.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
             self.unblocked(id, now);
         }
         let Some(underlay) = self.sockets.underlays.get_mut(id) else { return false };
@@ -441,7 +439,7 @@ impl Worker {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
             Err(error) => {
-                self.cx.totals.refusals[books::role_place(underlay.role)] += 1;
+                self.cx.stats.totals.refusals[books::role_place(underlay.role)] += 1;
                 self.report_unreachable(id, &error, now);
                 return true;
             }
@@ -454,13 +452,13 @@ impl Worker {
     /// Lets `pass` take the received batch, then delivers what it listed and does what it noted.
     fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut Downlink<'_>, &mut ReceiveBatch)) {
         let mut downlink = Downlink {
-            peers: &mut self.peers,
+            peers: &mut self.cx.peers,
             gate: &mut self.sessions.gate,
             control: &mut self.sessions.control,
-            lanes: &mut self.hosted.lanes,
+            lanes: &mut self.host.lanes,
             underlays: &mut self.sockets.underlays,
             locals: &mut self.sockets.locals,
-            tun: self.tun.as_mut().map(|Tun { side: tun, .. }| tun),
+            tun: self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun),
             doors: &mut self.sockets.doors,
             config: &self.cx.config,
             notes: &mut self.data.notes,
@@ -471,7 +469,7 @@ impl Worker {
         };
         pass(&mut downlink, &mut self.data.batch);
         self.sockets.locals.flush(&self.data.batch);
-        if let Some(Tun { side: tun, .. }) = &mut self.tun {
+        if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
             tun.flush(&self.data.batch);
         }
         self.sockets.doors.close_now(&mut self.sockets.locals);
@@ -496,13 +494,13 @@ impl Worker {
         }
         self.sockets.locals.touch(id);
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
-        if !self.peers.is_live(peer) {
+        if !self.cx.peers.is_live(peer) {
             self.drop_batch_of_removed(peer);
             return true;
         }
-        let Some(state) = self.peers.get_mut(peer) else { return false };
+        let Some(state) = self.cx.peers.get_mut(peer) else { return false };
         let mut uplink =
-            state.uplink(&mut self.hosted.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
+            state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -545,7 +543,7 @@ impl Worker {
 
     fn timeout(&mut self, timer: Timer, now: Instant) {
         // What it leads to, such as a packet that is sent, is counted.
-        self.cx.unpublished |= timer != Timer::Publish;
+        self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => self.lane_timeout(id, now),
@@ -553,7 +551,7 @@ impl Worker {
             Timer::Hello(handle) => self.greet(handle, now),
             Timer::Flow(peer, flow) => self.flow_timeout(peer, flow, now),
             Timer::Queue(peer) => {
-                if let Some(state) = self.peers.get_mut(peer) {
+                if let Some(state) = self.cx.peers.get_mut(peer) {
                     state.relay.expire(now);
                 }
                 self.watch_queue(peer, now);
@@ -576,7 +574,7 @@ impl Worker {
     }
 
     fn lane_timeout(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.hosted.lanes.get_mut(id) else { return };
+        let Some(slot) = self.host.lanes.get_mut(id) else { return };
         match slot.on_timeout(now) {
             Due::Nothing => {
                 if let Some(at) = slot.poll_timeout() {
@@ -584,7 +582,7 @@ impl Worker {
                 }
             }
             Due::Transmit => {
-                self.hosted.lanes.touch(id);
+                self.host.lanes.touch(id);
                 self.check_silence(id, now);
             }
             Due::Moved => self.lane_up(id, now),
@@ -595,13 +593,13 @@ impl Worker {
 
     /// Lanes that sent or received: their challenges, acknowledgements and probes, then their deadlines.
     fn see_to_lanes(&mut self, now: Instant) {
-        self.sockets.underlays.finish(&mut self.hosted.lanes, now);
-        while let Some(id) = self.hosted.lanes.next_touched() {
+        self.sockets.underlays.finish(&mut self.host.lanes, now);
+        while let Some(id) = self.host.lanes.next_touched() {
             self.note_heard(id, now);
             self.settle_orders(now);
             self.note_path_packet(id, now);
             self.settle_orders(now);
-            let Some(slot) = self.hosted.lanes.get_mut(id) else { continue };
+            let Some(slot) = self.host.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
             if slot.exhausted {
                 self.end_lane(id, LaneLoss::Ended(None), now);
@@ -610,14 +608,14 @@ impl Worker {
             }
             if slot.note_worn(now) {
                 let lane = keeper::name_of_lane(slot);
-                self.cx.tell_owner(&self.peers, lane, Order::LaneWorn { lane });
+                self.cx.tell_owner(lane, Order::LaneWorn { lane });
                 self.settle_orders(now);
             }
             while let Some((data, path, most)) =
-                self.hosted.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
+                self.host.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
             {
                 self.sockets.underlays.packet(
-                    &mut self.hosted.lanes,
+                    &mut self.host.lanes,
                     underlay,
                     &path,
                     most,
@@ -626,9 +624,9 @@ impl Worker {
                 );
             }
             if let Some(path) = path {
-                while let Some(most) = self.hosted.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
+                while let Some(most) = self.host.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
                     && self.sockets.underlays.packet(
-                        &mut self.hosted.lanes,
+                        &mut self.host.lanes,
                         underlay,
                         &path,
                         most,
@@ -637,7 +635,7 @@ impl Worker {
                     )
                 {}
             }
-            if let Some(at) = self.hosted.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
+            if let Some(at) = self.host.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
                 self.cx.timers.arm(Timer::Lane(id), at);
             }
         }
@@ -645,22 +643,23 @@ impl Worker {
 
     /// The way of datagrams to a peer.
     fn uplink(&mut self, peer: PeerId, now: Instant) -> Option<Uplink<'_>> {
-        let state = self.peers.get_mut(peer)?;
-        Some(state.uplink(&mut self.hosted.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now))
+        let state = self.cx.peers.get_mut(peer)?;
+        Some(state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now))
     }
 
     /// Books what became of payloads in outboxes and deliveries.
     fn settle(&mut self) {
         for settled in self.sockets.underlays.settlements().chain(self.sessions.control.settlements()) {
-            if let Some(peer) = self.peers.get_mut(settled.peer) {
+            if let Some(peer) = self.cx.peers.get_mut(settled.peer) {
                 peer.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {
                 self.data.strangers.settle(&settled);
             }
         }
-        let written = self.tun.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
+        let written =
+            self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
         for settled in self.sockets.locals.settlements().chain(written) {
-            if let Some(peer) = self.peers.get_mut(settled.peer) {
+            if let Some(peer) = self.cx.peers.get_mut(settled.peer) {
                 peer.relay.settle_downlink(settled);
             }
         }

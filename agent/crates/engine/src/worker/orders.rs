@@ -45,7 +45,7 @@ impl Worker {
     /// Handles what other workers sent since the last turn.
     pub(super) fn read_orders(&mut self, now: Instant) {
         for order in self.cx.exchange.take(self.cx.id.index, &mut self.data.parcels) {
-            self.cx.unpublished = true;
+            self.cx.stats.unpublished = true;
             self.obey(order, now);
             self.settle_orders(now);
         }
@@ -69,7 +69,7 @@ impl Worker {
             }
             Order::Disconnected { peer, session } => self.link_down(peer, session, now),
             Order::EndSession { peer, session, reason } => {
-                if self.peers.session_named(peer, session).is_some() {
+                if self.cx.peers.session_named(peer, session).is_some() {
                     self.end_session(peer, Some(reason), now);
                 }
             }
@@ -86,10 +86,10 @@ impl Worker {
                 self.set_doubt(SessionRef { peer, session }, doubt, holds, now);
             }
             Order::Services { peer, session, services } => {
-                if self.peers.link_named(peer, session).is_some()
-                    && let Some(state) = self.peers.get_mut(peer)
+                if self.cx.peers.link_named(peer, session).is_some()
+                    && let Some(state) = self.cx.peers.get_mut(peer)
                 {
-                    self.cx.work.walked += state.relay.set_services(&services) as u64;
+                    self.cx.stats.work.walked += state.relay.set_services(&services) as u64;
                     if let Some(link) = state.link.as_mut() {
                         link.services = services;
                     }
@@ -102,7 +102,7 @@ impl Worker {
             Order::FormerGone { lane } => self.former_gone(lane),
             Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, silence, limit, now),
             Order::AskForLife { peer, session } => {
-                if self.peers.link_named(peer, session).is_some() {
+                if self.cx.peers.link_named(peer, session).is_some() {
                     self.ask_for_life(peer);
                     self.tell_on_streams(peer, now);
                 }
@@ -110,12 +110,12 @@ impl Worker {
             Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
             Order::ListenerMoved { peer, session } => self.listener_moved(peer, session),
             Order::Heard { peer, session } => {
-                if self.peers.session_named(peer, session).is_some() {
+                if self.cx.peers.session_named(peer, session).is_some() {
                     self.heard(peer, session);
                 }
             }
             Order::Hurry { peer } => {
-                if let Some(state) = self.peers.get_mut(peer) {
+                if let Some(state) = self.cx.peers.get_mut(peer) {
                     state.awaited_until = Some(now + HURRY_LASTS);
                     self.hurry(peer, now);
                 }
@@ -136,24 +136,25 @@ impl Worker {
     pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
         let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
             **connected;
-        if self.cx.stopping || !self.peers.is_live(id) {
+        if self.cx.stopping || !self.cx.peers.is_live(id) {
             return;
         }
-        if let Some(old) = self.peers.get(id).and_then(|peer| peer.link.as_ref()) {
+        if let Some(old) = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
             let old = old.session;
             self.link_down(id, old, now);
         }
         self.stop_dialling(id, now);
         let plain = if wanted == 0 && owner == self.cx.id.index {
-            let handle = self.peers.session(id).map(|session| session.handle);
+            let handle = self.cx.peers.session(id).map(|session| session.handle);
             let most = handle.and_then(|handle| self.sessions.control.quinn(handle)?.datagrams().max_size());
             Some(Plain::new(most))
         } else {
             None
         };
         let pool = Pool::new(owner, self.cx.id, wanted);
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        self.cx.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        self.cx.stats.work.walked +=
+            (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
         let same_process = peer.instance == Some(hello.instance);
         peer.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
@@ -186,7 +187,7 @@ impl Worker {
         } else {
             self.end_stream_connections(id, CloseReason::Replaced, now);
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if !same_process {
             // Numbers of flows mean others to the new process.
             for parcel in self.data.outgoing.take_of_peer(id) {
@@ -201,7 +202,7 @@ impl Worker {
             }
             self.orphan_flows(id, *key);
         }
-        let shorter = self.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
+        let shorter = self.cx.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {
             self.watch_flow(id, flow, now);
         }
@@ -214,7 +215,7 @@ impl Worker {
 
     /// A session has ended: its lanes drain, its flows stay.
     pub(super) fn link_down(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes.into_iter().chain(link.pool.former()) {
@@ -231,10 +232,10 @@ impl Worker {
 
     /// The session with a peer has ended somewhere: the worker that dials it does so again.
     fn redial(&mut self, id: PeerId, now: Instant) {
-        if self.cx.stopping || self.dialler_of(id) != self.cx.id.index || !self.peers.is_live(id) {
+        if self.cx.stopping || self.dialler_of(id) != self.cx.id.index || !self.cx.peers.is_live(id) {
             return;
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if !peer.dialler.is_scheduled() {
             peer.dialler.restart(None, now, self.sockets.doors.rng());
         }
@@ -249,7 +250,7 @@ impl Worker {
     }
 
     fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8, now: Instant) {
-        let Some(link) = self.peers.link_named(peer, session) else { return };
+        let Some(link) = self.cx.peers.link_named(peer, session) else { return };
         let more = up & !link.pool.up != 0;
         let wider = wanted != link.pool.wanted;
         link.pool.up = up;
@@ -266,18 +267,18 @@ impl Worker {
 
     /// Gives each flow that was opened here and has no lane of its own one that suits.
     pub(super) fn settle_flows(&mut self, id: PeerId) {
-        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.link) else { return };
+        let Some(Some(link)) = self.cx.peers.get(id).map(|peer| &peer.link) else { return };
         let pool = &link.pool;
         let mut moves = Vec::new();
-        if let Some(peer) = self.peers.get(id) {
+        if let Some(peer) = self.cx.peers.get(id) {
             let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
                 Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
                 Origin::Upstream { .. } => false,
             });
-            self.cx.work.walked += peer.relay.flows.len() as u64;
+            self.cx.stats.work.walked += peer.relay.flows.len() as u64;
             moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for (flow, lane) in moves {
             if let Some(flow) = peer.relay.flows.get_mut(flow) {
                 flow.lane = lane;
@@ -287,12 +288,13 @@ impl Worker {
 
     /// The owner finds that something speaks against a session, or no longer does.
     pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
-        let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
+        let known =
+            self.cx.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
         if known {
             return;
         }
         if holds {
-            self.cx.totals.sessions_doubted[doubt.label_index()] += 1;
+            self.cx.stats.totals.sessions_doubted[doubt.label_index()] += 1;
         }
         self.cx.tell_all(|| Order::Doubt { peer, session, doubt, holds });
     }
@@ -304,7 +306,7 @@ impl Worker {
 
     fn set_doubt(&mut self, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
         let SessionRef { peer: id, session } = of;
-        let Some(link) = self.peers.link_named(id, session) else { return };
+        let Some(link) = self.cx.peers.link_named(id, session) else { return };
         *link.doubts.of(doubt) = holds;
         let is_well = !link.doubts.any();
         self.note_carrier(id);
@@ -316,8 +318,8 @@ impl Worker {
                 self.dial_anew(id, Duration::ZERO, what, now);
             }
             (_, false) => {
-                if self.peers.session(id).is_some()
-                    && let Some(state) = self.peers.get_mut(id)
+                if self.cx.peers.session(id).is_some()
+                    && let Some(state) = self.cx.peers.get_mut(id)
                     && let Some(suppressed) = state.brakes.heard.allow(now)
                 {
                     tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
@@ -338,7 +340,7 @@ impl Worker {
     fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
         if self.cx.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // It was heard while the order was under way.
-            let owner = self.peers.link_named(id, session).map(|link| link.pool.owner());
+            let owner = self.cx.peers.link_named(id, session).map(|link| link.pool.owner());
             if let Some(owner) = owner {
                 self.cx.tell(owner, Order::Heard { peer: id, session });
             }
@@ -354,7 +356,7 @@ impl Worker {
         if self.dialler_of(id) != self.cx.id.index {
             return;
         }
-        let Some(state) = self.peers.get_mut(id) else { return };
+        let Some(state) = self.cx.peers.get_mut(id) else { return };
         if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
             return;
         }
@@ -379,14 +381,14 @@ impl Worker {
     }
 
     fn doubts_of(&self, id: PeerId) -> Doubts {
-        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
         link.map_or_else(Doubts::default, |link| link.doubts)
     }
 
     /// Datagrams wait for a peer that is not reached: it is dialled soon.
     pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if peer.is_well() || self.cx.stopping || !peer.is_live() {
             return;
         }
@@ -431,8 +433,8 @@ impl Worker {
                 return;
             }
             let Some(parcel) = self.data.parcels.pop_front() else { return };
-            self.cx.unpublished = true;
-            self.cx.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
+            self.cx.stats.unpublished = true;
+            self.cx.stats.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
             if self.is_outdated(&parcel) {
                 continue;
             }
@@ -473,7 +475,7 @@ impl Worker {
     /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
     /// others' now. They are dropped.
     fn is_outdated(&mut self, parcel: &Parcel) -> bool {
-        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer)) else {
+        let Some(peer) = parcel.peer().and_then(|peer| self.cx.peers.get_mut(peer)) else {
             return false;
         };
         if peer.process() == parcel.process {
@@ -516,14 +518,14 @@ impl Worker {
     pub(super) fn hand_over(&mut self, now: Instant) {
         for (worker, mut parcel) in self.data.outgoing.take() {
             if let Some(peer) = parcel.peer() {
-                parcel.process = self.peers.get(peer).map_or(0, Peer::process);
+                parcel.process = self.cx.peers.get(peer).map_or(0, Peer::process);
             }
             parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
             match self.cx.exchange.hand(worker, parcel) {
-                Ok(()) => self.cx.totals.handed_out[kind] += datagrams,
+                Ok(()) => self.cx.stats.totals.handed_out[kind] += datagrams,
                 Err(parcel) => {
-                    self.cx.totals.hand_over_drops[kind] += datagrams;
+                    self.cx.stats.totals.hand_over_drops[kind] += datagrams;
                     let counted = parcel.counted();
                     match parcel.kind {
                         Kind::Packets { .. } => {}
@@ -531,13 +533,13 @@ impl Worker {
                             self.data.strangers.stats.drop(DecoyDrop::Overload, datagrams)
                         }
                         Kind::Frames { peer, .. } => {
-                            if let Some(state) = self.peers.get_mut(peer) {
+                            if let Some(state) = self.cx.peers.get_mut(peer) {
                                 state.relay.downlink.receive(counted, parcel.counted_bytes());
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
                         Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-                            if let Some(state) = self.peers.get_mut(peer) {
+                            if let Some(state) = self.cx.peers.get_mut(peer) {
                                 state.relay.uplink.handed_over -= counted;
                                 state.relay.uplink.drop(DropReason::HandOverFull, counted);
                             }

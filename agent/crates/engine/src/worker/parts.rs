@@ -21,8 +21,8 @@ use crate::{
     datapath::downlink::Notes,
     tunnel::Board,
     worker::{
-        Doors, Outgoing, Strangers, StreamKey, Timer, capture::Armed, handover::Parcel, keeper::LaneLimits,
-        sources, work::Rests,
+        Doors, Outgoing, Strangers, StreamKey, capture::Armed, decoy::Decoys, handover::Parcel,
+        keeper::LaneLimits, work::Rests,
     },
 };
 
@@ -76,6 +76,7 @@ pub(super) struct Sessions {
 #[derive(Default)]
 pub(super) struct LaneHost {
     pub(super) lanes: Lanes,
+    pub(super) captures: Captures,
     pub(super) limits: LaneLimits,
 }
 
@@ -95,6 +96,20 @@ pub(super) struct TcpForwards {
     pub(super) scratch: tcp::Scratch,
 }
 
+/// The TUN side of a worker.
+#[derive(Default)]
+pub(super) struct Tunnel {
+    /// Its queue of the device, if the agent has one.
+    pub(super) device: Option<Tun>,
+}
+
+/// The decoy side of a worker.
+#[derive(Default)]
+pub(super) struct Decoy {
+    /// The unauthenticated senders that have a flow to the decoy, at the worker that keeps them.
+    pub(super) flows: Option<Decoys>,
+}
+
 /// The TUN device, and the table in which the tunnel's thread reads the MTU towards each peer.
 pub(super) struct Tun {
     pub(super) side: TunSide,
@@ -105,11 +120,4 @@ pub(super) struct Tun {
 #[derive(Default)]
 pub(super) struct Captures {
     pub(super) armed: Vec<Armed>,
-}
-
-/// Sources and timers that are due.
-pub(super) struct Schedule {
-    pub(super) sources: sources::Sources,
-    pub(super) fresh: Vec<Token>,
-    pub(super) due: Vec<Timer>,
 }

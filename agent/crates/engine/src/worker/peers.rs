@@ -104,9 +104,9 @@ impl Worker {
         let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
         let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
-        made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
-        if let Some(old) = self.peers.insert(made) {
-            self.cx.totals.retire(&old.relay);
+        made.generation = self.cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
+        if let Some(old) = self.cx.peers.insert(made) {
+            self.cx.stats.totals.retire(&old.relay);
         }
         self.metrics.bind_peer(id, &peer.name, origin);
         self.route_peer(id);
@@ -123,7 +123,7 @@ impl Worker {
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 
     /// The local ports whose peer bears `name` lead to `id`.
@@ -156,7 +156,7 @@ impl Worker {
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
     pub(super) fn peer_removed(&mut self, id: PeerId, now: Instant) {
         let dials = self.dialler_of(id) == self.cx.id.index;
-        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         peer.standing = Standing::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
         Arc::make_mut(&mut peer.config).services.clear();
@@ -186,7 +186,7 @@ impl Worker {
                 self.close(handle, CloseReason::KeyRemoved, now);
             }
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.all() {
             if let Some(flow) = peer.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.relay.stats.flows_removed += 1;
@@ -198,12 +198,12 @@ impl Worker {
         self.sockets.doors.close_now(&mut self.sockets.locals);
         self.unroute_peer(id);
         self.metrics.quiet_peer(id);
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 
     /// Drops a batch that came to a port whose peer was removed.
     pub(super) fn drop_batch_of_removed(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for slot in 0..self.data.batch.len() {
             let datagrams = self.data.batch.meta(slot).datagrams() as u64;
             peer.relay.uplink.receive(datagrams, self.data.batch.buffer(slot).len() as u64);
@@ -229,13 +229,13 @@ impl Worker {
 
     /// Whether a peer that has not been removed has this key.
     pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
-        self.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
+        self.cx.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
     }
 
     /// Once a second: idle peers of open mode go, and the places of peers that were removed become free.
     pub(super) fn see_to_roster(&mut self, now: Instant) {
-        for id in self.peers.ids() {
-            let Some(peer) = self.peers.get(id) else { continue };
+        for id in self.cx.peers.ids() {
+            let Some(peer) = self.cx.peers.get(id) else { continue };
             match peer.standing {
                 Standing::Live if peer.origin == Origin::Open => self.expire_if_idle(id, now),
                 Standing::Leaving { since }
@@ -253,7 +253,7 @@ impl Worker {
         if self.dialler_of(id) != self.cx.id.index {
             return;
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if peer.link.is_some() || peer.relay.flows.registry().count() > 0 {
             peer.idle_since = None;
             return;
@@ -271,7 +271,7 @@ impl Worker {
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.
             && !self.forwards_lead_to(peer.id)
-            && !self.hosted.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
+            && !self.host.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
             && !self.sessions.control.iter().any(|connection| connection.peer == Some(peer.id))
     }
 
@@ -285,11 +285,11 @@ impl Worker {
         let own_key = *self.cx.identity.public_key();
         let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
         let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
-        self.cx.totals.retire(&std::mem::replace(&mut peer.relay, empty));
-        self.cx.totals.retired.merge(id);
+        self.cx.stats.totals.retire(&std::mem::replace(&mut peer.relay, empty));
+        self.cx.stats.totals.retired.merge(id);
         self.metrics.unbind_peer(id);
         let metrics = self.metrics.registry();
         self.cx.roster.left(id, self.cx.id.index, |name| {
@@ -298,6 +298,6 @@ impl Worker {
                 PeerDirectionMetrics::forget(&metrics, name, direction.label());
             }
         });
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 }

@@ -17,8 +17,8 @@ impl Worker {
     /// Offers quinn-proto what waits for peers without lanes; returns whether it took any.
     pub(super) fn send_plain(&mut self, now: Instant) -> bool {
         let mut taken = false;
-        for id in self.peers.ids() {
-            let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        for id in self.cx.peers.ids() {
+            let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
             let waits = link.and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
                 taken |= self.send_plain_to(id, now);
@@ -30,7 +30,7 @@ impl Worker {
     fn send_plain_to(&mut self, id: PeerId, now: Instant) -> bool {
         let (mut blocked, mut taken) = (false, false);
         loop {
-            let Some(peer) = self.peers.get_mut(id) else { return taken };
+            let Some(peer) = self.cx.peers.get_mut(id) else { return taken };
             let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
             let handle = peer.session.as_ref().map(|session| session.handle);
             let quinn = handle.and_then(|handle| self.sessions.control.quinn(handle));
@@ -77,7 +77,7 @@ impl Worker {
 
     /// One payload for a peer without lanes was dropped before quinn-proto had it.
     pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
-        if let Some(state) = self.peers.get_mut(peer) {
+        if let Some(state) = self.cx.peers.get_mut(peer) {
             state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
         }
     }
@@ -95,7 +95,7 @@ impl Worker {
         let Some(connection) = self.sessions.control.get(handle) else { return };
         let (peer, source) = (connection.peer, connection.path().destination);
         let Some(peer) =
-            peer.filter(|id| self.peers.session(*id).is_some_and(|session| session.handle == handle))
+            peer.filter(|id| self.cx.peers.session(*id).is_some_and(|session| session.handle == handle))
         else {
             // Before its hello nobody knows whose flows these are; quinn-proto bounds what waits meanwhile.
             return;
@@ -134,7 +134,7 @@ impl Worker {
         // Without any there was nothing that could make others give way.
         let lost = if taken > 0 { self.sessions.control.frames_taken(handle, taken) } else { 0 };
         if lost > 0
-            && let Some(state) = self.peers.get_mut(peer)
+            && let Some(state) = self.cx.peers.get_mut(peer)
         {
             state.relay.downlink.receive(lost, 0);
             state.relay.downlink.drop(DropReason::PlainOverflow, lost);

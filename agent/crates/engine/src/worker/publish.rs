@@ -237,11 +237,11 @@ impl Worker {
     /// sockets that many share and at those that had traffic, and what waits there.
     pub(super) fn take_stock(&mut self, now: Instant) {
         let mut lane_flows = Vec::new();
-        for peer in &self.peers {
+        for peer in &self.cx.peers {
             peer.relay.flows.count_lanes(&mut lane_flows);
         }
-        self.cx.totals.lane_flows = lane_flows;
-        self.cx.totals.control = self.sessions.control.traffic();
+        self.cx.stats.totals.lane_flows = lane_flows;
+        self.cx.stats.totals.control = self.sessions.control.traffic();
         let before = self.sockets.doors.books().kernel_drops();
         self.book_sockets(true);
         let dropped = self.sockets.doors.books().kernel_drops() - before;
@@ -268,14 +268,14 @@ impl Worker {
         self.sockets.locals.each_touched(drops, |socket| {
             books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
         });
-        if let Some(decoys) = &mut self.decoys {
+        if let Some(decoys) = &mut self.decoy.flows {
             decoys.book(books, drops);
         }
     }
 
     /// The congestion control of this worker's connections, by peer.
     fn stream_snapshots(&self) -> Vec<StreamsSnapshot> {
-        let mut of_peers = vec![StreamsSnapshot::default(); self.peers.len()];
+        let mut of_peers = vec![StreamsSnapshot::default(); self.cx.peers.len()];
         for connection in self.sessions.control.iter().filter(|connection| !connection.is_over()) {
             let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
             let (congestion, quinn) = (connection.congestion(), connection.quinn());
@@ -300,28 +300,28 @@ impl Worker {
 
     /// Publishes everything.
     pub(super) fn publish(&mut self, now: Instant) {
-        self.cx.unpublished = false;
+        self.cx.stats.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
         self.settle();
         self.book_sockets(false);
         let mut lanes = [0; LaneState::LABELS.len()];
-        let mut all_lanes = self.cx.totals.retired.of_former();
-        let mut sums: RelaySums = self.cx.totals.former;
+        let mut all_lanes = self.cx.stats.totals.retired.of_former();
+        let mut sums: RelaySums = self.cx.stats.totals.former;
         let mut per_peer: Vec<(LaneStats, usize)> =
-            self.peers.iter().map(|peer| (self.cx.totals.retired.of(peer.id), 0)).collect();
-        for (_, slot) in self.hosted.lanes.iter() {
+            self.cx.peers.iter().map(|peer| (self.cx.stats.totals.retired.of(peer.id), 0)).collect();
+        for (_, slot) in self.host.lanes.iter() {
             lanes[slot.state.label_index()] += 1;
             if let Some((stats, up)) = per_peer.get_mut(slot.peer.0 as usize) {
                 add_lane(stats, slot.core.stats());
                 *up += usize::from(slot.is_up());
             }
         }
-        let most_mtu = self.tun.as_ref().map(|Tun { side: tun, .. }| tun.most_mtu);
+        let most_mtu = self.tunnel.device.as_ref().map(|Tun { side: tun, .. }| tun.most_mtu);
         let streams = self.stream_snapshots();
-        let mut snapshots = Vec::with_capacity(self.peers.len());
+        let mut snapshots = Vec::with_capacity(self.cx.peers.len());
         let mut reached = Vec::new();
         for ((peer, (stats, up)), handles) in
-            self.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
+            self.cx.peers.iter().zip(&per_peer).zip(self.metrics.peers.iter_mut())
         {
             add_lane(&mut all_lanes, stats);
             sums.add(&peer.relay);
@@ -331,7 +331,7 @@ impl Worker {
             let control = peer.session.as_ref().and_then(|session| self.sessions.control.get(session.handle));
             let standard = peer.link.as_ref().is_some_and(|link| link.standard);
             let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
-            let rtt = rtt(peer, &self.hosted.lanes).or_else(plain_rtt);
+            let rtt = rtt(peer, &self.host.lanes).or_else(plain_rtt);
             // What only one worker knows is published by it.
             let knows = match &peer.link {
                 Some(_) => peer.session.is_some(),
@@ -349,7 +349,7 @@ impl Worker {
             }
             if let Some(handles) = handles.as_ref().filter(|handles| handles.speaks && knows) {
                 handles.totals.peer_rtt.set(rtt.map_or(0.0, |rtt| rtt.as_secs_f64()));
-                handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.hosted.lanes));
+                handles.totals.lane_packet_bytes.set(packet_bytes(peer, &self.host.lanes));
                 handles.totals.peer_inner_mtu.set(mtu.map_or(0.0, f64::from));
                 let pool = peer.link.as_ref().map(|link| &link.pool);
                 handles.totals.peer_lanes.set(pool.map_or(0.0, |pool| f64::from(pool.up.count_ones())));
@@ -396,10 +396,12 @@ impl Worker {
         metrics.limit_reached.publish(&limit_reached);
         metrics.own.flows_moved.publish(sums.moved);
         metrics.own.tun_buckets_moved.publish(sums.buckets_moved);
-        metrics.publish_lanes(&all_lanes, &self.cx.totals);
-        metrics
-            .publish_lane_indices(&lane_indices, self.tun.as_ref().map(|tun| &tun.side.totals.by_lane[..]));
-        metrics.publish_sockets(self.sockets.doors.books(), &self.cx.totals.refusals);
+        metrics.publish_lanes(&all_lanes, &self.cx.stats.totals);
+        metrics.publish_lane_indices(
+            &lane_indices,
+            self.tunnel.device.as_ref().map(|tun| &tun.side.totals.by_lane[..]),
+        );
+        metrics.publish_sockets(self.sockets.doors.books(), &self.cx.stats.totals.refusals);
         self.report_strangers(self.data.strangers.stats.gave_way, now);
         self.publish_control();
         self.publish_decoy();
@@ -416,8 +418,8 @@ impl Worker {
             _ => ([0; 3], 0),
         };
         let [handshakes, open_peers, used_tokens] = shared;
-        let (tcp, strangers) = (self.cx.ceilings.tcp, self.data.strangers.stats.gave_way);
-        let messages = self.cx.ceilings.messages;
+        let (tcp, strangers) = (self.cx.stats.ceilings.tcp, self.data.strangers.stats.gave_way);
+        let messages = self.cx.stats.ceilings.messages;
         [
             flows,
             flows_per_peer,
@@ -438,7 +440,7 @@ impl Worker {
     /// Peers in the order of [`ORIGINS`].
     fn by_origin(&self) -> [u64; ORIGINS.len()] {
         let mut known = [0; ORIGINS.len()];
-        for peer in self.peers.iter().filter(|peer| peer.is_live()) {
+        for peer in self.cx.peers.iter().filter(|peer| peer.is_live()) {
             let place = match peer.origin {
                 Origin::Config => 0,
                 Origin::State => 1,
@@ -451,7 +453,7 @@ impl Worker {
 
     /// What the lanes of each index have in common.
     fn lane_indices(&self) -> Vec<IndexCounts> {
-        let retired = self.cx.totals.retired.by_index();
+        let retired = self.cx.stats.totals.retired.by_index();
         let mut indices: Vec<_> =
             retired.iter().map(|bytes| IndexCounts { flows: 0, bytes: *bytes }).collect();
         let mut add = |index: u8, flows: u64, bytes: LaneBytes| {
@@ -462,14 +464,14 @@ impl Worker {
             indices[index].flows += flows;
             indices[index].bytes.add(bytes);
         };
-        for (_, slot) in self.hosted.lanes.iter() {
+        for (_, slot) in self.host.lanes.iter() {
             add(slot.index, 0, LaneBytes::of(slot.core.stats()));
         }
-        let by_lane = self.tun.iter().flat_map(|tun| &tun.side.totals.by_lane);
+        let by_lane = self.tunnel.device.iter().flat_map(|tun| &tun.side.totals.by_lane);
         for (lane, _) in (0..).zip(by_lane).filter(|(_, packets)| **packets > 0) {
             add(lane, 0, LaneBytes::default());
         }
-        for (lane, flows) in (0..).zip(&self.cx.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
+        for (lane, flows) in (0..).zip(&self.cx.stats.totals.lane_flows).filter(|(_, flows)| **flows > 0) {
             add(lane, *flows, LaneBytes::default());
         }
         indices
@@ -477,7 +479,8 @@ impl Worker {
 
     fn publish_control(&mut self) {
         let (place, stream_memory) = (self.cx.id.index, self.cx.exchange.streams().taken());
-        let (totals, control, metrics) = (&self.cx.totals, &self.sessions.control.stats, &mut self.metrics);
+        let (totals, control, metrics) =
+            (&self.cx.stats.totals, &self.sessions.control.stats, &mut self.metrics);
         let refused_keys = metrics.refused_keys.load(Ordering::Relaxed);
         let Handshakes { dialled, established, failed } = totals.handshakes;
         metrics.handshakes.publish(&[
@@ -508,7 +511,7 @@ impl Worker {
         metrics.own.control_packets_lost.publish(traffic.packets_lost);
         metrics.own.control_black_holes.publish(traffic.black_holes);
         metrics.own.control_packets_blocked.publish(control.packets_blocked);
-        metrics.own.turns_full.publish(self.cx.totals.turns_full);
+        metrics.own.turns_full.publish(self.cx.stats.totals.turns_full);
         metrics.own.lane_packets_unopened.publish(self.data.notes.shares.dropped());
         metrics.handshakes_pending.set(self.sessions.control.handshakes_pending() as u64);
         metrics.message_errors.publish(&[&totals.message_errors.0[..], &[totals.out_of_order]].concat());
@@ -521,7 +524,7 @@ impl Worker {
         // All workers share it: one publishes.
         let stream_bytes = if place == 0 { stream_memory } else { 0 };
         metrics.own.stream_bytes.set(stream_bytes);
-        let carriers = self.peers.iter().map(|peer| peer.streams.carriers().count() as u64);
+        let carriers = self.cx.peers.iter().map(|peer| peer.streams.carriers().count() as u64);
         metrics.own.stream_connections.set(carriers.sum());
         metrics.own.stream_connections_opened.publish(totals.streams.opened);
         metrics.streams_failed.publish(&totals.streams.failed);

@@ -36,7 +36,7 @@ impl Worker {
         self.follow_services(&old.services, &config.services, now);
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        for peer in &mut self.peers {
+        for peer in &mut self.cx.peers {
             let wanted = Arc::clone(&peer.config);
             peer.relay.set_bounds(&wanted, &config.limits);
             peer.allowances.set(&config.limits);
@@ -59,17 +59,17 @@ impl Worker {
             self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
         self.follow_decoy(now);
-        for id in self.peers.ids() {
+        for id in self.cx.peers.ids() {
             self.offer_services(id);
             self.warn_of_missing_services(id, now);
         }
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 
     /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let is_well = self.peers.get(id).is_some_and(|peer| peer.is_well());
-        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
+        let is_well = self.cx.peers.get(id).is_some_and(|peer| peer.is_well());
+        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         let old = mem::replace(&mut peer.config, Arc::clone(&wanted));
         peer.relay.set_bounds(&wanted, &self.cx.config.limits);
         peer.allowances.set(&self.cx.config.limits);
@@ -87,7 +87,7 @@ impl Worker {
             self.offer_services(id);
         }
         if self.dialler_of(id) == self.cx.id.index {
-            let Some(peer) = self.peers.get_mut(id) else { return };
+            let Some(peer) = self.cx.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
             self.watch_dialler(id);
             for attempt in surplus {
@@ -102,12 +102,12 @@ impl Worker {
         if old.allowed_ips != wanted.allowed_ips {
             self.reroute_peer(id);
         }
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 
     fn end_connections_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
         let is_other = |key: Option<[u8; 32]>| key.is_some_and(|key| !keys.contains(&PublicKey(key)));
-        let session = self.peers.session(id).map(|session| session.handle);
+        let session = self.cx.peers.session(id).map(|session| session.handle);
         let proved = session
             .and_then(|handle| self.sessions.control.get(handle))
             .and_then(|connection| connection.key);
@@ -125,7 +125,7 @@ impl Worker {
     /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
     /// Those of earlier sessions, which drain, end too.
     fn remove_lanes_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
-        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
@@ -133,7 +133,7 @@ impl Worker {
         }
         let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
         let of_others =
-            self.hosted.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+            self.host.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
             self.remove_lane(lane, now);
@@ -146,7 +146,7 @@ impl Worker {
             let bears = |peer: &&crate::peer::Peer| {
                 *peer.name == *named.name && peer.origin != crate::roster::Origin::Open
             };
-            let alike = || self.peers.iter().filter(bears);
+            let alike = || self.cx.peers.iter().filter(bears);
             let live = alike().find(|peer| peer.is_live());
             // What comes for one that was removed is counted under it.
             live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
@@ -163,12 +163,12 @@ impl Worker {
             }
             (_, _) => (true, true, std::time::Duration::ZERO),
         };
-        for id in self.peers.ids() {
+        for id in self.cx.peers.ids() {
             self.end_flows_where(id, now, |origin| match origin {
                 Origin::Upstream { service, .. } => fate(*service).0,
                 Origin::Ingress { .. } => false,
             });
-            let Some(peer) = self.peers.get_mut(id) else { continue };
+            let Some(peer) = self.cx.peers.get_mut(id) else { continue };
             for flow in peer.relay.flows.accepted() {
                 let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
                 if let Origin::Upstream { service, .. } = flow_state.origin {
@@ -185,11 +185,11 @@ impl Worker {
 
     /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
     fn end_flows_where(&mut self, id: PeerId, now: Instant, ends: impl Fn(&Origin) -> bool) {
-        let Some(peer) = self.peers.get(id) else { return };
+        let Some(peer) = self.cx.peers.get(id) else { return };
         let ending = peer.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
-            if let Some(peer) = self.peers.get_mut(id) {
+            if let Some(peer) = self.cx.peers.get_mut(id) {
                 peer.relay.stats.flows_reconfigured += 1;
             }
             self.close_flow(id, flow, now);
@@ -207,7 +207,7 @@ impl Worker {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
-                for id in self.peers.ids() {
+                for id in self.cx.peers.ids() {
                     self.end_flows_where(id, now, |origin| match origin {
                         Origin::Ingress { ingress: of, .. } => *of == ingress,
                         Origin::Upstream { .. } => false,
@@ -271,22 +271,22 @@ impl Worker {
 
     fn follow_decoy(&mut self, now: Instant) {
         self.data.strangers.set_decoy(self.cx.config.access.decoy);
-        let same = match &self.decoys {
+        let same = match &self.decoy.flows {
             Some(decoys) => decoys.follows(&self.cx.config),
             None => self.cx.config.access.decoy.is_none(),
         };
         if !same {
-            if let Some(mut decoys) = self.decoys.take() {
+            if let Some(mut decoys) = self.decoy.flows.take() {
                 decoys.close_all(&mut self.sockets.doors, &mut self.data.strangers.stats);
             }
-            self.decoys = Decoys::of_worker(self.cx.id.index, &self.cx.config, now);
+            self.decoy.flows = Decoys::of_worker(self.cx.id.index, &self.cx.config, now);
         }
     }
 
     /// Tells a connected peer which of our services it may use, if that has changed since it was told.
     pub(super) fn offer_services(&mut self, id: PeerId) {
         let services = self.services_for(id);
-        let Some(handle) = self.peers.session(id).map(|session| session.handle) else { return };
+        let Some(handle) = self.cx.peers.session(id).map(|session| session.handle) else { return };
         if self.sessions.control.get(handle).is_some_and(|connection| connection.told != services) {
             self.sessions.control.send(handle, &Message::ServicesChanged(services));
         }
@@ -294,7 +294,7 @@ impl Worker {
 
     /// Our services that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
-        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
+        let allowed = self.cx.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
         let services = allowed.iter().filter_map(|place| {
             let service = self.cx.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);

@@ -25,7 +25,7 @@ impl Worker {
     /// The kernel knew no way for packets that were sent: perhaps there is another.
     pub(super) fn see_to_unreachable(&mut self, now: Instant) {
         while let Some(underlay) = self.sockets.underlays.take_unreachable() {
-            let lane = self.hosted.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+            let lane = self.host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection =
                 || self.sessions.control.iter().find(|connection| connection.underlay() == underlay);
@@ -38,7 +38,7 @@ impl Worker {
     /// The sockets of a dialled session get others in their place if packets to the peer leave from another address now;
     /// whether any did.
     pub(super) fn follow_route(&mut self, id: PeerId, now: Instant) -> bool {
-        let Some(peer) = self.peers.get_mut(id) else { return false };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return false };
         let recently = peer.route_asked.is_some_and(|at| now.saturating_duration_since(at) < ROUTE_INTERVAL);
         if recently || !peer.link.as_ref().is_some_and(|link| link.dialled) {
             return false;
@@ -55,9 +55,9 @@ impl Worker {
                 Err(error) => self.report_no_way(id, remote, &error, now),
             }
         }
-        self.cx.totals.path_moves.sockets += moves;
+        self.cx.stats.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
-        if let Some(peer) = self.peers.get_mut(id)
+        if let Some(peer) = self.cx.peers.get_mut(id)
             && let Some(suppressed) = peer.brakes.moved.allow(now)
         {
             let (from, to) = (from.ip(), to.ip());
@@ -75,11 +75,11 @@ impl Worker {
 
     /// The sockets of a peer's session at this worker, and where each sends to.
     fn sockets_towards(&self, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
-        let session = self.peers.session(id).and_then(|session| self.sessions.control.get(session.handle));
+        let session = self.cx.peers.session(id).and_then(|session| self.sessions.control.get(session.handle));
         let control = session.map(|connection| (connection.underlay(), connection.path().destination));
-        let lanes = self.hosted.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
+        let lanes = self.host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
-        let streams = self.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
+        let streams = self.cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
         let streams = streams.filter_map(|stream| self.sessions.control.get(stream.handle));
         let streams = streams.map(|connection| (connection.underlay(), connection.path().destination));
         let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
@@ -98,17 +98,17 @@ impl Worker {
             }
         }
         let lanes: Vec<_> = self
-            .hosted
+            .host
             .lanes
             .iter()
             .filter(|(_, slot)| slot.underlay == underlay)
             .map(|(lane, _)| lane)
             .collect();
         for lane in lanes {
-            if let Some(slot) = self.hosted.lanes.get_mut(lane) {
+            if let Some(slot) = self.host.lanes.get_mut(lane) {
                 slot.core.request_ping();
             }
-            self.hosted.lanes.touch(lane);
+            self.host.lanes.touch(lane);
         }
     }
 
@@ -128,7 +128,7 @@ impl Worker {
             else {
                 continue;
             };
-            let flow = self.peers.get(peer).and_then(|peer| peer.relay.flows.get(flow));
+            let flow = self.cx.peers.get(peer).and_then(|peer| peer.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
             let Some(upstream) = self.cx.config.services.get(service).map(|service| service.upstream) else {
                 continue;
@@ -142,7 +142,7 @@ impl Worker {
     }
 
     fn report_no_way(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
         if let Some(suppressed) = peer.brakes.no_way.allow(now) {
@@ -164,11 +164,11 @@ impl Worker {
         to: SocketAddr,
         now: Instant,
     ) {
-        self.cx.totals.path_moves.control += 1;
+        self.cx.stats.totals.path_moves.control += 1;
         let Some(id) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
-        if let Some(peer) = self.peers.get_mut(id)
+        if let Some(peer) = self.cx.peers.get_mut(id)
             && let Some(suppressed) = peer.brakes.moved.allow(now)
         {
             tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");

@@ -69,14 +69,14 @@ impl Worker {
             let timers = &mut self.cx.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
             self.sessions.control.poll(
-                &mut self.hosted.lanes,
+                &mut self.host.lanes,
                 &mut self.sockets.underlays,
                 now,
                 arm,
                 &mut events,
             );
             let quiet = events.is_empty();
-            self.cx.work.events(&events);
+            self.cx.stats.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
                 self.settle_orders(now);
@@ -140,7 +140,7 @@ impl Worker {
         else {
             return false;
         };
-        let peer = connection.peer.and_then(|id| self.peers.get_mut(id));
+        let peer = connection.peer.and_then(|id| self.cx.peers.get_mut(id));
         if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
             return true;
         }
@@ -186,7 +186,7 @@ impl Worker {
         if side == Side::Client && self.stream_connected(handle, peer, key, now) {
             return;
         }
-        let linked = self.peers.get(peer).is_some_and(|state| state.link.is_some());
+        let linked = self.cx.peers.get(peer).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
             self.close(handle, CloseReason::Replaced, now);
@@ -199,7 +199,7 @@ impl Worker {
             connection.peer = Some(peer);
             connection.key = Some(*key);
         }
-        if let Some(state) = self.peers.get(peer) {
+        if let Some(state) = self.cx.peers.get(peer) {
             self.sessions.control.set_congestion(
                 handle,
                 state.config.congestion,
@@ -292,7 +292,7 @@ impl Worker {
     /// What we can do beyond the version.
     fn features(&self) -> Features {
         let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
-        match self.tun {
+        match self.tunnel.device {
             // What the device does not complete, we do.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
             None => always,
@@ -310,7 +310,7 @@ impl Worker {
         if connection.stream_number.is_some() {
             return self.stream_message(handle, peer, &message, now);
         }
-        let established = self.peers.session(peer).is_some_and(|session| session.handle == handle);
+        let established = self.cx.peers.session(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Join(join) if !established && side == Side::Server => {
                 self.join_asked(handle, peer, key, join, now);
@@ -346,7 +346,7 @@ impl Worker {
                 self.out_of_order(handle, now)
             }
             Message::ServicesChanged(services) => {
-                let Some(state) = self.peers.get_mut(peer) else { return };
+                let Some(state) = self.cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
                 if session.hello.services == services {
                     return;
@@ -377,7 +377,7 @@ impl Worker {
     }
 
     pub(super) fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
-        self.cx.totals.out_of_order += 1;
+        self.cx.stats.totals.out_of_order += 1;
         if let Some(suppressed) = self.cx.logs.violation.allow(now) {
             tracing::warn!(
                 peer = self.name_of(handle),
@@ -389,7 +389,7 @@ impl Worker {
     }
 
     fn control_violation(&mut self, handle: ConnectionHandle, error: &MessageError, now: Instant) {
-        self.cx.totals.message_errors.count(error);
+        self.cx.stats.totals.message_errors.count(error);
         match error.close_reason() {
             Some(reason) => {
                 if let Some(suppressed) = self.cx.logs.violation.allow(now) {
@@ -427,7 +427,7 @@ impl Worker {
         let dialled = side == Side::Client;
         let wanted = if dialled {
             let (own, theirs) = (u32::from(self.cx.id.count), u32::from(hello.workers));
-            let configured = self.peers.get(id).map_or(0, |peer| peer.config.lanes);
+            let configured = self.cx.peers.get(id).map_or(0, |peer| peer.config.lanes);
             pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
@@ -468,7 +468,7 @@ impl Worker {
         }
         self.sessions.control.established(handle, now);
         let hello = connected.hello.clone();
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
         let remote = self.sessions.control.get(handle).map(|connection| connection.path().destination);
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
@@ -512,7 +512,7 @@ impl Worker {
             laneless_since: Some(now),
             forwards: 0,
         });
-        self.cx.totals.handshakes.established += 1;
+        self.cx.stats.totals.handshakes.established += 1;
         self.link_up(&connected, now);
         self.begin_budget(id, now);
         if dialled {
@@ -531,7 +531,7 @@ impl Worker {
     /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the one that began last, and
     /// both ends must agree on it.
     pub(super) fn stop_dialling(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for attempt in peer.dialler.stop() {
             if self.sessions.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
                 self.sessions.control.close(attempt, CloseReason::Replaced, now);
@@ -555,7 +555,7 @@ impl Worker {
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
     pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let parity = self.parity_towards(&key);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
@@ -574,7 +574,7 @@ impl Worker {
 
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
     pub(super) fn warn_of_missing_services(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
         if Some(offered) == peer.known_services.as_ref() {
             return;
@@ -616,7 +616,7 @@ impl Worker {
     /// The name of the peer behind a connection, for logs.
     pub(super) fn name_of(&self, handle: ConnectionHandle) -> &str {
         let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
-        peer.and_then(|id| self.peers.get(id)).map_or("?", |peer| &peer.name)
+        peer.and_then(|id| self.cx.peers.get(id)).map_or("?", |peer| &peer.name)
     }
 }
 

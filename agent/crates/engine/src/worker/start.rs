@@ -32,10 +32,10 @@ use crate::{
     roster::Roster,
     tunnel::Board,
     worker::{
-        Captures, Context, DataPlane, Doors, Exchange, HOUSEKEEPING_INTERVAL, LaneHost, Outgoing, Publisher,
-        Schedule, Sessions, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Worker, books,
+        Context, DataPlane, Decoy, Doors, Exchange, HOUSEKEEPING_INTERVAL, LaneHost, Outgoing, Publisher,
+        Sessions, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
         ceilings::Ceilings,
-        context::Logs,
+        context::{Logs, Stats},
         decoy,
         endpoint::{self, EndpointParts},
         number,
@@ -212,18 +212,21 @@ impl Worker {
                 identity,
                 exchange,
                 roster,
+                peers: Peers::new(peers),
                 timers: Timers::default(),
                 ready,
+                sources: Sources::new(),
                 logs: Logs::new(now),
-                totals: books::Totals::default(),
-                ceilings: Ceilings::new(),
-                work: TurnWork::default(),
-                unpublished: true,
+                stats: Stats {
+                    totals: books::Totals::default(),
+                    ceilings: Ceilings::new(),
+                    work: TurnWork::default(),
+                    unpublished: true,
+                },
                 stopping: false,
                 own_orders: VecDeque::new(),
                 config: Arc::clone(&config),
             },
-            peers: Peers::new(peers),
             sockets: Sockets {
                 doors,
                 underlays: Underlays::default(),
@@ -252,7 +255,7 @@ impl Worker {
                 events: Vec::new(),
                 withheld: Features::default(),
             },
-            hosted: LaneHost::default(),
+            host: LaneHost::default(),
             forwards: TcpForwards {
                 listeners: Vec::new(),
                 peers: (0..).map(PeerId).take(config.peers.len()).collect(),
@@ -262,11 +265,11 @@ impl Worker {
                 passes: 0,
                 scratch: tcp::Scratch::default(),
             },
-            tun,
-            decoys: decoy::Decoys::of_worker(worker, &config, now),
-            captures: Captures::default(),
+            tunnel: Tunnel { device: tun },
+            decoy: Decoy { flows: decoy::Decoys::of_worker(worker, &config, now) },
             metrics,
-            schedule: Schedule { sources: Sources::new(), fresh: Vec::new(), due: Vec::new() },
+            fresh: Vec::new(),
+            due: Vec::new(),
             inbox: Arc::new(inbox),
             stopped: false,
             ended: false,
@@ -277,7 +280,7 @@ impl Worker {
     }
 
     fn arm_timers(&mut self, now: Instant) {
-        for peer in &self.peers {
+        for peer in &self.cx.peers {
             if let Some(at) = peer.dialler.deadline() {
                 self.cx.timers.arm(Timer::Dial(peer.id), at);
             }

@@ -101,7 +101,7 @@ enum Care {
 impl Worker {
     /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
     pub(super) fn carrier(&self, id: PeerId) -> Option<ConnectionHandle> {
-        let peer = self.peers.get(id)?;
+        let peer = self.cx.peers.get(id)?;
         let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
         let session = peer.session.as_ref().filter(|_| !link.doubts.any());
         let control = session.map(|session| (session.handle, session.forwards));
@@ -123,7 +123,7 @@ impl Worker {
     /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
     /// goes on.
     pub(super) fn ask_stream_connections(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             if let Some(quinn) = self.sessions.control.quinn(stream.handle) {
                 stream.asked = Some(counts(&quinn.stats()).acks);
@@ -135,14 +135,14 @@ impl Worker {
     /// Tells the other workers whether this one takes TCP forwards of a peer.
     pub(super) fn note_carrier(&self, id: PeerId) {
         let takes = !self.cx.stopping && self.carrier(id).is_some();
-        if let Some(peer) = self.peers.get(id) {
+        if let Some(peer) = self.cx.peers.get(id) {
             peer.forwards.set_takes(self.cx.id.index, takes);
         }
     }
 
     /// The count of forwards on a connection of a peer, if it is one that carries them.
     pub(super) fn forwards_on(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<&mut u32> {
-        let peer = self.peers.get_mut(id)?;
+        let peer = self.cx.peers.get_mut(id)?;
         match peer.session.as_mut().filter(|session| session.handle == handle) {
             Some(session) => Some(&mut session.forwards),
             None => peer.streams.find_mut(handle).map(|connection| &mut connection.forwards),
@@ -151,10 +151,10 @@ impl Worker {
 
     /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
     pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
-        if self.peers.session(id).is_some_and(|session| session.handle == handle) {
+        if self.cx.peers.session(id).is_some_and(|session| session.handle == handle) {
             return true;
         }
-        let Some(peer) = self.peers.get_mut(id) else { return false };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return false };
         let Some(connection) = peer.streams.find_mut(handle) else { return false };
         match connection.stage {
             Stage::Handshake => false,
@@ -169,7 +169,7 @@ impl Worker {
 
     /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
     pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         if peer.forwards.connections() + 1 >= u32::from(link.connections)
             || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
@@ -183,7 +183,7 @@ impl Worker {
 
     /// Some worker has forwards for stream connections of the session that this one owns.
     pub(super) fn streams_wanted(&mut self, id: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = self.peers.session_named(id, name) else { return };
+        let Some(session) = self.cx.peers.session_named(id, name) else { return };
         if session.dialled {
             self.peer_wants_streams(id, now);
         } else {
@@ -194,7 +194,7 @@ impl Worker {
 
     /// The peer of a dialled session, or a worker, has forwards for stream connections.
     pub(super) fn peer_wants_streams(&mut self, id: PeerId, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.streams.plan.wish(now);
         }
         self.open_stream_connections(id, now);
@@ -203,7 +203,7 @@ impl Worker {
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
     fn open_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if self.cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
         }
@@ -213,7 +213,8 @@ impl Worker {
             return;
         };
         let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
-        while let Some(number) = self.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) {
+        while let Some(number) = self.cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now))
+        {
             let keeper = pool::keeper(self.cx.id.index, number, self.cx.id.count);
             let choice = self.sockets.doors.rng().random();
             let first = join::first_byte(self.sessions.ids.first_byte(id), number, workers, choice);
@@ -225,11 +226,11 @@ impl Worker {
     /// The owner of a session wants a stream connection to be dialled here.
     pub(super) fn dial_stream(&mut self, order: &StreamOrder, now: Instant) {
         let (id, number) = (order.peer, order.number);
-        if self.cx.stopping || self.peers.link_named(id, order.session).is_none() {
+        if self.cx.stopping || self.cx.peers.link_named(id, order.session).is_none() {
             return self.report_stream(id, number, Outcome::Ended);
         }
         if self.start_stream(order, now).is_none() {
-            self.cx.totals.streams.failed[StreamFailure::Local as usize] += 1;
+            self.cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
             self.report_stream(id, number, Outcome::Failed);
         }
     }
@@ -243,7 +244,7 @@ impl Worker {
             Err(error) => {
                 if let Some(suppressed) = self.cx.logs.lane.socket.allow(now) {
                     tracing::warn!(
-                        peer = self.peers.name(id),
+                        peer = self.cx.peers.name(id),
                         number,
                         %error,
                         suppressed,
@@ -260,7 +261,7 @@ impl Worker {
         if let Some(connection) = self.sessions.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        let peer = self.peers.get_mut(id)?;
+        let peer = self.cx.peers.get_mut(id)?;
         self.sessions.control.set_congestion(handle, peer.config.congestion, self.cx.exchange.rate(id));
         let instance = peer.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
@@ -275,7 +276,7 @@ impl Worker {
 
     /// A worker says what became of a stream connection that it was to dial.
     pub(super) fn stream_ended(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.streams.plan.ended(number, outcome, now);
         }
         self.open_stream_connections(id, now);
@@ -296,7 +297,7 @@ impl Worker {
         let possession =
             exported.and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
         let instance = self.sessions.instance;
-        let Some(peer) = self.peers.get_mut(id) else { return true };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return true };
         let session = peer.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
             // The session has ended meanwhile: the next one has it dialled again.
@@ -324,7 +325,7 @@ impl Worker {
         }
         // Among them may be the one that tells of the session.
         self.read_orders(now);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if peer.streams.early.iter().any(|early| early.handle == handle) {
             return self.out_of_order(handle, now);
         }
@@ -334,14 +335,14 @@ impl Worker {
         peer.streams.early.push(EarlyJoin { handle, join });
         self.take_early_joins(id, now);
         let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
-        if self.peers.get(id).is_some_and(waits) {
+        if self.cx.peers.get(id).is_some_and(waits) {
             self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
         }
     }
 
     /// Lets join who waited for the session that there is.
     pub(super) fn take_early_joins(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         let (name, instance) = (link.name, peer.instance);
         let is_known =
@@ -355,7 +356,7 @@ impl Worker {
     /// A connection joins the session of a peer.
     fn let_join(&mut self, id: PeerId, early: &EarlyJoin, now: Instant) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let link = peer.link.as_ref();
         // Only who dialled the session dials stream connections.
         if link.is_none_or(|link| link.connections <= 1 || link.dialled) || self.cx.stopping {
@@ -375,7 +376,7 @@ impl Worker {
         if let Some(connection) = self.sessions.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = self.cx.peers.get_mut(id) {
             let mut connection = stream_connection(number, handle, instance, Stage::Up, now);
             connection.dialled = false;
             peer.streams.all.push(connection);
@@ -387,21 +388,21 @@ impl Worker {
     /// A join has waited for its session for long enough.
     pub(super) fn early_join_timeout(&mut self, handle: ConnectionHandle, now: Instant) {
         let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
-        let peer = peer.and_then(|id| self.peers.get_mut(id));
+        let peer = peer.and_then(|id| self.cx.peers.get_mut(id));
         let waits =
             |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
         if peer.is_some_and(waits) {
-            self.cx.totals.streams.failed[StreamFailure::Refused as usize] += 1;
+            self.cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
             self.close(handle, CloseReason::NoSession, now);
         }
     }
 
     fn stream_is_up(&mut self, id: PeerId, number: u8) {
-        self.cx.totals.streams.opened += 1;
-        tracing::debug!(peer = self.peers.name(id), number, "stream connection up");
+        self.cx.stats.totals.streams.opened += 1;
+        tracing::debug!(peer = self.cx.peers.name(id), number, "stream connection up");
         self.note_carrier(id);
         self.wake_listeners(id);
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
 
     /// A control message came on a stream connection.
@@ -412,7 +413,7 @@ impl Worker {
         message: &Message,
         now: Instant,
     ) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let forwards = Arc::clone(&peer.forwards);
         let Some(stream) = peer.streams.find_mut(handle) else { return };
         let (number, stage, dialled) = (stream.number, stream.stage, stream.dialled);
@@ -456,7 +457,7 @@ impl Worker {
         now: Instant,
     ) -> bool {
         let number = self.sessions.control.get(handle).and_then(|connection| connection.stream_number);
-        let Some(peer) = self.peers.get_mut(id) else { return number.is_some() };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return number.is_some() };
         peer.streams.early.retain(|early| early.handle != handle);
         if number.is_none() {
             return false;
@@ -471,9 +472,9 @@ impl Worker {
             }
         };
         if let Some(failure) = failure {
-            self.cx.totals.streams.failed[failure as usize] += 1;
+            self.cx.stats.totals.streams.failed[failure as usize] += 1;
         }
-        let peer = self.peers.name(id);
+        let peer = self.cx.peers.name(id);
         let why = failure.map_or("ended", |failure| StreamFailure::LABELS[failure as usize]);
         tracing::debug!(peer, number, ?reason, why, "stream connection gone");
         if stream.dialled {
@@ -487,14 +488,14 @@ impl Worker {
 
     /// Takes a stream connection out of the list of its peer.
     fn forget_stream(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<StreamConnection> {
-        let peer = self.peers.get_mut(id)?;
+        let peer = self.cx.peers.get_mut(id)?;
         let stream = peer.streams.take(handle)?;
         match stream.stage {
             Stage::Handshake | Stage::Joining => {}
             Stage::Up | Stage::Releasing => peer.forwards.connection_down(),
         }
         self.note_carrier(id);
-        self.cx.unpublished = true;
+        self.cx.stats.unpublished = true;
         Some(stream)
     }
 
@@ -515,7 +516,7 @@ impl Worker {
 
     /// Ends all stream connections of a peer at this worker.
     pub(super) fn end_stream_connections(&mut self, id: PeerId, reason: CloseReason, now: Instant) {
-        let Some(peer) = self.peers.get(id) else { return };
+        let Some(peer) = self.cx.peers.get(id) else { return };
         let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
         for handle in handles {
             self.end_stream_connection(id, handle, reason, now);
@@ -524,7 +525,7 @@ impl Worker {
 
     /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
     pub(super) fn see_to_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get(id) else { return };
+        let Some(peer) = self.cx.peers.get(id) else { return };
         if !peer.streams.all.is_empty() {
             let handles: Vec<ConnectionHandle> =
                 peer.streams.all.iter().map(|stream| stream.handle).collect();
@@ -532,7 +533,7 @@ impl Worker {
                 match self.care_for(id, handle, now) {
                     Some(Care::GiveUp) => self.close(handle, CloseReason::Idle, now),
                     Some(Care::Dead) => {
-                        self.cx.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                        self.cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
                         self.close(handle, CloseReason::Idle, now);
                     }
                     Some(Care::Release) => self.sessions.control.send(handle, &Message::Release),
@@ -555,7 +556,7 @@ impl Worker {
 
     /// Asks whether the peer is there: what does not answer while its lanes do is dead.
     fn ask_lanes(&mut self, id: PeerId) {
-        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
         if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
             self.cx.tell_all(|| Order::AskForLife { peer: id, session });
         }
@@ -566,7 +567,7 @@ impl Worker {
         let quinn = self.sessions.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: self.cx.exchange.silence(id, now), rtt };
-        let stream = self.peers.get_mut(id)?.streams.find_mut(handle)?;
+        let stream = self.cx.peers.get_mut(id)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
         }
@@ -599,7 +600,7 @@ impl Worker {
 
     /// The far end may hear us from another address: it is told so on each stream connection that we dialled.
     pub(super) fn tell_on_streams(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             let recently = stream.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL);
             if stream.dialled && stream.stage == Stage::Up && !recently {

@@ -58,7 +58,7 @@ impl Worker {
                         // A reset, not an orderly end: the client must not take it for an empty answer.
                         stream.abort();
                         self.sockets.doors.release(token);
-                        self.cx.totals.tcp.refuse(reason);
+                        self.cx.stats.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
                             && let Some(peer) = self.cx.config.tcp.get(place).map(|to| self.forward_peer(to))
                         {
@@ -73,7 +73,7 @@ impl Worker {
                         // Who comes next has all of its time.
                         self.cx.exchange.crowds().end(place);
                     } else {
-                        self.cx.totals.tcp.refuse(TcpRefusal::Accept);
+                        self.cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
                         if let Some(suppressed) = self.cx.logs.accept.allow(now) {
                             let remedy = socket_remedy(&error);
                             tracing::warn!(
@@ -96,7 +96,7 @@ impl Worker {
     fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
         let forward = self.cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
-        let peer = self.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
+        let peer = self.cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let mut offered = link.services.iter();
         let service = offered
@@ -121,7 +121,7 @@ impl Worker {
             let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
                 return;
             };
-            let Some(state) = self.peers.get_mut(peer) else { return };
+            let Some(state) = self.cx.peers.get_mut(peer) else { return };
             let next = state.allowances.streams.next(now);
             if next > now {
                 self.sessions.control.accept_later(handle, next, now);
@@ -142,10 +142,10 @@ impl Worker {
         let most = self.cx.config.limits.tcp_streams_per_peer;
         let full = self.is_full()
             || !self.takes_streams(peer, handle, now)
-            || self.peers.get(peer).is_none_or(|state| !state.forwards.open(self.cx.id.index, most));
+            || self.cx.peers.get(peer).is_none_or(|state| !state.forwards.open(self.cx.id.index, most));
         let mut forward = TcpForward::accepted(stream, now);
         if full {
-            self.cx.totals.tcp.refuse(TcpRefusal::Limit);
+            self.cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
             self.tcp_ceiling_reached(peer, now);
             if let Some(quinn) = self.sessions.control.quinn(handle) {
                 forward.refuse(quinn, StreamAnswer::LimitReached);
@@ -211,8 +211,8 @@ impl Worker {
             delivered,
             forward.stall_changed(),
         );
-        self.cx.totals.tcp.bytes_outward += after.0 - before.0;
-        self.cx.totals.tcp.bytes_inward += delivered;
+        self.cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
+        self.cx.stats.totals.tcp.bytes_inward += delivered;
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
@@ -224,14 +224,14 @@ impl Worker {
             Pumped::Answered(StreamAnswer::Ok) => self.pump(id, now),
             Pumped::Answered(answer) => {
                 self.report_service(peer, &answer, now);
-                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
             Pumped::Refused(answer) => {
                 if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
                 }
-                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
             Pumped::Done => self.remove_tcp(id),
@@ -242,7 +242,7 @@ impl Worker {
     fn connect_service(&mut self, id: TcpId, peer: PeerId, open: &StreamOpen, now: Instant) {
         let place = open.service as usize;
         let service = self.cx.config.services.get(place).filter(|service| service.tcp);
-        let allowed = self.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
+        let allowed = self.cx.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
@@ -262,7 +262,7 @@ impl Worker {
                     forward.refuse(quinn, answer);
                 }
                 self.report_service(peer, &answer, now);
-                self.cx.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(id);
             }
         }
@@ -270,7 +270,7 @@ impl Worker {
 
     /// A peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.cx.logs.service.allow(now)) {
+        if let (Some(state), Some(suppressed)) = (self.cx.peers.get(peer), self.cx.logs.service.allow(now)) {
             tracing::warn!(
                 peer = &*state.name,
                 reason = TcpRefusal::from(*answer).label(),
@@ -302,7 +302,11 @@ impl Worker {
             forward.give_up(quinn);
         }
         let named = forward.token().is_some();
-        self.cx.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
+        self.cx.stats.totals.tcp.refuse(if named {
+            TcpRefusal::UpstreamTimeout
+        } else {
+            TcpRefusal::NoHeader
+        });
         self.remove_tcp(id);
     }
 
@@ -345,8 +349,8 @@ impl Worker {
         let id = TcpId(crate::worker::number(self.forwards.open.insert((key, peer, forward))));
         self.forwards.by_stream.insert(key, id);
         self.cx.exchange.streams().enter(held);
-        self.cx.totals.tcp.opened += 1;
-        if let Some(state) = self.peers.get_mut(peer) {
+        self.cx.stats.totals.tcp.opened += 1;
+        if let Some(state) = self.cx.peers.get_mut(peer) {
             state.tcp_streams += 1;
         }
         self.watch_opening(id);
@@ -366,7 +370,7 @@ impl Worker {
         if forward.is_stalled() {
             self.sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
-        if let Some(state) = self.peers.get_mut(peer) {
+        if let Some(state) = self.cx.peers.get_mut(peer) {
             state.tcp_streams = state.tcp_streams.saturating_sub(1);
             state.forwards.close(self.cx.id.index);
         }

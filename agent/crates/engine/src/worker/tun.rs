@@ -32,7 +32,7 @@ impl Worker {
             // Nothing more is taken in: what comes now stays with the kernel.
             return false;
         }
-        let Some(Tun { side: tun, .. }) = &mut self.tun else { return false };
+        let Some(Tun { side: tun, .. }) = &mut self.tunnel.device else { return false };
         if let Err(error) = tun.queue.receive(&mut self.data.batch, &mut tun.headers, READ_BYTES) {
             if error.kind() != io::ErrorKind::WouldBlock {
                 self.report_tun_error(&error, now);
@@ -40,9 +40,9 @@ impl Worker {
             return false;
         }
         let mut uplink = IpUplink {
-            peers: &mut self.peers,
+            peers: &mut self.cx.peers,
             tun,
-            lanes: &mut self.hosted.lanes,
+            lanes: &mut self.host.lanes,
             underlays: &mut self.sockets.underlays,
             outgoing: &mut self.data.outgoing,
             now,
@@ -72,8 +72,8 @@ impl Worker {
 
     /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
     pub(super) fn budget_changed(&mut self, peer: PeerId, now: Instant) {
-        let Some(Tun { side: tun, board }) = &self.tun else { return };
-        let Some(state) = self.peers.get(peer) else { return };
+        let Some(Tun { side: tun, board }) = &self.tunnel.device else { return };
+        let Some(state) = self.cx.peers.get(peer) else { return };
         if state.session.is_none() || state.config.allowed_ips.is_empty() {
             return;
         }
@@ -84,9 +84,9 @@ impl Worker {
 
     /// Once a second: paths that have settled meanwhile, handshakes whose answers may go into the tunnel.
     pub(super) fn see_to_tun(&mut self, now: Instant) {
-        if self.tun.is_some() {
+        if self.tunnel.device.is_some() {
             self.look_for_loops(now);
-            for place in 0..self.peers.len() {
+            for place in 0..self.cx.peers.len() {
                 self.budget_changed(PeerId(number(place)), now);
             }
         }
@@ -94,14 +94,17 @@ impl Worker {
 
     /// Gives a new peer its inner addresses.
     pub(super) fn route_peer(&mut self, peer: PeerId) {
-        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.tun, self.peers.get(peer)) {
+        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.tunnel.device, self.cx.peers.get(peer))
+        {
             tun.add_peer(peer, &state.config.allowed_ips);
         }
     }
 
     /// A peer has other inner addresses.
     pub(super) fn reroute_peer(&mut self, peer: PeerId) {
-        if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.tun, self.peers.get(peer)) {
+        if let (Some(Tun { side: tun, board }), Some(state)) =
+            (&mut self.tunnel.device, self.cx.peers.get(peer))
+        {
             tun.routes.remove(peer);
             tun.add_peer(peer, &state.config.allowed_ips);
             board.look_again();
@@ -110,7 +113,7 @@ impl Worker {
 
     /// Takes the inner addresses of a peer that was removed.
     pub(super) fn unroute_peer(&mut self, peer: PeerId) {
-        if let Some(Tun { side: tun, board }) = &mut self.tun {
+        if let Some(Tun { side: tun, board }) = &mut self.tunnel.device {
             tun.routes.remove(peer);
             board.set_mtu(peer, None);
         }
@@ -120,7 +123,7 @@ impl Worker {
 impl Worker {
     /// Says of a new session that the peer takes no IP packets, although some are for it.
     pub(super) fn warn_of_missing_tunnel(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id).filter(|_| self.tun.is_some()) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id).filter(|_| self.tunnel.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
@@ -137,8 +140,8 @@ impl Worker {
 
     /// An IP packet was dropped because its source is not `id`'s.
     pub(super) fn warn_of_source(&mut self, id: PeerId, source: IpAddr, now: Instant) {
-        let Some(Tun { side: tun, .. }) = &self.tun else { return };
-        let named = |id: PeerId| self.peers.get(id).map(|peer| &*peer.name);
+        let Some(Tun { side: tun, .. }) = &self.tunnel.device else { return };
+        let named = |id: PeerId| self.cx.peers.get(id).map(|peer| &*peer.name);
         if let Some(suppressed) = self.cx.logs.source.allow(now) {
             tracing::warn!(
                 peer = named(id),
@@ -166,9 +169,11 @@ impl Worker {
     /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
     /// the tunnel. The configuration's checks know only addresses that are written in it.
     pub(super) fn warn_of_loop(&mut self, id: Option<PeerId>, remote: SocketAddr, now: Instant) {
-        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.tun, &self.cx.config.tun) else { return };
+        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.tunnel.device, &self.cx.config.tun) else {
+            return;
+        };
         let address = remote.ip().to_canonical();
-        let named = |id: PeerId| self.peers.get(id).map(|peer| &*peer.name);
+        let named = |id: PeerId| self.cx.peers.get(id).map(|peer| &*peer.name);
         let routed = config.routes && self.cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
@@ -191,7 +196,7 @@ impl Worker {
 
     /// What to look at when an endpoint cannot be looked up.
     pub(super) fn failed_lookup(&self) -> &'static str {
-        let peers = || self.peers.iter().filter(|peer| peer.is_live());
+        let peers = || self.cx.peers.iter().filter(|peer| peer.is_live());
         let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
         match &self.cx.config.tun {
             Some(tun) if takes_lookups(tun, self.cx.config.transport.mark, peers().flat_map(allowed)) => {
@@ -225,7 +230,7 @@ impl TunHandles {
 
 impl Worker {
     pub(super) fn publish_tun(&mut self) {
-        let Some(Tun { side: tun, .. }) = &self.tun else { return };
+        let Some(Tun { side: tun, .. }) = &self.tunnel.device else { return };
         let (stats, totals) = (tun.queue.stats(), &tun.totals);
         let handles = &mut self.metrics.tun;
         let [uplink, downlink] = &mut handles.directions;

@@ -29,7 +29,7 @@ pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(50);
 impl Worker {
     /// Once a second: whether a peer answers on the control connection.
     pub(super) fn check_control(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.peers.session(id) else { return };
+        let Some(session) = self.cx.peers.session(id) else { return };
         let (name, handle) = (session.id, session.handle);
         let has_lanes = session.openings.wanted > 0;
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
@@ -38,7 +38,7 @@ impl Worker {
         };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: self.cx.exchange.silence(id, now), rtt };
-        let Some(session) = self.peers.session_mut(id) else { return };
+        let Some(session) = self.cx.peers.session_mut(id) else { return };
         let waited = session.vigil.waits();
         let finding = session.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now);
         let (begins, dialled) = (session.vigil.waits() && !waited, session.dialled);
@@ -60,7 +60,7 @@ impl Worker {
             self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
             return;
         }
-        let is_silent = self.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
+        let is_silent = self.cx.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
         if finding != Finding::Answers && has_lanes && !is_silent {
             // Idle lanes tell whether the peer is there; else it falls silent on them.
             self.cx.tell_all(|| Order::AskForLife { peer: id, session: name });
@@ -75,12 +75,12 @@ impl Worker {
     /// The far end of a lane asked whether its packets come from us. If that was not to open it, and we dialled, they reach it from
     /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
     pub(super) fn lane_challenged(&mut self, id: LaneId, data: [u8; 8], now: Instant) {
-        let Some(slot) = self.hosted.lanes.get_mut(id) else { return };
+        let Some(slot) = self.host.lanes.get_mut(id) else { return };
         if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
             return;
         }
         let (peer, session) = (slot.peer, slot.session);
-        let dialled = self.peers.link_named(peer, session).filter(|link| link.dialled);
+        let dialled = self.cx.peers.link_named(peer, session).filter(|link| link.dialled);
         if let Some(owner) = dialled.map(|link| link.pool.owner()) {
             self.cx.tell(owner, Order::Challenged { peer, session });
         }
@@ -89,7 +89,7 @@ impl Worker {
     /// A packet on the control connection and on each lane tells the peer where we are, so that what it sends on them comes here:
     /// it cannot follow us before it hears us (RFC 9000 §9.3), and has no other way to ask.
     pub(super) fn address_doubted(&mut self, peer: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = self.peers.session_named(peer, name) else { return };
+        let Some(session) = self.cx.peers.session_named(peer, name) else { return };
         if session.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
             return;
         }
@@ -102,7 +102,9 @@ impl Worker {
     /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
     /// 9000 §9): unless it is still reached at the old one, too, it takes a new connection.
     pub(super) fn listener_moved(&mut self, peer: PeerId, name: SessionId) {
-        let Some(handle) = self.peers.session_named(peer, name).map(|session| session.handle) else { return };
+        let Some(handle) = self.cx.peers.session_named(peer, name).map(|session| session.handle) else {
+            return;
+        };
         if let Some(quinn) = self.sessions.control.quinn(handle) {
             quinn.ping();
         }
@@ -111,7 +113,7 @@ impl Worker {
 
     /// Asks a peer for a sign of life on all that its session has.
     pub(super) fn ask_the_session(&mut self, peer: PeerId) {
-        let link = self.peers.get(peer).and_then(|peer| peer.link.as_ref());
+        let link = self.cx.peers.get(peer).and_then(|peer| peer.link.as_ref());
         let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
         self.cx.tell_all(|| Order::AskForLife { peer, session });
         self.cx.tell(owner, Order::Challenged { peer, session });
@@ -119,11 +121,11 @@ impl Worker {
 
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
     pub(super) fn keep_alive(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref().filter(|link| link.dialled) else { return };
         if let Some(interval) = peer.config.keepalive {
             for lane in link.pool.lanes() {
-                let Some(slot) = self.hosted.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
+                let Some(slot) = self.host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
                     continue;
                 };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
@@ -131,7 +133,7 @@ impl Worker {
                 let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
                 if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
                     slot.core.request_ping();
-                    self.hosted.lanes.touch(lane);
+                    self.host.lanes.touch(lane);
                 }
             }
         }

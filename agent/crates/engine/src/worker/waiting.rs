@@ -27,9 +27,9 @@ const DRAIN_SHARE: usize = 128;
 impl Worker {
     /// Sends what waits at every peer, a share from each in turn, as long as there is room.
     pub(super) fn drain_queues(&mut self, now: Instant) {
-        let (all, first) = (number(self.peers.len()), self.data.first_to_drain);
+        let (all, first) = (number(self.cx.peers.len()), self.data.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
-        let has_queue = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
+        let has_queue = |id: &PeerId| self.cx.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
@@ -63,9 +63,9 @@ impl Worker {
     pub(super) fn unblocked(&mut self, id: UnderlayId, now: Instant) {
         self.sessions.control.unblocked(id);
         let lanes: Vec<LaneId> =
-            self.hosted.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+            self.host.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
         for lane in lanes {
-            self.hosted.lanes.touch(lane);
+            self.host.lanes.touch(lane);
         }
         self.drain_queues(now);
     }
@@ -82,7 +82,7 @@ impl Worker {
 
     /// Drops what has waited for room in a socket for longer than its peer's queue allows.
     pub(super) fn outbox_timeout(&mut self, id: UnderlayId, now: Instant) {
-        let peers = &self.peers;
+        let peers = &self.cx.peers;
         let expiry = self.sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
             self.cx.timers.arm(Timer::Outbox(id), at);

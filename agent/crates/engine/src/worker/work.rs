@@ -98,14 +98,14 @@ impl Worker {
     /// What the last turn did.
     #[must_use]
     pub fn turn_work(&self) -> TurnWork {
-        self.cx.work
+        self.cx.stats.work
     }
 
     /// What the last turn did beyond what any turn may, in words.
     #[must_use]
     pub fn excess_of_turn(&self) -> Option<String> {
-        let flows: usize = self.peers.iter().map(|peer| peer.relay.flows.len()).sum();
-        self.cx.work.excess(self.sessions.control.len() as u64, flows as u64)
+        let flows: usize = self.cx.peers.iter().map(|peer| peer.relay.flows.len()).sum();
+        self.cx.stats.work.excess(self.sessions.control.len() as u64, flows as u64)
     }
 }
 

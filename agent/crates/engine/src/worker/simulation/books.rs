@@ -73,7 +73,7 @@ impl World {
 }
 
 fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
-    let peers = worker.peers.iter().map(|peer| {
+    let peers = worker.cx.peers.iter().map(|peer| {
         let relay = &peer.relay;
         let direction = |direction| DirectionBooks {
             account: *relay.account(direction),
@@ -98,7 +98,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     WorkerBooks {
         peers: peers.collect(),
         connections: worker.sessions.control.len(),
-        lanes: worker.hosted.lanes.iter().count(),
+        lanes: worker.host.lanes.iter().count(),
         underlays: worker.sockets.underlays.iter().count(),
         upstreams: worker.sockets.locals.iter().filter(|socket| !is_ingress(socket)).count(),
         forwards: worker.forwards.open.len(),

@@ -100,7 +100,7 @@ pub struct Agent {
 impl Agent {
     /// Lanes of all workers.
     pub fn lanes(&self) -> usize {
-        self.workers.iter().map(|worker| worker.hosted.lanes.iter().count()).sum()
+        self.workers.iter().map(|worker| worker.host.lanes.iter().count()).sum()
     }
 
     /// Local sockets of all workers, ports for clients included.

@@ -65,7 +65,7 @@ impl Trace {
         self.number(u64::from(turn.ended));
         let wait = turn.deadline.map(|deadline| deadline.saturating_duration_since(now));
         self.number(wait.map_or(u64::MAX, nanoseconds));
-        for peer in worker.peers.iter() {
+        for peer in worker.cx.peers.iter() {
             for direction in [Direction::Uplink, Direction::Downlink] {
                 self.account(peer.relay.account(direction));
             }

@@ -34,11 +34,11 @@ impl Pair {
     /// How many captures the workers of an agent know, and how many lanes are recorded.
     fn armed(&mut self, place: usize) -> (usize, usize) {
         let workers = &mut self.world.agent(place).workers;
-        let known = workers.iter().map(|worker| worker.captures.armed.len()).sum();
-        let ids = |worker: &Worker| worker.hosted.lanes.iter().map(|(id, _)| id).collect::<Vec<_>>();
+        let known = workers.iter().map(|worker| worker.host.captures.armed.len()).sum();
+        let ids = |worker: &Worker| worker.host.lanes.iter().map(|(id, _)| id).collect::<Vec<_>>();
         let recorded = |worker: &mut Worker| {
             let lanes = ids(worker).into_iter();
-            lanes.filter(|id| worker.hosted.lanes.get_mut(*id).unwrap().core.recorder_mut().is_some()).count()
+            lanes.filter(|id| worker.host.lanes.get_mut(*id).unwrap().core.recorder_mut().is_some()).count()
         };
         (known, workers.iter_mut().map(recorded).sum())
     }

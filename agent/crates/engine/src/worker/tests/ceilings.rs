@@ -85,7 +85,7 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
     assert_eq!(log.text().matches("limits.queue_bytes is reached").count(), 1, "{}", log.text());
     // What waited too long is gone, and there is room again.
     pair.world.run(Duration::from_secs(6));
-    let registry = pair.world.agent(entry).workers[0].peers[0].relay.flows.registry().memory().used();
+    let registry = pair.world.agent(entry).workers[0].cx.peers[0].relay.flows.registry().memory().used();
     assert_eq!((pair.world.peer(entry).waiting, registry), (Backlog::default(), 0));
     assert!(pair.world.peer(entry).uplink.balances());
 }
@@ -125,13 +125,13 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
         ("sources", worker.sockets.doors.sources()),
         ("local sockets", worker.sockets.locals.iter().count()),
         ("underlay sockets", worker.sockets.underlays.iter().count()),
-        ("lanes", worker.hosted.lanes.iter().count()),
+        ("lanes", worker.host.lanes.iter().count()),
         ("connections", worker.sessions.control.len()),
         ("handshakes", worker.sessions.control.handshakes_pending()),
-        ("peers", worker.peers.len()),
-        ("flows", worker.peers.iter().map(|peer| peer.relay.flows.len()).sum()),
-        ("flows of all", worker.peers[0].relay.flows.registry().total()),
-        ("bytes that wait", worker.peers[0].relay.flows.registry().memory().used()),
+        ("peers", worker.cx.peers.len()),
+        ("flows", worker.cx.peers.iter().map(|peer| peer.relay.flows.len()).sum()),
+        ("flows of all", worker.cx.peers[0].relay.flows.registry().total()),
+        ("bytes that wait", worker.cx.peers[0].relay.flows.registry().memory().used()),
     ])
 }
 
@@ -175,7 +175,7 @@ impl Crowd {
         let hub = self.hub;
         for _ in 0..200 {
             self.world.run(Duration::from_millis(100));
-            let lanes = &self.world.agent(hub).workers[0].hosted.lanes;
+            let lanes = &self.world.agent(hub).workers[0].host.lanes;
             if lanes.iter().filter(|(_, lane)| lane.is_up()).count() == usize::from(PEERS) {
                 return;
             }

@@ -346,7 +346,7 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
     pair.run_served(Duration::from_millis(100));
     assert_eq!(client.receive().len(), 1);
     let entry = pair.entry;
-    let peer = &pair.world.agent(entry).workers[0].peers[0];
+    let peer = &pair.world.agent(entry).workers[0].cx.peers[0];
     let (process, number) = (peer.process(), peer.relay.flows.iter().next().unwrap().2.number);
     let header = Context::Flow { number, payload_at: 0 }.encode();
     let lane = LaneRef { peer: PeerId(0), lane: 0 };
@@ -446,7 +446,7 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     pair.run_served(Duration::from_millis(100));
     assert_eq!(client.receive().len(), 1);
     let entry = pair.entry;
-    let number = pair.world.agent(entry).workers[0].peers[0].relay.flows.iter().next().unwrap().2.number;
+    let number = pair.world.agent(entry).workers[0].cx.peers[0].relay.flows.iter().next().unwrap().2.number;
     let header = Context::Flow { number, payload_at: 0 }.encode();
     let frame = [header.as_slice(), b"answer"].concat();
     let hand = |pair: &mut Pair, age, ring| {
@@ -461,7 +461,7 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     });
     let hand = |pair: &mut Pair, age, ring| {
         // As if it had come to this worker, and another had taken it over.
-        let account = &mut pair.world.agent(entry).workers[0].peers[0].relay.uplink;
+        let account = &mut pair.world.agent(entry).workers[0].cx.peers[0].relay.uplink;
         account.receive(1, 4);
         account.handed_over += 1;
         pair.hand_over(entry, ring, |outgoing| {

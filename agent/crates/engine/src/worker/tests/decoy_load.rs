@@ -32,8 +32,8 @@ impl Site {
     /// How many flows the agent has, and how large its tables of them have become.
     fn sizes(&mut self) -> (usize, usize) {
         let agent = self.pair.world.agent(self.pair.exit);
-        assert!(agent.workers[1..].iter().all(|worker| worker.decoys.is_none()));
-        agent.workers[0].decoys.as_ref().unwrap().sizes()
+        assert!(agent.workers[1..].iter().all(|worker| worker.decoy.flows.is_none()));
+        agent.workers[0].decoy.flows.as_ref().unwrap().sizes()
     }
 
     /// Strangers who have answered, each of a network of its own: the addresses by which the decoy knows them, and their host.

@@ -136,7 +136,7 @@ fn the_second_endpoint_has_its_turn_and_the_first_is_preferred_again() {
 fn remote(pair: &mut Pair) -> SocketAddr {
     let workers = &pair.world.agent(pair.entry).workers;
     let mut lanes =
-        workers.iter().flat_map(|worker| worker.hosted.lanes.iter()).filter(|(_, slot)| slot.is_up());
+        workers.iter().flat_map(|worker| worker.host.lanes.iter()).filter(|(_, slot)| slot.is_up());
     lanes.find_map(|(_, slot)| slot.path()).unwrap().destination
 }
 

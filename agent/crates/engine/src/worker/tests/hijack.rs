@@ -110,7 +110,7 @@ fn destinations(pair: &mut Pair) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for worker in &pair.world.agent(pair.exit).workers {
         found.extend(
-            worker.hosted.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()),
+            worker.host.lanes.iter().filter(|(_, slot)| slot.is_up()).filter_map(|(_, slot)| slot.path()),
         );
         found.extend(
             worker

@@ -54,7 +54,7 @@ impl Pair {
         self.world.set_gro(false);
         self.world.slow_down(place, MS);
         for worker in &mut self.world.agent(place).workers {
-            worker.schedule.sources.set_budget(units);
+            worker.cx.sources.set_budget(units);
         }
     }
 
@@ -309,7 +309,7 @@ fn assert_equal_shares(seed: u64, more: &str) {
         }
     }
     let now = pair.world.clock.now();
-    for peer in pair.world.agent(pair.exit).workers[0].peers.iter_mut().skip(2) {
+    for peer in pair.world.agent(pair.exit).workers[0].cx.peers.iter_mut().skip(2) {
         let class = PacketClass { bucket: 0, partial: false, tos: 0, lane: None };
         let relay = &mut peer.relay;
         relay.uplink.receive(1, 100);

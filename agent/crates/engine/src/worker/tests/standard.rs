@@ -151,7 +151,7 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     let number = stalled.siege.rogue.flow(0);
     let cutting = Context::Piece { number, datagram: 0, total: 3000, offset: 0, payload_at: 0 };
     let exit = stalled.siege.pair.exit;
-    let account = &mut stalled.siege.pair.world.agent(exit).workers[0].peers[1].relay.uplink;
+    let account = &mut stalled.siege.pair.world.agent(exit).workers[0].cx.peers[1].relay.uplink;
     account.receive(1, 3000);
     account.handed_over += 1;
     stalled.siege.pair.hand_over(exit, 30 * MS, |outgoing| {

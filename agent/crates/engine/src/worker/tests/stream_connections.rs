@@ -100,7 +100,7 @@ fn shares(pair: &mut Pair, agent: usize) -> Vec<usize> {
 
 /// How many stream connections each worker of an agent has.
 fn connections(pair: &mut Pair, agent: usize) -> Vec<usize> {
-    let of = |worker: &Worker| worker.peers[0].streams.all.len();
+    let of = |worker: &Worker| worker.cx.peers[0].streams.all.len();
     pair.world.agent(agent).workers.iter().map(of).collect()
 }
 
@@ -217,7 +217,7 @@ fn forwards_outlive_a_control_connection_that_is_replaced() {
         .agent(pair.entry)
         .workers
         .iter()
-        .map(|worker| worker.peers[0].session.as_ref().map_or(0, |session| session.forwards as usize))
+        .map(|worker| worker.cx.peers[0].session.as_ref().map_or(0, |session| session.forwards as usize))
         .collect();
     let on_control = control.iter().sum::<usize>();
     assert!((1..9).contains(&on_control));
@@ -294,7 +294,7 @@ fn the_death_of_one_ends_its_own_forwards_only() {
 /// The local port of the only stream connection at a worker of the entry.
 fn stream_port(pair: &mut Pair, worker: usize) -> u16 {
     let worker = &pair.world.agent(pair.entry).workers[worker];
-    let handle = worker.peers[0].streams.all[0].handle;
+    let handle = worker.cx.peers[0].streams.all[0].handle;
     let underlay = worker.sessions.control.get(handle).unwrap().underlay();
     worker.sockets.underlays.get(underlay).unwrap().socket.local_addr().port()
 }
@@ -371,7 +371,7 @@ fn they_end_with_the_peer_and_with_the_agent() {
                 assert_eq!(connections(pair, agent).iter().sum::<usize>(), 0, "{side}");
                 assert_eq!(shares(pair, agent).iter().sum::<usize>(), 0, "{side}");
                 assert_eq!(pair.world.metric(agent, "culvert_tcp_streams"), 0);
-                let forwards = &pair.world.agent(agent).workers[0].peers[0].forwards;
+                let forwards = &pair.world.agent(agent).workers[0].cx.peers[0].forwards;
                 assert_eq!((forwards.total(), forwards.connections()), (0, 0), "{side}");
             }
         } else {

@@ -53,7 +53,7 @@ impl Joining {
 
     fn rogues_connections(&mut self) -> usize {
         let workers = &self.siege.pair.world.agent(self.siege.pair.exit).workers;
-        workers.iter().map(|worker| worker.peers[1].streams.all.len()).sum()
+        workers.iter().map(|worker| worker.cx.peers[1].streams.all.len()).sum()
     }
 }
 

@@ -118,7 +118,7 @@ impl Tunnel {
     pub(super) fn by_lane(&mut self, place: usize) -> Vec<u64> {
         let mut by_lane = Vec::new();
         for worker in &self.pair.world.agent(place).workers {
-            let of_worker = &worker.tun.as_ref().unwrap().side.totals.by_lane;
+            let of_worker = &worker.tunnel.device.as_ref().unwrap().side.totals.by_lane;
             by_lane.resize(of_worker.len(), 0);
             by_lane.iter_mut().zip(of_worker).for_each(|(sum, count)| *sum += count);
         }
@@ -128,7 +128,7 @@ impl Tunnel {
     /// The worker that an agent's control connection is at, and of how many.
     pub(super) fn owner(&mut self, place: usize) -> (u8, u8) {
         let workers = &self.pair.world.agent(place).workers;
-        let owner = workers.iter().position(|worker| worker.peers[0].session.is_some()).unwrap();
+        let owner = workers.iter().position(|worker| worker.cx.peers[0].session.is_some()).unwrap();
         (owner as u8, workers.len() as u8)
     }
 
@@ -149,11 +149,11 @@ pub(super) fn assert_books(world: &mut crate::worker::tests::World, place: usize
     }
     let (mut received, mut dropped, mut delivered, mut uplink, mut downlink) = (0, 0, 0, 0, 0);
     for worker in &world.agent(place).workers {
-        let totals = &worker.tun.as_ref().unwrap().side.totals;
+        let totals = &worker.tunnel.device.as_ref().unwrap().side.totals;
         received += totals.received;
         dropped += totals.dropped.iter().sum::<u64>();
         delivered += totals.delivered;
-        for peer in &worker.peers {
+        for peer in &worker.cx.peers {
             uplink += peer.relay.stats.tun_uplink.packets;
             downlink += peer.relay.stats.tun_downlink.packets;
         }

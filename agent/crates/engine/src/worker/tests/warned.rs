@@ -45,7 +45,8 @@ fn an_attempt_that_may_go_into_the_tunnel_is_said_once_in_a_while() {
         let queue = host.tun(Token(0)).unwrap().unwrap();
         let mut tun = TunSide::new(queue, Token(0), 1421, world.clock.now());
         tun.add_peer(PeerId(0), &[held.parse().unwrap()]);
-        world.agent(place).workers[0].tun = Some(crate::worker::Tun { side: tun, board: Arc::default() });
+        world.agent(place).workers[0].tunnel.device =
+            Some(crate::worker::Tun { side: tun, board: Arc::default() });
         let log = Log::default();
         log.record(|| world.run(Duration::from_secs(9)));
         let words = "the tunnel's own packets go into the tunnel (remedy: set transport.mark";
