@@ -116,7 +116,7 @@ impl Worker {
 
     /// Whether connections wait at this port, before an obstacle, and have time left.
     pub(super) fn lets_wait(&mut self, place: usize, obstacle: Obstacle, now: Instant) -> bool {
-        let listener = self.forwards.listeners.get(place).and_then(Option::as_ref);
+        let listener = self.tcp.listeners.get(place).and_then(Option::as_ref);
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }

@@ -7,7 +7,7 @@ use std::{
 
 use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
-use wire::{context::Context, ids::PeerId, messages::CloseReason};
+use wire::{context, ids::PeerId, messages::CloseReason};
 
 use crate::{
     peer::Failure,
@@ -89,7 +89,7 @@ impl Worker {
         if self.cx.id.index == 0 {
             tracing::info!("shutting down");
         }
-        self.forwards.listeners.clear();
+        self.tcp.listeners.clear();
         self.drain_queues(now);
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         self.sockets.underlays.flush(&mut self.host.lanes, now);
@@ -119,7 +119,7 @@ impl Worker {
         let Some(state) = self.cx.peers.get_mut(id) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(id, now) {
-            uplink.say(flow.lane, Context::Closed(flow.number));
+            uplink.say(flow.lane, context::Context::Closed(flow.number));
         }
         self.close_flow_socket(flow.origin);
     }

@@ -9,7 +9,7 @@ use dataplane::{
     forward::Local,
     relay::{FlowId, Origin},
 };
-use wire::{context::Context, ids::PeerId};
+use wire::{context, ids::PeerId};
 
 use crate::worker::{Timer, Worker, books};
 
@@ -45,7 +45,7 @@ impl Worker {
             state.relay.stats.flows_idle += 1;
             let mut uplink =
                 state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
-            uplink.say(lane, Context::Closed(flow.number));
+            uplink.say(lane, context::Context::Closed(flow.number));
             self.close_flow_socket(flow.origin);
         }
     }

@@ -207,7 +207,7 @@ pub struct Worker {
     data: DataPlane,
     sessions: Sessions,
     host: LaneHost,
-    forwards: TcpForwards,
+    tcp: TcpForwards,
     tunnel: Tunnel,
     decoy: Decoy,
     metrics: Publisher,
@@ -333,7 +333,7 @@ impl Worker {
                 Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
                 None => return,
             },
-            Some(Source::Tcp(id)) => match self.forwards.open.get(id.0 as usize) {
+            Some(Source::Tcp(id)) => match self.tcp.open.get(id.0 as usize) {
                 Some((_, peer, _)) => peers(*peer),
                 None => return,
             },

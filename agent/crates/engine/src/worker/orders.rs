@@ -406,9 +406,9 @@ impl Worker {
     /// Whose turn it is to accept a peer's TCP connections may have changed.
     pub(super) fn wake_listeners(&mut self, id: PeerId) {
         let mut tokens = Vec::new();
-        for (listener, forward) in self.forwards.listeners.iter().zip(&self.cx.config.tcp) {
+        for (listener, forward) in self.tcp.listeners.iter().zip(&self.cx.config.tcp) {
             if let Some((_, token)) = listener
-                && self.forwards.peers.get(forward.peer) == Some(&id)
+                && self.tcp.peers.get(forward.peer) == Some(&id)
             {
                 tokens.push(*token);
             }
@@ -420,7 +420,7 @@ impl Worker {
 
     /// A port may have connections for this worker.
     pub(super) fn wake_listener(&mut self, place: usize) {
-        if let Some(Some((_, token))) = self.forwards.listeners.get(place) {
+        if let Some(Some((_, token))) = self.tcp.listeners.get(place) {
             let token = *token;
             self.add_source(token);
         }

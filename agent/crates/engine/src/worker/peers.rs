@@ -128,7 +128,7 @@ impl Worker {
 
     /// The local ports whose peer bears `name` lead to `id`.
     fn point_forwards(&mut self, name: &str, id: PeerId) {
-        for (named, current) in self.cx.config.peers.iter().zip(&mut self.forwards.peers) {
+        for (named, current) in self.cx.config.peers.iter().zip(&mut self.tcp.peers) {
             if *named.name == *name {
                 *current = id;
             }
@@ -141,7 +141,7 @@ impl Worker {
         for local in self.sockets.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
                 && let Some(forward) = self.cx.config.udp.get(ingress.0 as usize)
-                && let Some(current) = self.forwards.peers.get(forward.peer)
+                && let Some(current) = self.tcp.peers.get(forward.peer)
             {
                 *peer = *current;
             }
@@ -150,7 +150,7 @@ impl Worker {
 
     /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
     pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
-        self.forwards.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
+        self.tcp.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
     }
 
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.

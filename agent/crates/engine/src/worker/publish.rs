@@ -518,7 +518,7 @@ impl Worker {
         metrics.tcp[0].tcp_bytes.publish(totals.tcp.bytes_outward);
         metrics.tcp[1].tcp_bytes.publish(totals.tcp.bytes_inward);
         metrics.tcp_refused.publish(&totals.tcp.refused);
-        metrics.own.tcp_streams.set(self.forwards.open.len() as u64);
+        metrics.own.tcp_streams.set(self.tcp.open.len() as u64);
         metrics.own.tcp_streams_opened.publish(totals.tcp.opened);
         metrics.own.tcp_accept_pauses.publish(totals.tcp.accept_pauses);
         // All workers share it: one publishes.

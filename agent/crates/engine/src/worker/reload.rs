@@ -151,7 +151,7 @@ impl Worker {
             // What comes for one that was removed is counted under it.
             live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
         };
-        self.forwards.peers = self.cx.config.peers.iter().map(id_of).collect();
+        self.tcp.peers = self.cx.config.peers.iter().map(id_of).collect();
     }
 
     /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
@@ -242,13 +242,13 @@ impl Worker {
 
     /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
     fn follow_tcp(&mut self, old: &Config, new: &Config, now: Instant) {
-        self.forwards.listeners.resize_with(new.tcp.len(), || None);
+        self.tcp.listeners.resize_with(new.tcp.len(), || None);
         for (place, forward) in new.tcp.iter().enumerate() {
             let was_open = old.tcp.get(place).is_some_and(|before| before.open);
             match (was_open, forward.open) {
                 (false, true) => match self.sockets.doors.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
-                        self.forwards.listeners[place] = Some((listener, token));
+                        self.tcp.listeners[place] = Some((listener, token));
                         self.add_source(token);
                     }
                     Err(error) => {
@@ -256,7 +256,7 @@ impl Worker {
                     }
                 },
                 (true, false) => {
-                    if let Some((listener, token)) = self.forwards.listeners[place].take() {
+                    if let Some((listener, token)) = self.tcp.listeners[place].take() {
                         drop(listener);
                         self.sockets.doors.release(token);
                         self.cx.exchange.crowds().end(place);

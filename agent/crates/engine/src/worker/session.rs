@@ -585,7 +585,7 @@ impl Worker {
         let wanted = self.cx.config.udp.iter().map(|forward| (forward, true));
         let wanted = wanted.chain(self.cx.config.tcp.iter().map(|forward| (forward, false)));
         let missing = wanted.filter(|(forward, udp)| {
-            let leads_here = forward.open && self.forwards.peers.get(forward.peer) == Some(&id);
+            let leads_here = forward.open && self.tcp.peers.get(forward.peer) == Some(&id);
             leads_here && !offers(&forward.service, *udp)
         });
         let missing: Vec<_> = missing.collect();

@@ -256,7 +256,7 @@ impl Worker {
                 withheld: Features::default(),
             },
             host: LaneHost::default(),
-            forwards: TcpForwards {
+            tcp: TcpForwards {
                 listeners: Vec::new(),
                 peers: (0..).map(PeerId).take(config.peers.len()).collect(),
                 open: Slab::new(),
@@ -314,7 +314,7 @@ impl Worker {
                 .doors
                 .tcp_listen(forward.listen, place)
                 .map_err(failed(forward.listen, "tcp.listen"))?;
-            self.forwards.listeners.push(Some(listener));
+            self.tcp.listeners.push(Some(listener));
         }
         Ok(())
     }
@@ -330,7 +330,7 @@ impl Worker {
             transport: self.sockets.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
             tcp: self
-                .forwards
+                .tcp
                 .listeners
                 .iter()
                 .flatten()

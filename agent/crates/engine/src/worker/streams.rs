@@ -39,7 +39,7 @@ impl Worker {
             }
             let id = self.vacant_tcp();
             let token = self.sockets.doors.token(Source::Tcp(id));
-            let Some(Some((listener, _))) = self.forwards.listeners.get_mut(place) else {
+            let Some(Some((listener, _))) = self.tcp.listeners.get_mut(place) else {
                 self.sockets.doors.release(token);
                 return false;
             };
@@ -158,51 +158,51 @@ impl Worker {
     /// A stream may have something to read, or may take more. quinn-proto says so with every frame that comes: its forward is
     /// served once, after all have been heard.
     pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
-        if let Some(id) = self.forwards.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
-            && let Some((_, _, forward)) = self.forwards.open.get_mut(id.0 as usize)
+        if let Some(id) = self.tcp.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
+            && let Some((_, _, forward)) = self.tcp.open.get_mut(id.0 as usize)
             && !std::mem::replace(&mut forward.stirred, true)
         {
-            self.forwards.stirred.push(id);
+            self.tcp.stirred.push(id);
         }
     }
 
     /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
     /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
     pub(super) fn pump_stirred(&mut self, now: Instant) {
-        let mut stirred = std::mem::take(&mut self.forwards.stirred);
+        let mut stirred = std::mem::take(&mut self.tcp.stirred);
         let served =
-            |id: &TcpId| self.forwards.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
+            |id: &TcpId| self.tcp.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
-            if let Some((_, _, forward)) = self.forwards.open.get_mut(id.0 as usize) {
+            if let Some((_, _, forward)) = self.tcp.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
                 self.pump(id, now);
             }
         }
-        self.forwards.stirred = stirred;
+        self.tcp.stirred = stirred;
     }
 
     /// Bytes that a forward has moved so far, in both directions.
     pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
         let (out, back) =
-            self.forwards.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+            self.tcp.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
         usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
     /// Moves what a forward can move; one that could move more is given another turn after the others.
     pub(super) fn pump(&mut self, id: TcpId, now: Instant) {
-        let Some((key, peer, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
+        let Some((key, peer, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
         let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
             self.remove_tcp(id);
             return;
         };
-        self.forwards.passes += 1;
-        forward.served = self.forwards.passes;
+        self.tcp.passes += 1;
+        forward.served = self.tcp.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.forwards.scratch.piece = self.cx.exchange.streams().piece();
-        let pumped = forward.pump(quinn, &mut self.forwards.scratch);
+        self.tcp.scratch.piece = self.cx.exchange.streams().piece();
+        let pumped = forward.pump(quinn, &mut self.tcp.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
         self.cx.exchange.streams().hold(held, forward.held());
@@ -250,7 +250,7 @@ impl Worker {
                 self.sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
-        let Some((key, _, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
+        let Some((key, _, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
@@ -283,7 +283,7 @@ impl Worker {
     /// Makes sure that a forward that is never open does not stay.
     fn watch_opening(&mut self, id: TcpId) {
         if let Some(until) =
-            self.forwards.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by())
+            self.tcp.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by())
         {
             self.cx.timers.arm(Timer::Tcp(id), until);
         }
@@ -291,7 +291,7 @@ impl Worker {
 
     /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
     pub(super) fn tcp_timeout(&mut self, id: TcpId, now: Instant) {
-        let Some((key, _, forward)) = self.forwards.open.get_mut(id.0 as usize) else { return };
+        let Some((key, _, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for a forward that had this place before.
@@ -317,7 +317,7 @@ impl Worker {
 
     /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
     pub(super) fn end_served(&mut self, ends: impl Fn(PeerId, usize) -> bool) {
-        for (_, (key, peer, forward)) in &mut self.forwards.open {
+        for (_, (key, peer, forward)) in &mut self.tcp.open {
             if forward.service().is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection))
             {
@@ -330,10 +330,10 @@ impl Worker {
     }
 
     fn abort_forwards(&mut self, ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool) {
-        let gone = self.forwards.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
+        let gone = self.tcp.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
         let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
         for place in gone {
-            if let Some((_, _, forward)) = self.forwards.open.get_mut(place) {
+            if let Some((_, _, forward)) = self.tcp.open.get_mut(place) {
                 forward.abort();
             }
             self.remove_tcp(TcpId(crate::worker::number(place)));
@@ -341,13 +341,13 @@ impl Worker {
     }
 
     fn vacant_tcp(&mut self) -> TcpId {
-        TcpId(crate::worker::number(self.forwards.open.vacant_key()))
+        TcpId(crate::worker::number(self.tcp.open.vacant_key()))
     }
 
     fn insert_tcp(&mut self, key: StreamKey, peer: PeerId, forward: TcpForward, now: Instant) {
         let held = forward.held();
-        let id = TcpId(crate::worker::number(self.forwards.open.insert((key, peer, forward))));
-        self.forwards.by_stream.insert(key, id);
+        let id = TcpId(crate::worker::number(self.tcp.open.insert((key, peer, forward))));
+        self.tcp.by_stream.insert(key, id);
         self.cx.exchange.streams().enter(held);
         self.cx.stats.totals.tcp.opened += 1;
         if let Some(state) = self.cx.peers.get_mut(peer) {
@@ -361,8 +361,8 @@ impl Worker {
     }
 
     fn remove_tcp(&mut self, id: TcpId) {
-        let Some((key, peer, forward)) = self.forwards.open.try_remove(id.0 as usize) else { return };
-        self.forwards.by_stream.remove(&key);
+        let Some((key, peer, forward)) = self.tcp.open.try_remove(id.0 as usize) else { return };
+        self.tcp.by_stream.remove(&key);
         if let Some(token) = forward.token() {
             self.sockets.doors.release(token);
         }

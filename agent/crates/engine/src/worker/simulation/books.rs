@@ -101,7 +101,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
         lanes: worker.host.lanes.iter().count(),
         underlays: worker.sockets.underlays.iter().count(),
         upstreams: worker.sockets.locals.iter().filter(|socket| !is_ingress(socket)).count(),
-        forwards: worker.forwards.open.len(),
+        forwards: worker.tcp.open.len(),
         excess: excess.clone(),
     }
 }

@@ -95,7 +95,7 @@ impl Forwarding {
 
 /// How many forwards each worker of an agent has.
 fn shares(pair: &mut Pair, agent: usize) -> Vec<usize> {
-    pair.world.agent(agent).workers.iter().map(|worker| worker.forwards.open.len()).collect()
+    pair.world.agent(agent).workers.iter().map(|worker| worker.tcp.open.len()).collect()
 }
 
 /// How many stream connections each worker of an agent has.
