@@ -14,7 +14,7 @@ use std::{
 
 use wire::panics::lock;
 
-use super::{Timer, Worker, exchange::Order, orders::HURRY_LASTS};
+use super::{Context, Sessions, Sockets, TcpForwards, Timer, exchange::Order, orders::HURRY_LASTS};
 
 /// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -65,63 +65,69 @@ impl Crowds {
     }
 }
 
-impl Worker {
+impl TcpForwards {
     /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
     /// peer the one with the fewest forwards accepts. The owner of the session lets wait, and refuses, what none can carry, and
     /// without a session the worker that dials the peer refuses.
-    pub(super) fn may_accept(&self, place: usize) -> bool {
-        let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+    pub(super) fn may_accept(&self, cx: &Context, sessions: &Sessions, place: usize) -> bool {
+        let Some(id) = cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return true;
         };
-        let Some(peer) = self.cx.peers.get(id) else { return true };
-        let Some(link) = peer.link.as_ref() else { return self.dialler_of(id) == self.cx.id.index };
+        let Some(peer) = cx.peers.get(id) else { return true };
+        let Some(link) = peer.link.as_ref() else { return cx.dialler_of(id) == cx.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
         // Others may go by what was so a moment ago.
-        self.note_carrier(id);
-        let carries = self.carrier(id).is_some();
+        sessions.note_carrier(cx, id);
+        let carries = sessions.carrier(cx, id).is_some();
         let other = match (carries, has_streams) {
-            (true, _) => peer.forwards.less_busy_than(self.cx.id.index),
+            (true, _) => peer.forwards.less_busy_than(cx.id.index),
             (false, true) => {
-                let beside = peer.forwards.least_busy_beside(self.cx.id.index);
-                beside.or_else(|| (owner != self.cx.id.index).then_some(owner))
+                let beside = peer.forwards.least_busy_beside(cx.id.index);
+                beside.or_else(|| (owner != cx.id.index).then_some(owner))
             }
             (false, false) => None,
         };
         if let Some(other) = other {
             // It may have looked when it was not the one.
-            self.cx.exchange.post(other, Order::AcceptTcp { place });
+            cx.exchange.post(other, Order::AcceptTcp { place });
             return false;
         }
-        carries || owner == self.cx.id.index
+        carries || owner == cx.id.index
     }
 
     /// What the next connection to this port would be refused for, if that may change.
-    pub(super) fn obstacle(&mut self, place: usize) -> Option<Obstacle> {
-        let forward = self.cx.config.tcp.get(place)?;
+    pub(super) fn obstacle(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        place: usize,
+    ) -> Option<Obstacle> {
+        let forward = cx.config.tcp.get(place)?;
         let id = self.forward_peer(forward);
-        let peer = self.cx.peers.get(id)?;
+        let peer = cx.peers.get(id)?;
         let link = peer.link.as_ref()?;
         if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
             return None;
         }
-        let is_full = self.is_full() || peer.forwards.total() >= self.cx.config.limits.tcp_streams_per_peer;
-        let Some(handle) = self.carrier(id) else { return Some(Obstacle::Doubt) };
-        (is_full || !self.sessions.control.has_stream(handle)).then_some(Obstacle::Room)
-    }
-
-    /// Whether all peers together may have no more forwards.
-    pub(super) fn is_full(&self) -> bool {
-        self.cx.exchange.streams().forwards() >= self.cx.config.limits.tcp_streams
+        let is_full = cx.is_full() || peer.forwards.total() >= cx.config.limits.tcp_streams_per_peer;
+        let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Doubt) };
+        (is_full || !sessions.control.has_stream(handle)).then_some(Obstacle::Room)
     }
 
     /// Whether connections wait at this port, before an obstacle, and have time left.
-    pub(super) fn lets_wait(&mut self, place: usize, obstacle: Obstacle, now: Instant) -> bool {
-        let listener = self.tcp.listeners.get(place).and_then(Option::as_ref);
+    pub(super) fn lets_wait(
+        &mut self,
+        cx: &mut Context,
+        place: usize,
+        obstacle: Obstacle,
+        now: Instant,
+    ) -> bool {
+        let listener = self.listeners.get(place).and_then(Option::as_ref);
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }
-        let (since, begins) = self.cx.exchange.crowds().wait(place, now);
-        self.cx.stats.totals.tcp.accept_pauses += u64::from(begins);
+        let (since, begins) = cx.exchange.crowds().wait(place, now);
+        cx.stats.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
             return false;
@@ -129,30 +135,37 @@ impl Worker {
         let next_look = match obstacle {
             Obstacle::Room => until,
             Obstacle::Doubt => {
-                self.await_peer(place, now);
+                self.await_peer(cx, place, now);
                 until.min(now + HURRY_LASTS)
             }
         };
-        self.cx.timers.arm(Timer::Listener(place), next_look);
+        cx.timers.arm(Timer::Listener(place), next_look);
         true
     }
 
     /// There may be room for what waits in the listen backlogs.
-    pub(super) fn retry_listeners(&mut self) {
-        for place in self.cx.exchange.crowds().places() {
-            self.wake_listener(place);
+    pub(super) fn retry_listeners(&mut self, cx: &mut Context, sockets: &mut Sockets) {
+        for place in cx.exchange.crowds().places() {
+            self.wake_listener(cx, sockets, place);
         }
     }
 
     /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
-    pub(super) fn await_peer(&mut self, place: usize, now: Instant) {
-        let Some(id) = self.cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
+    pub(super) fn await_peer(&mut self, cx: &mut Context, place: usize, now: Instant) {
+        let Some(id) = cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return;
         };
-        if let Some(peer) = self.cx.peers.get_mut(id) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.awaited_until = Some(now + HURRY_LASTS);
         }
-        self.hurry(id, now);
+        cx.hurry(id, now);
+    }
+}
+
+impl Context {
+    /// Whether all peers together may have no more forwards.
+    pub(super) fn is_full(&self) -> bool {
+        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
     }
 }
 

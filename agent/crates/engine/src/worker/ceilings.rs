@@ -10,7 +10,8 @@ use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
-use crate::worker::{LOG_INTERVAL, Worker};
+use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
+use crate::worker::LOG_INTERVAL;
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,13 +119,13 @@ impl Ceilings {
     }
 }
 
-impl Worker {
+impl Context {
     /// A TCP forward of a peer was refused: all peers together have too many, or this one.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
-        let open = self.cx.exchange.streams().forwards();
-        if open >= self.cx.config.limits.tcp_streams {
-            self.cx.stats.ceilings.tcp.all += 1;
-            if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::TcpStreams, now) {
+        let open = self.exchange.streams().forwards();
+        if open >= self.config.limits.tcp_streams {
+            self.stats.ceilings.tcp.all += 1;
+            if let Some(suppressed) = self.stats.ceilings.allow(Ceiling::TcpStreams, now) {
                 tracing::warn!(
                     open,
                     suppressed,
@@ -134,9 +135,9 @@ impl Worker {
             }
             return;
         }
-        self.cx.stats.ceilings.tcp.per_peer += 1;
-        let Some(state) = self.cx.peers.get(peer) else { return };
-        if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
+        self.stats.ceilings.tcp.per_peer += 1;
+        let Some(state) = self.peers.get(peer) else { return };
+        if let Some(suppressed) = self.stats.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
             tracing::warn!(
                 peer = &*state.name,
                 open = state.tcp_streams,
@@ -147,32 +148,16 @@ impl Worker {
         }
     }
 
-    /// The peer behind a connection sends more control messages than it may: it is cut off.
-    pub(super) fn flooded(&mut self, handle: ConnectionHandle, now: Instant) {
-        if self.sessions.control.get(handle).is_none_or(|connection| connection.is_over()) {
-            return;
-        }
-        self.cx.stats.ceilings.messages += 1;
-        if let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::ControlMessages, now) {
-            tracing::warn!(
-                peer = self.name_of(handle),
-                suppressed,
-                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
-            );
-        }
-        self.close(handle, CloseReason::LimitReached, now);
-    }
-
     /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
-        let refused = self.cx.exchange.streams().refused();
-        if self.cx.id.index == 0
-            && refused > std::mem::replace(&mut self.cx.stats.ceilings.stream_memory, refused)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::StreamBytes, now)
+        let refused = self.exchange.streams().refused();
+        if self.id.index == 0
+            && refused > std::mem::replace(&mut self.stats.ceilings.stream_memory, refused)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::StreamBytes, now)
         {
             tracing::warn!(
-                limit = self.cx.config.limits.stream_bytes,
-                taken = self.cx.exchange.streams().taken(),
+                limit = self.config.limits.stream_bytes,
+                taken = self.exchange.streams().taken(),
                 suppressed,
                 "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
                  memory, or see which services do not read)"
@@ -182,14 +167,14 @@ impl Worker {
 
     /// Says which ceilings were reached since a peer was last looked at.
     pub(super) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let refused = refused(&peer.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
         let name = &*peer.name;
-        let limits = &self.cx.config.limits;
+        let limits = &self.config.limits;
         if more(Ceiling::Flows)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::Flows, now)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Flows, now)
         {
             tracing::warn!(
                 peer = name,
@@ -200,7 +185,7 @@ impl Worker {
             );
         }
         if more(Ceiling::FlowsPerPeer)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::FlowsPerPeer, now)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowsPerPeer, now)
         {
             tracing::warn!(
                 peer = name,
@@ -211,7 +196,7 @@ impl Worker {
             );
         }
         if more(Ceiling::QueueBytes)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::QueueBytes, now)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::QueueBytes, now)
         {
             tracing::warn!(
                 peer = name,
@@ -222,7 +207,7 @@ impl Worker {
             );
         }
         if more(Ceiling::FlowRate)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::FlowRate, now)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowRate, now)
         {
             tracing::warn!(
                 peer = name,
@@ -232,7 +217,7 @@ impl Worker {
         }
         if more(Ceiling::Sockets)
             && let error = peer.relay.socket_error.take()
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::Sockets, now)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Sockets, now)
         {
             tracing::warn!(
                 peer = name,
@@ -246,16 +231,42 @@ impl Worker {
 
     /// Says that strangers at the decoy gave way to others, if they did since this was last called.
     pub(super) fn report_strangers(&mut self, gave_way: u64, now: Instant) {
-        if gave_way > std::mem::replace(&mut self.cx.stats.ceilings.strangers, gave_way)
-            && let Some(suppressed) = self.cx.stats.ceilings.allow(Ceiling::DecoyFlows, now)
+        if gave_way > std::mem::replace(&mut self.stats.ceilings.strangers, gave_way)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::DecoyFlows, now)
         {
             tracing::warn!(
-                limit = self.cx.config.limits.decoy_flows,
+                limit = self.config.limits.decoy_flows,
                 suppressed,
                 "limits.decoy_flows is reached: the strangers who are missed least give way (remedy: a higher one, and \
                  descriptors for it; or none, if this is a flood)"
             );
         }
+    }
+}
+
+impl Sessions {
+    /// The peer behind a connection sends more control messages than it may: it is cut off.
+    pub(super) fn flooded(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) {
+        if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
+            return;
+        }
+        cx.stats.ceilings.messages += 1;
+        if let Some(suppressed) = cx.stats.ceilings.allow(Ceiling::ControlMessages, now) {
+            tracing::warn!(
+                peer = self.name_of(cx, handle),
+                suppressed,
+                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
+            );
+        }
+        self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
     }
 }
 

@@ -3,9 +3,15 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use config::Config;
+use dataplane::lanes::LaneId;
 use gate::tls::TlsIdentity;
 use net::Ready;
-use wire::{ids::WorkerId, rate::Lines, throttle::Throttle, timers::Timers};
+use wire::{
+    ids::{PeerId, WorkerId},
+    rate::Lines,
+    throttle::Throttle,
+    timers::Timers,
+};
 
 use crate::{
     peer::Peers,
@@ -37,15 +43,26 @@ pub(super) struct Context {
     pub(super) stats: Stats,
     /// The worker is shutting down: it takes nothing more in.
     pub(super) stopping: bool,
-    /// Messages of this worker to itself, handled after the step that sent them.
-    pub(super) own_orders: VecDeque<Order>,
+    /// Handled in this order once the current step is over.
+    pub(super) effects: VecDeque<Effect>,
+}
+
+/// What a step of one part asks of the others.
+#[derive(Debug)]
+pub(super) enum Effect {
+    /// Handle a message of this worker to itself.
+    Order(Order),
+    /// Lane `id` carries payloads, and the owner of its session has heard of it: payloads move to it.
+    LaneCarries { lane: LaneName, id: LaneId },
+    /// A peer fell silent: look for another way to it.
+    SeekPeer(PeerId),
 }
 
 impl Context {
     /// Tells one worker.
     pub(super) fn tell(&mut self, worker: u8, order: Order) {
         if worker == self.id.index {
-            self.own_orders.push_back(order);
+            self.effects.push_back(Effect::Order(order));
         } else {
             self.exchange.post(worker, order);
         }
@@ -54,7 +71,7 @@ impl Context {
     /// Tells every worker.
     pub(super) fn tell_all(&mut self, order: impl Fn() -> Order) {
         self.exchange.post_others(self.id.index, &order);
-        self.own_orders.push_back(order());
+        self.effects.push_back(Effect::Order(order()));
     }
 
     /// Tells the worker that owns a lane's session.

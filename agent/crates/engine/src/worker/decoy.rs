@@ -26,9 +26,10 @@ use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
+use crate::worker::{Context, DataPlane, Decoy, LaneHost, Publisher, Sockets};
 use crate::{
     metrics::{Counters, DecoyMetrics, Metrics},
-    worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, Worker, books::role_place},
+    worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, books::role_place},
 };
 
 /// The worker that has all flows.
@@ -265,44 +266,58 @@ impl Decoys {
     }
 }
 
-impl Worker {
+impl Decoy {
     /// Sends on what strangers sent in this turn: to the decoy, or to the worker that has the flows.
-    pub(super) fn serve_strangers(&mut self, now: Instant) {
-        if self.data.strangers.waiting.is_empty() {
+    pub(super) fn serve_strangers(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        now: Instant,
+    ) {
+        if data.strangers.waiting.is_empty() {
             return;
         }
-        self.cx.stats.unpublished = true;
-        let mut waiting = std::mem::take(&mut self.data.strangers.waiting);
-        if self.cx.stopping {
-            self.data.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
-        } else if self.cx.id.index != OWNER {
+        cx.stats.unpublished = true;
+        let mut waiting = std::mem::take(&mut data.strangers.waiting);
+        if cx.stopping {
+            data.strangers.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
+        } else if cx.id.index != OWNER {
             for (port, meta, datagram) in waiting.iter() {
-                self.data.outgoing.stranger(OWNER, port, meta, datagram);
+                data.outgoing.stranger(OWNER, port, meta, datagram);
             }
-        } else if let Some(decoys) = &mut self.decoy.flows {
-            let stats = &mut self.data.strangers.stats;
+        } else if let Some(decoys) = &mut self.flows {
+            let stats = &mut data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Stranger { source: meta.source, port, local: meta.local };
-                decoys.forward(stranger, meta.ecn, datagram, &mut self.sockets.doors, stats, now);
+                decoys.forward(stranger, meta.ecn, datagram, &mut sockets.doors, stats, now);
             }
             decoys.flush(stats);
             if let Some(at) = decoys.flows.deadline() {
-                self.cx.timers.arm(Timer::Decoys, at);
+                cx.timers.arm(Timer::Decoys, at);
             }
         } else {
             // Another worker has not heard yet that there is no decoy any more.
-            self.data.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
+            data.strangers.stats.drop(DecoyDrop::NoDecoy, waiting.len() as u64);
         }
         waiting.clear();
-        self.data.strangers.waiting = waiting;
+        data.strangers.waiting = waiting;
     }
 
     /// Sends the decoy's answers on: at most one batch more than the `others` that the worker's other sources had in this turn.
-    pub(super) fn serve_decoys(&mut self, others: usize, now: Instant) {
+    pub(super) fn serve_decoys(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        others: usize,
+        now: Instant,
+    ) {
         for _ in 0..MOST_BATCHES.min(others + 1) {
-            let Some(id) = self.decoy.flows.as_mut().and_then(Decoys::next) else { return };
-            if self.service_decoy(id, now)
-                && let Some(decoys) = &mut self.decoy.flows
+            let Some(id) = self.flows.as_mut().and_then(Decoys::next) else { return };
+            if self.service_decoy(cx, sockets, data, host, id, now)
+                && let Some(decoys) = &mut self.flows
             {
                 decoys.mark(id);
             }
@@ -310,26 +325,34 @@ impl Worker {
     }
 
     /// A batch of the decoy's answers to one stranger; true if there may be more.
-    fn service_decoy(&mut self, id: DecoyId, now: Instant) -> bool {
-        let Some(decoys) = &mut self.decoy.flows else { return false };
+    fn service_decoy(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        id: DecoyId,
+        now: Instant,
+    ) -> bool {
+        let Some(decoys) = &mut self.flows else { return false };
         let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
-        let stats = &mut self.data.strangers.stats;
-        match socket.socket.receive(&mut self.data.batch) {
+        let stats = &mut data.strangers.stats;
+        match socket.socket.receive(&mut data.batch) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
                 // ICMP's, about a datagram that was sent before; more may wait behind it.
-                self.cx.stats.totals.refusals[role_place(UdpRole::Decoy)] += 1;
+                cx.stats.totals.refusals[role_place(UdpRole::Decoy)] += 1;
                 stats.drop(DecoyDrop::Refused, 1);
                 decoys.report_refusal(&error, now);
                 return true;
             }
         }
         decoys.touch(id);
-        for slot in 0..self.data.batch.len() {
-            let meta = *self.data.batch.meta(slot);
+        for slot in 0..data.batch.len() {
+            let meta = *data.batch.meta(slot);
             for range in meta.segments() {
-                let answer = &self.data.batch.buffer(slot)[range];
+                let answer = &data.batch.buffer(slot)[range];
                 stats.from_decoy.count(answer.len());
                 let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
                     Ok(stranger) => stranger,
@@ -339,8 +362,8 @@ impl Worker {
                     }
                 };
                 let path = Path { destination: source, source: local, tos: meta.ecn };
-                let sent = self.sockets.ports.get(port).is_some_and(|underlay| {
-                    self.sockets.underlays.answer(&mut self.host.lanes, *underlay, &path, answer, now)
+                let sent = sockets.ports.get(port).is_some_and(|underlay| {
+                    sockets.underlays.answer(&mut host.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
                     stats.drop(DecoyDrop::ToStranger, 1);
@@ -351,21 +374,21 @@ impl Worker {
     }
 
     /// Forgets strangers that have been silent for too long.
-    pub(super) fn end_silent_strangers(&mut self, now: Instant) {
-        let Some(decoys) = &mut self.decoy.flows else { return };
+    pub(super) fn end_silent_strangers(&mut self, cx: &mut Context, sockets: &mut Sockets, now: Instant) {
+        let Some(decoys) = &mut self.flows else { return };
         while let Some(id) = decoys.flows.expire(now) {
-            decoys.close(id, &mut self.sockets.doors);
-            self.cx.stats.unpublished = true;
+            decoys.close(id, &mut sockets.doors);
+            cx.stats.unpublished = true;
         }
         if let Some(at) = decoys.flows.deadline() {
             // What ends one of two flows that are a moment apart ends both.
-            self.cx.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
+            cx.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
         }
     }
 
     /// Publishes what became of strangers' datagrams.
-    pub(super) fn publish_decoy(&mut self) {
-        let (stats, handles) = (&self.data.strangers.stats, &mut self.metrics.decoy);
+    pub(super) fn publish_decoy(&mut self, data: &mut DataPlane, metrics: &mut Publisher) {
+        let (stats, handles) = (&data.strangers.stats, &mut metrics.decoy);
         for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
         {
             metrics.decoy_datagrams.publish(traffic.datagrams);
@@ -375,8 +398,8 @@ impl Worker {
         for (metrics, dropped) in handles.drops.iter_mut().zip([to_decoy, to_stranger]) {
             metrics.publish(dropped);
         }
-        let own = &mut self.metrics.own;
-        own.decoy_flows.set(self.decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
+        let own = &mut metrics.own;
+        own.decoy_flows.set(self.flows.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
         own.decoy_flows_opened.publish(stats.opened);
     }
 }

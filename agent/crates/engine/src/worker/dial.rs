@@ -15,6 +15,7 @@ use rand::{RngExt, seq::IndexedRandom};
 use wire::{ids::PeerId, messages::CloseReason};
 use zeroize::Zeroizing;
 
+use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards, Tunnel};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
@@ -23,115 +24,84 @@ use crate::{
     },
     peer::Failure,
     worker::{
-        Source, Timer, Worker, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE,
+        Source, Timer, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE,
         vigil::IN_USE,
     },
 };
 
-impl Worker {
+impl Sessions {
     /// It is time to dial a peer, or soon will be.
-    pub(super) fn dial(&mut self, id: PeerId, now: Instant) {
-        if self.cx.stopping || !self.cx.peers.is_live(id) {
+    pub(super) fn dial(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tunnel: &mut Tunnel,
+        id: PeerId,
+        now: Instant,
+    ) {
+        if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
-        if !self.needs_dialling(id, now) {
-            if self.cx.peers.get(id).is_some_and(|peer| !peer.is_well()) {
+        if !cx.needs_dialling(id, now) {
+            if cx.peers.get(id).is_some_and(|peer| !peer.is_well()) {
                 // It was heard a moment ago, and is suspect still.
-                self.cx.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
+                cx.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
             }
             return;
         }
-        while let Some(step) = self.next_step(id, now) {
+        while let Some(step) = sockets.next_step(cx, id, now) {
             match step {
-                Step::LookUp(endpoint) => self.look_up(id, &endpoint, now),
-                Step::Dial(remote) => self.dial_address(id, remote, now),
+                Step::LookUp(endpoint) => sockets.look_up(cx, id, &endpoint, now),
+                Step::Dial(remote) => self.dial_address(cx, sockets, tunnel, id, remote, now),
             }
         }
-        self.watch_dialler(id);
-    }
-
-    fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
-        let peer = self.cx.peers.get_mut(id)?;
-        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
-        let awaited = peer.awaited_until.is_some_and(|until| until > now);
-        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
-        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
-        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
-        peer.dialler.step(waiting, slowest, now, self.sockets.doors.rng())
-    }
-
-    fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
-        tracing::debug!(peer = self.cx.peers.name(id), %endpoint, "looking up");
-        let token = self.sockets.doors.token(Source::Resolve(id));
-        self.sockets.doors.resolve(&endpoint.host, endpoint.port, token);
-        if let Some(peer) = self.cx.peers.get_mut(id) {
-            peer.dialler.looks_up(token, now);
-        }
-    }
-
-    /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
-    pub(super) fn watch_dialler(&mut self, id: PeerId) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if let Some(at) = peer.dialler.deadline() {
-            self.cx.timers.arm(Timer::Dial(id), at);
-        }
-        for token in peer.dialler.take_abandoned() {
-            self.sockets.doors.release(token);
-        }
-    }
-
-    /// Whether no worker has a session with a peer that is one, or something speaks against that.
-    fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
-        let linked = self.cx.peers.get(id).is_some_and(|peer| peer.link.is_some());
-        self.cx.peers.is_live(id) && (!linked || self.is_doubted(id, now))
+        sockets.watch_dialler(cx, id);
     }
 
     /// A peer's endpoint was looked up: dials it.
-    pub(super) fn resolved(&mut self, id: PeerId, token: Token, now: Instant) {
-        let Some(answer) = self.sockets.doors.resolved(token) else { return };
-        self.sockets.doors.release(token);
+    pub(super) fn resolved(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tunnel: &mut Tunnel,
+        id: PeerId,
+        token: Token,
+        now: Instant,
+    ) {
+        let Some(answer) = sockets.doors.resolved(token) else { return };
+        sockets.doors.release(token);
         if let Err(error) = &answer {
-            self.report_failed_lookup(id, token, error, now);
+            cx.report_failed_lookup(id, token, error, now);
         }
         // Meanwhile the peer may have come to us, or another attempt may have succeeded.
-        let needed = !self.cx.stopping && self.needs_dialling(id, now);
+        let needed = !cx.stopping && cx.needs_dialling(id, now);
         let addresses = answer.unwrap_or_default();
-        let remote = self
-            .cx
+        let remote = cx
             .peers
             .get_mut(id)
             .and_then(|peer| peer.dialler.answered(token, &addresses, now))
             .filter(|_| needed);
         if let Some(remote) = remote {
-            self.dial_address(id, remote, now);
+            self.dial_address(cx, sockets, tunnel, id, remote, now);
         }
         if needed {
-            self.dial(id, now);
+            self.dial(cx, sockets, tunnel, id, now);
         }
     }
 
-    fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
-        let remedy = self.failed_lookup();
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        let Some(endpoint) = peer.dialler.looked_up(token) else { return };
-        let reason = format!("cannot resolve {endpoint}: {error}");
-        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
-        if let Some(suppressed) = self.cx.logs.resolve.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                %endpoint,
-                %error,
-                suppressed,
-                "cannot resolve the peer's endpoint (remedy: {remedy})"
-            );
-        }
-    }
-
-    fn dial_address(&mut self, id: PeerId, remote: SocketAddr, now: Instant) {
-        let Some(client) = self.client_config(id, None, now) else { return };
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    fn dial_address(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tunnel: &mut Tunnel,
+        id: PeerId,
+        remote: SocketAddr,
+        now: Instant,
+    ) {
+        let Some(client) = self.client_config(cx, sockets, id, None, now) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
-        let underlay = match self.sockets.doors.dial(&mut self.sockets.underlays, remote) {
+        let underlay = match sockets.doors.dial(&mut sockets.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
@@ -145,11 +115,11 @@ impl Worker {
             }
         };
         peer.dialled = Some(remote);
-        let Some(handle) = self.sessions.control.dial(id, remote, underlay, client, now) else {
-            self.sockets.doors.close_underlay(&mut self.sockets.underlays, underlay);
+        let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
+            sockets.doors.close_underlay(&mut sockets.underlays, underlay);
             return;
         };
-        self.sessions.control.set_congestion(handle, peer.config.congestion, self.cx.exchange.rate(id));
+        self.control.set_congestion(handle, peer.config.congestion, cx.exchange.rate(id));
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -161,32 +131,34 @@ impl Worker {
             peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
         }
         let surplus = peer.dialler.started(handle);
-        self.cx.stats.totals.handshakes.dialled += 1;
+        cx.stats.totals.handshakes.dialled += 1;
         if again {
-            self.warn_of_loop(Some(id), remote, now);
+            tunnel.warn_of_loop(cx, Some(id), remote, now);
         }
         if let Some(oldest) = surplus {
-            self.sessions.control.close(oldest, CloseReason::Replaced, now);
-            self.cx.stats.totals.handshakes.failed += 1;
-            self.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
+            self.control.close(oldest, CloseReason::Replaced, now);
+            cx.stats.totals.handshakes.failed += 1;
+            cx.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
         }
     }
 
     /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
     pub(super) fn client_config(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
         id: PeerId,
         stream: Option<&StreamOrder>,
         now: Instant,
     ) -> Option<Dial> {
-        let peer = self.cx.peers.get_mut(id)?;
+        let peer = cx.peers.get_mut(id)?;
         let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = match stream {
             // Of a peer's keys it is the one that its session has proved.
             Some(stream) => vec![stream.key],
             None => peer.config.public_keys.iter().map(|key| key.0).collect(),
         };
-        let crypto = match tls::client_crypto(&self.cx.identity, &keys) {
+        let crypto = match tls::client_crypto(&cx.identity, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -197,18 +169,18 @@ impl Worker {
         };
         // A stream connection lives for as long as it has forwards, however silent these are.
         let keepalive = peer.config.keepalive.or_else(|| stream.map(|_| IN_USE));
-        let limits = &self.cx.config.limits;
+        let limits = &cx.config.limits;
         let mut transport = transport::transport_config(
             keepalive,
-            max_packet(&self.cx.config),
+            max_packet(&cx.config),
             limits.tcp_streams_per_peer,
             limits.stream_bytes,
         );
         if stream.is_none() {
-            transport.qlog_stream(self.cx.exchange.taps().stream(id, now));
+            transport.qlog_stream(cx.exchange.taps().stream(id, now));
         }
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
-        let choice = keys.choose(self.sockets.doors.rng());
+        let choice = keys.choose(sockets.doors.rng());
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
             if let Some(suppressed) = peer.attempts_log.allow(now) {
                 tracing::error!(
@@ -220,61 +192,128 @@ impl Worker {
             return None;
         };
         let knock = Knock {
-            own: Arc::clone(self.sessions.own.agreement()),
+            own: Arc::clone(self.own.agreement()),
             server: Arc::new(server),
-            unix_seconds: self.sessions.clock.unix_seconds(),
-            ephemeral: Zeroizing::new(self.sockets.doors.rng().random()),
+            unix_seconds: self.clock.unix_seconds(),
+            ephemeral: Zeroizing::new(sockets.doors.rng().random()),
         };
-        let first = stream.map_or_else(|| self.sessions.ids.first_byte(id), |stream| stream.first);
-        let client = client::arm(crypto, knock, self.sessions.ids.initial_from(first));
+        let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
+        let client = client::arm(crypto, knock, self.ids.initial_from(first));
         Some(Dial { client, transport })
     }
 
     /// A connection has ended.
     pub(super) fn connection_lost(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         reason: &ConnectionError,
         now: Instant,
     ) {
-        let Some(connection) = self.sessions.control.get(handle) else { return };
+        let Some(connection) = self.control.get(handle) else { return };
         let (peer, side) = (connection.peer, connection.side());
         let words = in_words(reason);
         if let Some(id) = peer
-            && self.stream_connection_lost(id, handle, Some(reason), now)
+            && self.stream_connection_lost(cx, sockets, tcp, id, handle, Some(reason), now)
         {
             return;
         }
         let Some(id) = peer else {
-            self.cx.stats.totals.handshakes.failed += 1;
-            if let Some(suppressed) = self.cx.logs.details.allow(now) {
+            cx.stats.totals.handshakes.failed += 1;
+            if let Some(suppressed) = cx.logs.details.allow(now) {
                 tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
             }
             return;
         };
-        let session = self.cx.peers.session(id).is_some_and(|session| session.handle == handle);
+        let session = cx.peers.session(id).is_some_and(|session| session.handle == handle);
         if !session && side == Side::Client {
-            self.cx.stats.totals.handshakes.failed += 1;
-            self.report_failure(id, &words, likely_causes(reason), now);
+            cx.stats.totals.handshakes.failed += 1;
+            cx.report_failure(id, &words, likely_causes(reason), now);
         }
         let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
-        self.lose_as(handle, &words, planned, now);
+        self.lose_as(cx, sockets, host, tcp, handle, &words, planned, now);
     }
 
     /// The kernel learnt that nobody listens where a peer is being dialled.
-    pub(super) fn report_unreachable(&mut self, underlay: UnderlayId, error: &io::Error, now: Instant) {
-        let attempt = self.sessions.control.iter().find(|connection| connection.underlay() == underlay);
+    pub(super) fn report_unreachable(
+        &mut self,
+        cx: &mut Context,
+        underlay: UnderlayId,
+        error: &io::Error,
+        now: Instant,
+    ) {
+        let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
         let Some(id) = attempt
             .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
             .and_then(|connection| connection.peer)
         else {
             return;
         };
-        self.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
+        cx.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
+    }
+}
+
+impl Sockets {
+    fn next_step(&mut self, cx: &mut Context, id: PeerId, now: Instant) -> Option<Step> {
+        let peer = cx.peers.get_mut(id)?;
+        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
+        let awaited = peer.awaited_until.is_some_and(|until| until > now);
+        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
+        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
+        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
+        peer.dialler.step(waiting, slowest, now, self.doors.rng())
+    }
+
+    fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {
+        tracing::debug!(peer = cx.peers.name(id), %endpoint, "looking up");
+        let token = self.doors.token(Source::Resolve(id));
+        self.doors.resolve(&endpoint.host, endpoint.port, token);
+        if let Some(peer) = cx.peers.get_mut(id) {
+            peer.dialler.looks_up(token, now);
+        }
+    }
+
+    /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
+    pub(super) fn watch_dialler(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if let Some(at) = peer.dialler.deadline() {
+            cx.timers.arm(Timer::Dial(id), at);
+        }
+        for token in peer.dialler.take_abandoned() {
+            self.doors.release(token);
+        }
+    }
+}
+
+impl Context {
+    /// Whether no worker has a session with a peer that is one, or something speaks against that.
+    fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
+        let linked = self.peers.get(id).is_some_and(|peer| peer.link.is_some());
+        self.peers.is_live(id) && (!linked || self.is_doubted(id, now))
+    }
+
+    fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
+        let remedy = self.failed_lookup();
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(endpoint) = peer.dialler.looked_up(token) else { return };
+        let reason = format!("cannot resolve {endpoint}: {error}");
+        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        if let Some(suppressed) = self.logs.resolve.allow(now) {
+            tracing::warn!(
+                peer = &*peer.name,
+                %endpoint,
+                %error,
+                suppressed,
+                "cannot resolve the peer's endpoint (remedy: {remedy})"
+            );
+        }
     }
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
         if let Some(suppressed) = peer.attempts_log.allow(now) {
             let causes = causes.join("; ");

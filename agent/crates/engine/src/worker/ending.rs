@@ -9,76 +9,13 @@ use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
 use wire::{context, ids::PeerId, messages::CloseReason};
 
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::{
     peer::Failure,
     worker::{Timer, Worker},
 };
 
 impl Worker {
-    /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
-    pub(super) fn lose(&mut self, handle: ConnectionHandle, words: &str, now: Instant) {
-        self.lose_as(handle, words, false, now);
-    }
-
-    /// A connection is gone; `planned` if the far end said so.
-    pub(super) fn lose_as(&mut self, handle: ConnectionHandle, words: &str, planned: bool, now: Instant) {
-        self.abort_streams(handle);
-        let Some(id) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
-        if self.stream_connection_lost(id, handle, None, now) {
-            return;
-        }
-        self.forget_attempt(id, handle);
-        if self.cx.peers.session(id).is_none_or(|session| session.handle != handle) {
-            return;
-        }
-        self.end_session(id, None, now);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
-        if let Some(suppressed) = peer.connections_log.allow(now) {
-            if planned {
-                tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
-            } else {
-                tracing::warn!(peer = &*peer.name, reason = words, suppressed, "connection lost");
-            }
-        }
-    }
-
-    fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
-        if let Some(peer) = self.cx.peers.get_mut(id) {
-            peer.dialler.ended(handle);
-        }
-    }
-
-    /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
-    pub(super) fn end_session(&mut self, id: PeerId, close: Option<CloseReason>, now: Instant) {
-        let Some(session) = self.cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
-            return;
-        };
-        self.abort_streams(session.handle);
-        self.cx.exchange.end(id, session.id, self.cx.id.index);
-        self.link_down(id, session.id, now);
-        if let Some(reason) = close {
-            self.sessions.control.close(session.handle, reason, now);
-        }
-    }
-
-    /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
-    pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
-        self.sessions.control.close(handle, reason, now);
-        self.lose(handle, reason.words(), now);
-    }
-
-    /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
-    pub(super) fn drained(&mut self, handle: ConnectionHandle, now: Instant) {
-        self.lose(handle, "it is gone", now);
-        self.admission_ended(handle);
-        if let Some(underlay) = self.sessions.control.remove(handle) {
-            self.release_underlay(underlay);
-        }
-    }
-
     /// Stops: takes nothing more in, sends what waits, tells every peer.
     pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
         if self.cx.stopping {
@@ -90,13 +27,13 @@ impl Worker {
             tracing::info!("shutting down");
         }
         self.tcp.listeners.clear();
-        self.drain_queues(now);
+        self.data.drain_queues(&mut self.cx, &mut self.sockets, &mut self.host, now);
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.settle();
+        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
         for id in self.cx.peers.ids() {
             for flow in self.cx.peers.get(id).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
-                self.close_flow(id, flow, now);
+                self.host.close_flow(&mut self.cx, &mut self.sockets, &mut self.data, id, flow, now);
             }
             if let Some(peer) = self.cx.peers.get_mut(id) {
                 // What still waits are IP packets.
@@ -105,22 +42,160 @@ impl Worker {
         }
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         for id in self.cx.peers.ids() {
-            self.end_session(id, Some(CloseReason::Shutdown), now);
-            self.end_stream_connections(id, CloseReason::Shutdown, now);
+            self.sessions.end_session(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                id,
+                Some(CloseReason::Shutdown),
+                now,
+            );
+            self.sessions.end_stream_connections(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.tcp,
+                id,
+                CloseReason::Shutdown,
+                now,
+            );
         }
         for handle in self.sessions.control.handles() {
             self.sessions.control.close(handle, CloseReason::Shutdown, now);
         }
         self.cx.timers.arm(Timer::Stop, now + within);
     }
+}
 
+impl Sessions {
+    /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
+    pub(super) fn lose(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        words: &str,
+        now: Instant,
+    ) {
+        self.lose_as(cx, sockets, host, tcp, handle, words, false, now);
+    }
+
+    /// A connection is gone; `planned` if the far end said so.
+    pub(super) fn lose_as(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        words: &str,
+        planned: bool,
+        now: Instant,
+    ) {
+        tcp.abort_streams(cx, sockets, self, handle);
+        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else {
+            return;
+        };
+        if self.stream_connection_lost(cx, sockets, tcp, id, handle, None, now) {
+            return;
+        }
+        cx.forget_attempt(id, handle);
+        if cx.peers.session(id).is_none_or(|session| session.handle != handle) {
+            return;
+        }
+        self.end_session(cx, sockets, host, tcp, id, None, now);
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
+        if let Some(suppressed) = peer.connections_log.allow(now) {
+            if planned {
+                tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
+            } else {
+                tracing::warn!(peer = &*peer.name, reason = words, suppressed, "connection lost");
+            }
+        }
+    }
+
+    /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
+    pub(super) fn end_session(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        close: Option<CloseReason>,
+        now: Instant,
+    ) {
+        let Some(session) = cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
+            return;
+        };
+        tcp.abort_streams(cx, sockets, self, session.handle);
+        cx.exchange.end(id, session.id, cx.id.index);
+        self.link_down(cx, sockets, host, tcp, id, session.id, now);
+        if let Some(reason) = close {
+            self.control.close(session.handle, reason, now);
+        }
+    }
+
+    /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
+    pub(super) fn close(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        reason: CloseReason,
+        now: Instant,
+    ) {
+        self.control.close(handle, reason, now);
+        self.lose(cx, sockets, host, tcp, handle, reason.words(), now);
+    }
+
+    /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
+    pub(super) fn drained(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) {
+        self.lose(cx, sockets, host, tcp, handle, "it is gone", now);
+        self.admission_ended(handle);
+        if let Some(underlay) = self.control.remove(handle) {
+            host.release_underlay(sockets, self, underlay);
+        }
+    }
+}
+
+impl Context {
+    fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.dialler.ended(handle);
+        }
+    }
+}
+
+impl LaneHost {
     /// Ends a flow and tells the far end.
-    pub(super) fn close_flow(&mut self, id: PeerId, flow: FlowId, now: Instant) {
-        let Some(state) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn close_flow(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        id: PeerId,
+        flow: FlowId,
+        now: Instant,
+    ) {
+        let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(id, now) {
+        if let Some(mut uplink) = self.uplink(cx, sockets, data, id, now) {
             uplink.say(flow.lane, context::Context::Closed(flow.number));
         }
-        self.close_flow_socket(flow.origin);
+        sockets.close_flow_socket(flow.origin);
     }
 }

@@ -11,64 +11,36 @@ use dataplane::{
 };
 use wire::{context, ids::PeerId};
 
-use crate::worker::{Timer, Worker, books};
+use crate::worker::{Context, DataPlane, LaneHost, Sockets};
+use crate::worker::{Timer, books};
 
-impl Worker {
+impl Context {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
     pub(super) fn watch_queue(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if let Some(deadline) = peer.relay.reassembly.deadline() {
-            self.cx.timers.arm(Timer::Queue(id), deadline);
+            self.timers.arm(Timer::Queue(id), deadline);
         }
         let Some(oldest) = peer.relay.oldest() else { return };
-        self.cx.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
+        self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
         self.hurry(id, now);
     }
 
     pub(super) fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
-        if let Some(flow) = self.cx.peers.get(peer).and_then(|state| state.relay.flows.get(id)) {
-            self.cx.timers.arm(Timer::Flow(peer, id), now + flow.idle);
-        }
-    }
-
-    /// Ends a flow that has been silent for too long.
-    pub(super) fn flow_timeout(&mut self, peer: PeerId, id: FlowId, now: Instant) {
-        let Some(state) = self.cx.peers.get_mut(peer) else { return };
-        let Some(flow) = state.relay.flows.get(id) else { return };
-        let until = flow.last_active + flow.idle;
-        if until > now {
-            self.cx.timers.arm(Timer::Flow(peer, id), until);
-            return;
-        }
-        let lane = flow.lane;
-        if let Some(flow) = state.relay.remove_flow(id) {
-            state.relay.stats.flows_idle += 1;
-            let mut uplink =
-                state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
-            uplink.say(lane, context::Context::Closed(flow.number));
-            self.close_flow_socket(flow.origin);
-        }
-    }
-
-    pub(super) fn close_flow_socket(&mut self, origin: Origin) {
-        match origin {
-            Origin::Upstream { socket, .. } => {
-                self.sockets.doors.close_later(socket);
-                self.sockets.doors.close_now(&mut self.sockets.locals);
-            }
-            Origin::Ingress { .. } => {}
+        if let Some(flow) = self.peers.get(peer).and_then(|state| state.relay.flows.get(id)) {
+            self.timers.arm(Timer::Flow(peer, id), now + flow.idle);
         }
     }
 
     /// The kernel reports that an earlier datagram was not taken: an ICMP error, so of a datagram that was delivered.
     pub(super) fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
-        self.cx.stats.totals.refusals[books::role_place(books::role(local))] += 1;
+        self.stats.totals.refusals[books::role_place(books::role(local))] += 1;
         let Local::Upstream { peer, flow } = *local else { return };
         let origin =
-            self.cx.peers.get(peer).and_then(|state| state.relay.flows.get(flow)).map(|flow| flow.origin);
+            self.peers.get(peer).and_then(|state| state.relay.flows.get(flow)).map(|flow| flow.origin);
         if let Some(Origin::Upstream { service, .. }) = origin
-            && let Some(service) = self.cx.config.services.get(service)
-            && let Some(suppressed) = self.cx.logs.refusal.allow(now)
+            && let Some(service) = self.config.services.get(service)
+            && let Some(suppressed) = self.logs.refusal.allow(now)
         {
             tracing::warn!(
                 service = &*service.name,
@@ -81,9 +53,9 @@ impl Worker {
     }
 
     pub(super) fn report_too_large(&mut self, peer: PeerId, now: Instant) {
-        let Some(state) = self.cx.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.get_mut(peer) else { return };
         if let Some(too_large) = state.too_large.take()
-            && let Some(suppressed) = self.cx.logs.too_large.allow(now)
+            && let Some(suppressed) = self.logs.too_large.allow(now)
         {
             let remedy = if too_large.wanted {
                 "the other end cannot put pieces together: run this version there, or send smaller datagrams"
@@ -97,6 +69,46 @@ impl Worker {
                 suppressed,
                 "a datagram is too large for the path and was dropped; the largest that fits is given (remedy: {remedy})"
             );
+        }
+    }
+}
+
+impl DataPlane {
+    /// Ends a flow that has been silent for too long.
+    pub(super) fn flow_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        peer: PeerId,
+        id: FlowId,
+        now: Instant,
+    ) {
+        let Some(state) = cx.peers.get_mut(peer) else { return };
+        let Some(flow) = state.relay.flows.get(id) else { return };
+        let until = flow.last_active + flow.idle;
+        if until > now {
+            cx.timers.arm(Timer::Flow(peer, id), until);
+            return;
+        }
+        let lane = flow.lane;
+        if let Some(flow) = state.relay.remove_flow(id) {
+            state.relay.stats.flows_idle += 1;
+            let mut uplink = state.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+            uplink.say(lane, context::Context::Closed(flow.number));
+            sockets.close_flow_socket(flow.origin);
+        }
+    }
+}
+
+impl Sockets {
+    pub(super) fn close_flow_socket(&mut self, origin: Origin) {
+        match origin {
+            Origin::Upstream { socket, .. } => {
+                self.doors.close_later(socket);
+                self.doors.close_now(&mut self.locals);
+            }
+            Origin::Ingress { .. } => {}
         }
     }
 }

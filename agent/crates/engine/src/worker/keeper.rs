@@ -8,6 +8,8 @@ use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{LaneRef, PeerId, SessionRef};
 
+use crate::worker::context::Effect;
+use crate::worker::{Context, LaneHost, Sessions, Sockets};
 use crate::{
     capture::Phase,
     peer::RESETTLE_TIME,
@@ -31,19 +33,63 @@ pub struct LaneLimits {
 }
 
 impl Worker {
+    /// Once a second: silence is looked at again, and what is idle is kept alive.
+    pub(super) fn housekeeping(&mut self, now: Instant) {
+        for place in 0..self.cx.peers.len() {
+            let id = PeerId(number(place));
+            if self.cx.is_silent(id, now) {
+                self.host.ask_for_life(&mut self.cx, id);
+                self.sessions.follow_route(&mut self.cx, &mut self.sockets, &mut self.host, id, now);
+            }
+            self.sessions.check_control(&mut self.cx, id, now);
+            self.settle_effects(now);
+            self.sessions.see_to_stream_connections(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                id,
+                now,
+            );
+            self.settle_effects(now);
+            self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
+        }
+        self.tcp.see_to_roster(&mut self.cx, &mut self.sessions, &mut self.host, &mut self.metrics, now);
+        self.tunnel.see_to_tun(&mut self.cx, &mut self.sessions, now);
+        self.take_stock(now);
+        self.look_at_meters(now);
+        self.sessions.control.look_at_windows();
+        self.cx.report_stream_memory(now);
+        self.sessions.gate.expire(now);
+        self.cx.exchange.taps().expire(now);
+        if let Some(error) = self.sessions.gate.take_journal_error() {
+            self.metrics.own.gate_journal_errors.count();
+            self.cx.warn_of_journal(&error, now);
+        }
+    }
+}
+
+impl LaneHost {
     /// The owner of a session wants a lane to be kept here.
-    pub(super) fn open_lane(&mut self, order: &LaneOrder, now: Instant) {
+    pub(super) fn open_lane(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        order: &LaneOrder,
+        now: Instant,
+    ) {
         let LaneName { peer, session, index, .. } = order.name;
-        if self.cx.peers.link_named(peer, session).is_none() {
+        if cx.peers.link_named(peer, session).is_none() {
             return;
         }
-        let Some((underlay, remote)) = self.lane_socket(order, now) else {
-            self.report_lane(order.name, LaneLoss::NoSocket);
+        let Some((underlay, remote)) = sockets.lane_socket(cx, order, now) else {
+            cx.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
-        let Some(core) = self.lane_core(order) else {
-            self.release_underlay(underlay);
-            self.report_lane(order.name, LaneLoss::NoSocket);
+        let Some(core) = self.lane_core(cx, order) else {
+            self.release_underlay(sockets, sessions, underlay);
+            cx.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
         let owner = SessionRef { peer, session };
@@ -51,64 +97,307 @@ impl Worker {
         let mut slot = LaneSlot::new(core, owner, opening, order.local_cid, underlay, order.budget, now);
         slot.largest_packet = order.largest;
         if let Some(destination) = remote {
-            slot.validate(Path { destination, source: None, tos: 0 }, self.sockets.doors.random_bytes(), now);
+            slot.validate(Path { destination, source: None, tos: 0 }, sockets.doors.random_bytes(), now);
         }
-        let id = self.host.lanes.insert(slot);
-        self.capture_lane(id, now);
-        self.cx.exchange.lane_kept(peer);
-        self.host.lanes.touch(id);
-        let old = self.cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
+        let id = self.lanes.insert(slot);
+        self.capture_lane(sockets, id, now);
+        cx.exchange.lane_kept(peer);
+        self.lanes.touch(id);
+        let old = cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
-            self.replace_lane(order.name, old, now);
+            self.replace_lane(cx, order.name, old, now);
         }
     }
 
     /// The lane `old` has been replaced: if it works it carries payloads until the one in its place does.
-    fn replace_lane(&mut self, by: LaneName, old: LaneId, now: Instant) {
+    fn replace_lane(&mut self, cx: &mut Context, by: LaneName, old: LaneId, now: Instant) {
         let LaneName { peer, session, index, .. } = by;
-        let works = self.host.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
-        match self.cx.peers.link_named(peer, session) {
+        let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
+        match cx.peers.link_named(peer, session) {
             Some(link) if works => link.pool.keep_former(index, old),
-            Some(_) | None => self.drop_former(old, now),
+            Some(_) | None => self.drop_former(cx, old, now),
         }
     }
 
     /// A lane that was replaced carries payloads no more, though the one in its place does not yet: its owner is told.
-    fn drop_former(&mut self, id: LaneId, now: Instant) {
-        let Some(lane) = self.host.lanes.get(id).map(name_of_lane) else { return };
-        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) {
+    fn drop_former(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
+        if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
             link.pool.forget_former(id);
         }
-        self.drain_lane(id, now);
-        self.cx.tell_owner(lane, Order::FormerGone { lane });
+        self.drain_lane(cx, id, now);
+        cx.tell_owner(lane, Order::FormerGone { lane });
     }
 
     /// The lane of an index carries payloads: the one before it need no longer.
-    fn drain_former(&mut self, lane: LaneName, id: LaneId, now: Instant) {
-        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session)
+    pub(super) fn drain_former(&mut self, cx: &mut Context, lane: LaneName, id: LaneId, now: Instant) {
+        if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
             && link.pool.get(lane.index) == Some(id)
             && let Some(former) = link.pool.take_former(lane.index)
         {
-            self.drain_lane(former, now);
+            self.drain_lane(cx, former, now);
         }
     }
 
+    fn lane_core(&self, cx: &Context, order: &LaneOrder) -> Option<Lane> {
+        let len = order.suite.secret_len();
+        let config = LaneConfig {
+            suite: order.suite,
+            send_secret: &order.secrets.0[0][..len],
+            receive_secret: &order.secrets.0[1][..len],
+            remote_cid: order.remote_cid,
+            local_cid: order.local_cid,
+            ack: match cx.peers.get(order.name.peer)?.config.profile {
+                Profile::Throughput => AckProfile::Throughput,
+                Profile::Latency => AckProfile::Latency,
+            },
+            initial_rtt: Some(order.initial_rtt),
+            key_limit: self.limits.sealed,
+        };
+        let mut core = Lane::new(&config).ok()?;
+        if let Some(failures) = self.limits.failed {
+            core.limit_failures(failures);
+        }
+        Some(core)
+    }
+
+    /// A lane carries payloads from now on, or its path has moved.
+    pub(super) fn lane_up(&mut self, cx: &mut Context, sockets: &mut Sockets, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        slot.search_mtu();
+        let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
+        let from = slot.take_moved();
+        self.lanes.touch(id);
+        self.note_path(sockets, id, now);
+        self.note_phase(id, Phase::Up, now);
+        cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
+        if let Some(suppressed) = cx.logs.details.allow(now) {
+            let (peer, lane) = (cx.peers.name(lane.peer), lane.index);
+            match from {
+                Some(from) => {
+                    tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
+                }
+                None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
+            }
+        }
+        cx.tell_owner(lane, Order::LaneUp { lane });
+        let (peer, session) = (lane.peer, lane.session);
+        if from.is_some() && cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
+            cx.tell_owner(lane, Order::ListenerMoved { peer, session });
+        }
+        self.note_path_packet(cx, id, now);
+        cx.effects.push_back(Effect::LaneCarries { lane, id });
+    }
+
+    /// The owner is told if a lane has found that its path carries other packets than it last said.
+    pub(super) fn note_path_packet(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let Some(bytes) = slot.take_path_packet() else { return };
+        let lane = name_of_lane(slot);
+        if let Some(suppressed) = cx.logs.details.allow(now) {
+            tracing::debug!(
+                peer = cx.peers.name(lane.peer),
+                lane = lane.index,
+                bytes,
+                suppressed,
+                "what the lane's path carries"
+            );
+        }
+        cx.tell_owner(lane, Order::LaneBudget { lane, bytes });
+    }
+
+    /// A lane cannot go on.
+    pub(super) fn end_lane(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: LaneId,
+        why: LaneLoss,
+        now: Instant,
+    ) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let lane = name_of_lane(slot);
+        let mut current = false;
+        if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
+            && link.pool.get(lane.index) == Some(id)
+        {
+            link.pool.set(lane.index, None);
+            current = true;
+        }
+        self.remove_lane(cx, sockets, sessions, id, now);
+        if current {
+            cx.report_lane(lane, why);
+        }
+    }
+
+    /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
+    pub(super) fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
+        let Some(since) = slot.core.silent_since() else { return };
+        let silence = now.saturating_duration_since(since);
+        let alive = match slot.state {
+            LaneState::Validating | LaneState::Up => true,
+            LaneState::Draining { .. } => false,
+        };
+        if alive && silence >= limit / 2 {
+            let lane = name_of_lane(slot);
+            let is_former = cx
+                .peers
+                .link_named(lane.peer, lane.session)
+                .is_some_and(|link| link.pool.former().any(|former| former == id));
+            if is_former {
+                if silence >= limit {
+                    self.drop_former(cx, id, now);
+                }
+                return;
+            }
+            cx.tell_owner(lane, Order::LaneSilent { lane, silence, limit });
+        }
+    }
+
+    /// A lane was heard, or may have been: all workers may ask when.
+    pub(super) fn note_heard(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let Some(slot) = self.lanes.get(id) else { return };
+        let (peer, session) = (slot.peer, slot.session);
+        let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
+        else {
+            return;
+        };
+        cx.exchange.note_heard(peer, at);
+        if let Some(link) = cx.peers.link_named(peer, session)
+            && link.doubts.silent
+        {
+            let owner = link.pool.owner();
+            cx.tell(owner, Order::Heard { peer, session });
+        }
+    }
+
+    /// Lets the lane of an opening drain.
+    pub(super) fn drain_named(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        lane: LaneName,
+        now: Instant,
+    ) {
+        let Some(link) = cx.peers.link_named(lane.peer, lane.session) else { return };
+        let Some(id) = link.pool.get(lane.index) else { return };
+        if self.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
+            if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
+                link.pool.set(lane.index, None);
+            }
+            if self.lanes.get(id).is_some_and(LaneSlot::is_up) {
+                self.drain_lane(cx, id, now);
+            } else {
+                // Nothing can be under way on it.
+                self.remove_lane(cx, sockets, sessions, id, now);
+            }
+        }
+    }
+
+    pub(super) fn drain_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        if let Some(slot) = self.lanes.get_mut(id) {
+            let until = now + DRAIN_TIME;
+            slot.state = LaneState::Draining { until };
+            cx.timers.arm(Timer::Lane(id), until);
+        }
+        self.note_phase(id, Phase::Draining, now);
+    }
+
+    pub(super) fn remove_lane(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: LaneId,
+        now: Instant,
+    ) {
+        self.end_capture_of(id, now);
+        if let Some(slot) = self.lanes.remove(id) {
+            cx.exchange.lane_gone(slot.peer);
+            let lane = name_of_lane(&slot);
+            if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
+                cx.tell_owner(lane, Order::FormerGone { lane });
+            }
+            cx.stats.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
+            self.release_underlay(sockets, sessions, slot.underlay);
+        }
+    }
+
+    /// Closes a dialled socket that nothing uses any more.
+    pub(super) fn release_underlay(
+        &mut self,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: UnderlayId,
+    ) {
+        let dialled = sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
+            || sessions.control.iter().any(|connection| connection.underlay() == id);
+        if dialled && !in_use {
+            sockets.doors.close_underlay(&mut sockets.underlays, id);
+        }
+    }
+
+    /// The largest packet to a peer has changed.
+    pub(super) fn set_budget(
+        &mut self,
+        cx: &mut Context,
+        SessionRef { peer, session }: SessionRef,
+        bytes: usize,
+        now: Instant,
+    ) {
+        let Some(link) = cx.peers.link_named(peer, session) else { return };
+        let before = std::mem::replace(&mut link.budget, bytes);
+        if bytes < before {
+            link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
+        }
+        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.former()).collect();
+        for lane in lanes {
+            if let Some(slot) = self.lanes.get_mut(lane) {
+                slot.set_budget(bytes);
+            }
+        }
+        if before != bytes
+            && let Some(suppressed) = cx.logs.details.allow(now)
+        {
+            tracing::debug!(peer = cx.peers.name(peer), bytes, suppressed, "packet size");
+        }
+    }
+
+    /// Asks a peer for a sign of life on every lane.
+    pub(super) fn ask_for_life(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(link) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
+        for lane in link.pool.lanes() {
+            if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
+                slot.core.request_ping();
+                self.lanes.touch(lane);
+            }
+        }
+    }
+}
+
+impl Sockets {
     /// The socket of a lane, and where to if this end dials.
     fn lane_socket(
         &mut self,
+        cx: &mut Context,
         order: &LaneOrder,
         now: Instant,
     ) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
         match order.port {
             LanePort::Shared(underlay, remote) => {
-                self.sockets.underlays.get(underlay).is_some().then_some((underlay, remote))
+                self.underlays.get(underlay).is_some().then_some((underlay, remote))
             }
-            LanePort::Listening(port) => self.sockets.ports.get(port).map(|underlay| (*underlay, None)),
-            LanePort::Dial(remote) => match self.sockets.doors.dial(&mut self.sockets.underlays, remote) {
+            LanePort::Listening(port) => self.ports.get(port).map(|underlay| (*underlay, None)),
+            LanePort::Dial(remote) => match self.doors.dial(&mut self.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    if let Some(suppressed) = self.cx.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (self.cx.peers.name(order.name.peer), order.name.index);
+                    if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
+                        let (peer, lane) = (cx.peers.name(order.name.peer), order.name.index);
                         tracing::warn!(
                             peer,
                             lane,
@@ -122,272 +411,21 @@ impl Worker {
             },
         }
     }
+}
 
-    fn lane_core(&self, order: &LaneOrder) -> Option<Lane> {
-        let len = order.suite.secret_len();
-        let config = LaneConfig {
-            suite: order.suite,
-            send_secret: &order.secrets.0[0][..len],
-            receive_secret: &order.secrets.0[1][..len],
-            remote_cid: order.remote_cid,
-            local_cid: order.local_cid,
-            ack: match self.cx.peers.get(order.name.peer)?.config.profile {
-                Profile::Throughput => AckProfile::Throughput,
-                Profile::Latency => AckProfile::Latency,
-            },
-            initial_rtt: Some(order.initial_rtt),
-            key_limit: self.host.limits.sealed,
-        };
-        let mut core = Lane::new(&config).ok()?;
-        if let Some(failures) = self.host.limits.failed {
-            core.limit_failures(failures);
-        }
-        Some(core)
-    }
-
-    /// A lane carries payloads from now on, or its path has moved.
-    pub(super) fn lane_up(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.host.lanes.get_mut(id) else { return };
-        slot.search_mtu();
-        let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
-        let from = slot.take_moved();
-        self.host.lanes.touch(id);
-        self.note_path(id, now);
-        self.note_phase(id, Phase::Up, now);
-        self.cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
-        if let Some(suppressed) = self.cx.logs.details.allow(now) {
-            let (peer, lane) = (self.cx.peers.name(lane.peer), lane.index);
-            match from {
-                Some(from) => {
-                    tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
-                }
-                None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
-            }
-        }
-        self.cx.tell_owner(lane, Order::LaneUp { lane });
-        let (peer, session) = (lane.peer, lane.session);
-        if from.is_some() && self.cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            self.cx.tell_owner(lane, Order::ListenerMoved { peer, session });
-        }
-        self.note_path_packet(id, now);
-        self.drain_former(lane, id, now);
-        self.settle_flows(lane.peer);
-        self.drain_queue(lane.peer, now);
-    }
-
-    /// The owner is told if a lane has found that its path carries other packets than it last said.
-    pub(super) fn note_path_packet(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.host.lanes.get_mut(id) else { return };
-        let Some(bytes) = slot.take_path_packet() else { return };
-        let lane = name_of_lane(slot);
-        if let Some(suppressed) = self.cx.logs.details.allow(now) {
-            tracing::debug!(
-                peer = self.cx.peers.name(lane.peer),
-                lane = lane.index,
-                bytes,
-                suppressed,
-                "what the lane's path carries"
-            );
-        }
-        self.cx.tell_owner(lane, Order::LaneBudget { lane, bytes });
-    }
-
-    /// A lane cannot go on.
-    pub(super) fn end_lane(&mut self, id: LaneId, why: LaneLoss, now: Instant) {
-        let Some(slot) = self.host.lanes.get(id) else { return };
-        let lane = name_of_lane(slot);
-        let mut current = false;
-        if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session)
-            && link.pool.get(lane.index) == Some(id)
-        {
-            link.pool.set(lane.index, None);
-            current = true;
-        }
-        self.remove_lane(id, now);
-        if current {
-            self.report_lane(lane, why);
-        }
-    }
-
+impl Context {
     fn report_lane(&mut self, lane: LaneName, why: LaneLoss) {
-        self.cx.tell_owner(lane, Order::LaneLost { lane, why });
-    }
-
-    /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
-    pub(super) fn check_silence(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.host.lanes.get(id) else { return };
-        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
-        let Some(since) = slot.core.silent_since() else { return };
-        let silence = now.saturating_duration_since(since);
-        let alive = match slot.state {
-            LaneState::Validating | LaneState::Up => true,
-            LaneState::Draining { .. } => false,
-        };
-        if alive && silence >= limit / 2 {
-            let lane = name_of_lane(slot);
-            let is_former = self
-                .cx
-                .peers
-                .link_named(lane.peer, lane.session)
-                .is_some_and(|link| link.pool.former().any(|former| former == id));
-            if is_former {
-                if silence >= limit {
-                    self.drop_former(id, now);
-                }
-                return;
-            }
-            self.cx.tell_owner(lane, Order::LaneSilent { lane, silence, limit });
-        }
-    }
-
-    /// A lane was heard, or may have been: all workers may ask when.
-    pub(super) fn note_heard(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.host.lanes.get(id) else { return };
-        let (peer, session) = (slot.peer, slot.session);
-        let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
-        else {
-            return;
-        };
-        self.cx.exchange.note_heard(peer, at);
-        if let Some(link) = self.cx.peers.link_named(peer, session)
-            && link.doubts.silent
-        {
-            let owner = link.pool.owner();
-            self.cx.tell(owner, Order::Heard { peer, session });
-        }
-    }
-
-    /// Lets the lane of an opening drain.
-    pub(super) fn drain_named(&mut self, lane: LaneName, now: Instant) {
-        let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) else { return };
-        let Some(id) = link.pool.get(lane.index) else { return };
-        if self.host.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
-            if let Some(link) = self.cx.peers.link_named(lane.peer, lane.session) {
-                link.pool.set(lane.index, None);
-            }
-            if self.host.lanes.get(id).is_some_and(LaneSlot::is_up) {
-                self.drain_lane(id, now);
-            } else {
-                // Nothing can be under way on it.
-                self.remove_lane(id, now);
-            }
-        }
-    }
-
-    pub(super) fn drain_lane(&mut self, id: LaneId, now: Instant) {
-        if let Some(slot) = self.host.lanes.get_mut(id) {
-            let until = now + DRAIN_TIME;
-            slot.state = LaneState::Draining { until };
-            self.cx.timers.arm(Timer::Lane(id), until);
-        }
-        self.note_phase(id, Phase::Draining, now);
-    }
-
-    pub(super) fn remove_lane(&mut self, id: LaneId, now: Instant) {
-        self.end_capture_of(id, now);
-        if let Some(slot) = self.host.lanes.remove(id) {
-            self.cx.exchange.lane_gone(slot.peer);
-            let lane = name_of_lane(&slot);
-            if self
-                .cx
-                .peers
-                .link_named(slot.peer, slot.session)
-                .is_some_and(|link| link.pool.forget_former(id))
-            {
-                self.cx.tell_owner(lane, Order::FormerGone { lane });
-            }
-            self.cx
-                .stats
-                .totals
-                .retired
-                .add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
-            self.release_underlay(slot.underlay);
-        }
-    }
-
-    /// Closes a dialled socket that nothing uses any more.
-    pub(super) fn release_underlay(&mut self, id: UnderlayId) {
-        let dialled =
-            self.sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
-        let in_use = self.host.lanes.iter().any(|(_, slot)| slot.underlay == id)
-            || self.sessions.control.iter().any(|connection| connection.underlay() == id);
-        if dialled && !in_use {
-            self.sockets.doors.close_underlay(&mut self.sockets.underlays, id);
-        }
-    }
-
-    /// The largest packet to a peer has changed.
-    pub(super) fn set_budget(
-        &mut self,
-        SessionRef { peer, session }: SessionRef,
-        bytes: usize,
-        now: Instant,
-    ) {
-        let Some(link) = self.cx.peers.link_named(peer, session) else { return };
-        let before = std::mem::replace(&mut link.budget, bytes);
-        if bytes < before {
-            link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
-        }
-        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.former()).collect();
-        for lane in lanes {
-            if let Some(slot) = self.host.lanes.get_mut(lane) {
-                slot.set_budget(bytes);
-            }
-        }
-        if before != bytes
-            && let Some(suppressed) = self.cx.logs.details.allow(now)
-        {
-            tracing::debug!(peer = self.cx.peers.name(peer), bytes, suppressed, "packet size");
-        }
-    }
-
-    /// Once a second: silence is looked at again, and what is idle is kept alive.
-    pub(super) fn housekeeping(&mut self, now: Instant) {
-        for place in 0..self.cx.peers.len() {
-            let id = PeerId(number(place));
-            if self.is_silent(id, now) {
-                self.ask_for_life(id);
-                self.follow_route(id, now);
-            }
-            self.check_control(id, now);
-            self.settle_orders(now);
-            self.see_to_stream_connections(id, now);
-            self.settle_orders(now);
-            self.keep_alive(id, now);
-        }
-        self.see_to_roster(now);
-        self.see_to_tun(now);
-        self.take_stock(now);
-        self.look_at_meters(now);
-        self.sessions.control.look_at_windows();
-        self.report_stream_memory(now);
-        self.sessions.gate.expire(now);
-        self.cx.exchange.taps().expire(now);
-        if let Some(error) = self.sessions.gate.take_journal_error() {
-            self.metrics.own.gate_journal_errors.count();
-            self.warn_of_journal(&error, now);
-        }
+        self.tell_owner(lane, Order::LaneLost { lane, why });
     }
 
     fn warn_of_journal(&mut self, error: &std::io::Error, now: Instant) {
-        if let Some(suppressed) = self.cx.logs.journal.allow(now) {
+        if let Some(suppressed) = self.logs.journal.allow(now) {
             tracing::warn!(
                 %error,
                 suppressed,
                 "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
                  none of before would be trusted"
             );
-        }
-    }
-
-    /// Asks a peer for a sign of life on every lane.
-    pub(super) fn ask_for_life(&mut self, id: PeerId) {
-        let Some(link) = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
-        for lane in link.pool.lanes() {
-            if let Some(slot) = self.host.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
-                slot.core.request_ping();
-                self.host.lanes.touch(lane);
-            }
         }
     }
 }

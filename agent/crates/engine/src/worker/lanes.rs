@@ -17,10 +17,11 @@ use wire::{
 };
 use zeroize::Zeroizing;
 
+use crate::worker::{Context, Sessions, Sockets, Tunnel};
 use crate::{
     peer::Doubt,
     worker::{
-        LOG_INTERVAL, Timer, Worker,
+        LOG_INTERVAL, Timer,
         endpoint::largest_packet,
         exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
         keeper::LEAST_SILENCE,
@@ -59,30 +60,32 @@ struct LaneCids {
     remote: ConnectionId,
 }
 
-impl Worker {
+impl Sessions {
     /// Asks the peer for lane `index`.
-    pub(super) fn ask_for_lane(&mut self, id: PeerId, index: u8, now: Instant) {
-        let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
-        let cid = self.sessions.ids.next_for(keeper);
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+    pub(super) fn ask_for_lane(&mut self, cx: &mut Context, id: PeerId, index: u8, now: Instant) {
+        let keeper = pool::keeper(cx.id.index, index, cx.id.count);
+        let cid = self.ids.next_for(keeper);
+        let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
         // Before: is there anybody?
-        self.cx.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
+        cx.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
         let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: cid.0 };
-        self.sessions.control.send(handle, &Message::LaneOpen(offer));
+        self.control.send(handle, &Message::LaneOpen(offer));
     }
 
     /// The dialler asks for a lane.
     pub(super) fn lane_asked(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
         id: PeerId,
         handle: ConnectionHandle,
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let kept = self.cx.exchange.lanes(id);
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+        let kept = cx.exchange.lanes(id);
+        let Some(session) = cx.peers.session_mut(id) else { return };
         let openings = &mut session.openings;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
@@ -96,60 +99,61 @@ impl Worker {
             (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
-            self.cx.stats.totals.lanes_refused += 1;
-            self.sessions
-                .control
+            cx.stats.totals.lanes_refused += 1;
+            self.control
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
         }
-        let keeper = pool::keeper(self.cx.id.index, offer.lane, self.cx.id.count);
-        let local = self.sessions.ids.next_for(keeper);
-        let Some(underlay) = self.sessions.control.get(handle).map(|connection| connection.underlay()) else {
+        let keeper = pool::keeper(cx.id.index, offer.lane, cx.id.count);
+        let local = self.ids.next_for(keeper);
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else {
             return;
         };
-        let port = if keeper == self.cx.id.index {
+        let port = if keeper == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
-            match self.sockets.ports.iter().position(|port| *port == underlay) {
+            match sockets.ports.iter().position(|port| *port == underlay) {
                 Some(port) => LanePort::Listening(port),
                 None => return,
             }
         };
         let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
-        if self.place_lane(id, offer.lane, offer.epoch, cids, port, now) {
+        if self.place_lane(cx, id, offer.lane, offer.epoch, cids, port, now) {
             // Its keeper has heard of it before its first packet can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
-            self.sessions.control.send(handle, &Message::LaneAccept(answer));
+            self.control.send(handle, &Message::LaneAccept(answer));
         }
     }
 
     /// The listener has the lane: its path is validated with the first packets on it.
     pub(super) fn lane_accepted(
         &mut self,
+        cx: &mut Context,
         id: PeerId,
         handle: ConnectionHandle,
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+        let Some(session) = cx.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
         let name = session.id;
         // Whoever answers is there.
-        self.cx.exchange.note_heard(id, now);
-        self.heard(id, name);
-        let Some(connection) = self.sessions.control.get(handle) else { return };
+        cx.exchange.note_heard(id, now);
+        cx.heard(id, name);
+        let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
             0 => LanePort::Shared(connection.underlay(), Some(remote)),
             _ => LanePort::Dial(remote),
         };
         let cids = LaneCids { local: opening.local_cid, remote: ConnectionId(offer.connection_id) };
-        self.place_lane(id, opening.index, opening.epoch, cids, port, now);
+        self.place_lane(cx, id, opening.index, opening.epoch, cids, port, now);
     }
 
     /// Tells its keeper to keep a lane, with the keys that both ends derive from the control connection.
     fn place_lane(
         &mut self,
+        cx: &mut Context,
         id: PeerId,
         index: u8,
         epoch: u64,
@@ -157,11 +161,10 @@ impl Worker {
         port: LanePort,
         now: Instant,
     ) -> bool {
-        let Some((session, handle)) = self.cx.peers.session(id).map(|session| (session.id, session.handle))
-        else {
+        let Some((session, handle)) = cx.peers.session(id).map(|session| (session.id, session.handle)) else {
             return false;
         };
-        let Some(connection) = self.sessions.control.get(handle) else { return false };
+        let Some(connection) = self.control.get(handle) else { return false };
         let (quinn, dialled) = (connection.quinn(), connection.side() == Side::Client);
         let crypto = quinn.crypto_session();
         let Some(suite) = suite::negotiated(crypto) else { return false };
@@ -179,37 +182,27 @@ impl Worker {
             suite,
             secrets: LaneSecrets(secrets),
             initial_rtt: quinn.rtt(),
-            budget: self.packet_budget(id).unwrap_or(TRANSMIT_CAPACITY),
-            largest: self.largest_to(id).into(),
+            budget: self.packet_budget(cx, id).unwrap_or(TRANSMIT_CAPACITY),
+            largest: cx.largest_to(id).into(),
             port,
         };
-        if let Some(session) = self.cx.peers.session_mut(id) {
+        if let Some(session) = cx.peers.session_mut(id) {
             session.openings.placed(index, epoch, now);
         }
-        self.tell_lanes(id);
-        let keeper = pool::keeper(self.cx.id.index, index, self.cx.id.count);
-        self.cx.tell(keeper, Order::OpenLane(Box::new(order)));
+        self.tell_lanes(cx, id);
+        let keeper = pool::keeper(cx.id.index, index, cx.id.count);
+        cx.tell(keeper, Order::OpenLane(Box::new(order)));
         true
     }
 
-    pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
-        if session.openings.answered(end.lane, end.epoch).is_some() {
-            if let Some(suppressed) = self.cx.logs.lane.refused.allow(now) {
-                tracing::warn!(
-                    peer = self.cx.peers.name(id),
-                    lane = end.lane,
-                    reason = ?end.reason,
-                    suppressed,
-                    "the peer refused a lane"
-                );
-            }
-            self.cx.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
-        }
-    }
-
-    pub(super) fn lane_closed(&mut self, id: PeerId, end: &LaneEnd<LaneCloseCause>, now: Instant) {
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+    pub(super) fn lane_closed(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        end: &LaneEnd<LaneCloseCause>,
+        now: Instant,
+    ) {
+        let Some(session) = cx.peers.session_mut(id) else { return };
         let (session_id, dialled) = (session.id, session.dialled);
         if dialled && end.reason == LaneCloseCause::WornOut {
             // Else a peer that says so of each at once has lanes opened without end. It says so again if it is true.
@@ -219,15 +212,15 @@ impl Worker {
                 return;
             }
             let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
-            return self.lane_is_worn(lane, now);
+            return self.lane_is_worn(cx, lane, now);
         }
         let since = session.openings.since(end.lane);
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
         }
-        if let Some(suppressed) = self.cx.logs.lane.closed.allow(now) {
+        if let Some(suppressed) = cx.logs.lane.closed.allow(now) {
             tracing::info!(
-                peer = self.cx.peers.name(id),
+                peer = cx.peers.name(id),
                 lane = end.lane,
                 reason = ?end.reason,
                 suppressed,
@@ -235,56 +228,56 @@ impl Worker {
             );
         }
         let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
-        self.drain_at_keeper(lane);
-        self.tell_lanes(id);
+        cx.drain_at_keeper(lane);
+        self.tell_lanes(cx, id);
         if dialled && end.reason != LaneCloseCause::Done {
-            self.cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
-            self.ask_again(id, end.lane, since, now);
+            cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
+            self.ask_again(cx, id, end.lane, since, now);
         }
     }
 
     /// A lane carries payloads.
-    pub(super) fn lane_is_up(&mut self, lane: LaneName) {
-        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) {
+    pub(super) fn lane_is_up(&mut self, cx: &mut Context, lane: LaneName) {
+        if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
-            self.tell_lanes(lane.peer);
+            self.tell_lanes(cx, lane.peer);
         }
     }
 
     /// A lane that was replaced carries payloads no more.
-    pub(super) fn former_gone(&mut self, lane: LaneName) {
-        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session)
+    pub(super) fn former_gone(&mut self, cx: &mut Context, lane: LaneName) {
+        if let Some(session) = cx.peers.session_named(lane.peer, lane.session)
             && session.openings.former_gone(lane.index, lane.epoch)
         {
-            self.tell_lanes(lane.peer);
+            self.tell_lanes(cx, lane.peer);
         }
     }
 
     /// The path of a lane carries packets of so many bytes.
-    pub(super) fn lane_carries(&mut self, lane: LaneName, bytes: usize) {
-        if let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) {
+    pub(super) fn lane_carries(&mut self, cx: &mut Context, lane: LaneName, bytes: usize) {
+        if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
             session.openings.carries(lane.index, lane.epoch, bytes);
-            self.settle_budget(lane.peer);
+            self.settle_budget(cx, lane.peer);
         }
     }
 
     /// A lane could not go on: the peer is told, and a dialler opens it again with new keys.
-    pub(super) fn lane_lost(&mut self, lane: LaneName, why: LaneLoss, now: Instant) {
-        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
+    pub(super) fn lane_lost(&mut self, cx: &mut Context, lane: LaneName, why: LaneLoss, now: Instant) {
+        let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             // It ended before its keeper heard that it is replaced.
-            return self.former_gone(lane);
+            return self.former_gone(cx, lane);
         }
         let (index, peer) = (lane.index, lane.peer);
         let mut again = dialled;
         match why {
             LaneLoss::Unvalidated => {
-                self.cx.stats.totals.lanes_unvalidated += 1;
-                if let Some(suppressed) = self.cx.logs.lane.unvalidated.allow(now) {
+                cx.stats.totals.lanes_unvalidated += 1;
+                if let Some(suppressed) = cx.logs.lane.unvalidated.allow(now) {
                     tracing::warn!(
-                        peer = self.cx.peers.name(peer),
+                        peer = cx.peers.name(peer),
                         lane = index,
                         again,
                         suppressed,
@@ -293,11 +286,11 @@ impl Worker {
                 }
             }
             LaneLoss::Ended(error) => {
-                if let Some(suppressed) = self.cx.logs.lane.ended.allow(now) {
+                if let Some(suppressed) = cx.logs.lane.ended.allow(now) {
                     let reason =
                         error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                     tracing::warn!(
-                        peer = self.cx.peers.name(peer),
+                        peer = cx.peers.name(peer),
                         lane = index,
                         reason,
                         suppressed,
@@ -306,33 +299,33 @@ impl Worker {
                 }
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
-                self.sessions.control.send(handle, &Message::LaneClose(end));
-                self.cx.stats.totals.lanes_ended += 1;
+                self.control.send(handle, &Message::LaneClose(end));
+                cx.stats.totals.lanes_ended += 1;
             }
             LaneLoss::NoSocket => {
                 again = false;
                 if dialled {
-                    self.cx.timers.arm(Timer::Pool(peer), now + VALIDATION_TIMEOUT);
+                    cx.timers.arm(Timer::Pool(peer), now + VALIDATION_TIMEOUT);
                 }
             }
         }
-        self.tell_lanes(peer);
+        self.tell_lanes(cx, peer);
         if again {
-            self.ask_again(peer, index, since, now);
+            self.ask_again(cx, peer, index, since, now);
         }
     }
 
     /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
-    pub(super) fn lane_is_worn(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
+    pub(super) fn lane_is_worn(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
+        let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
-        self.cx.stats.totals.lanes_worn += u64::from(dialled);
-        if let Some(suppressed) = self.cx.logs.lane.ended.allow(now) {
+        cx.stats.totals.lanes_worn += u64::from(dialled);
+        if let Some(suppressed) = cx.logs.lane.ended.allow(now) {
             tracing::info!(
-                peer = self.cx.peers.name(lane.peer),
+                peer = cx.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
@@ -340,19 +333,19 @@ impl Worker {
             );
         }
         if dialled {
-            self.ask_for_lane(lane.peer, lane.index, now);
+            self.ask_for_lane(cx, lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::WornOut };
-            self.sessions.control.send(handle, &Message::LaneClose(end));
+            self.control.send(handle, &Message::LaneClose(end));
         }
     }
 
     /// Asks for a lane that is gone; one that did not live for long costs a pause first.
-    fn ask_again(&mut self, peer: PeerId, index: u8, since: Option<Instant>, now: Instant) {
+    fn ask_again(&mut self, cx: &mut Context, peer: PeerId, index: u8, since: Option<Instant>, now: Instant) {
         if since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE) {
-            self.cx.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
+            cx.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
         } else {
-            self.ask_for_lane(peer, index, now);
+            self.ask_for_lane(cx, peer, index, now);
         }
     }
 
@@ -362,168 +355,186 @@ impl Worker {
     /// The others may be idle: half-way to the `limit` they are asked for a sign of life.
     pub(super) fn lane_is_silent(
         &mut self,
+        cx: &mut Context,
         lane: LaneName,
         silence: Duration,
         limit: Duration,
         now: Instant,
     ) {
-        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
+        let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
             if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
-                self.drain_at_keeper(lane);
-                self.tell_lanes(lane.peer);
+                cx.drain_at_keeper(lane);
+                self.tell_lanes(cx, lane.peer);
             }
             return;
         }
         let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
-        let others = self.cx.exchange.silence(peer, now);
+        let others = cx.exchange.silence(peer, now);
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
                 let session = lane.session;
-                self.cx.tell_all(|| Order::AskForLife { peer, session });
+                cx.tell_all(|| Order::AskForLife { peer, session });
             }
             return;
         }
         if others.is_some_and(|others| others < limit) {
             // One that is being validated has its time for that.
             if is_up {
-                self.lane_is_dead(lane, now);
+                self.lane_is_dead(cx, lane, now);
             }
             return;
         }
-        self.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true);
+        cx.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true);
     }
 
     /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
     /// dialler with nothing outstanding on the lane does not notice.
-    fn lane_is_dead(&mut self, lane: LaneName, now: Instant) {
-        let Some(session) = self.cx.peers.session_named(lane.peer, lane.session) else { return };
+    fn lane_is_dead(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
+        let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
-        if let Some(suppressed) = self.cx.logs.lane.silent.allow(now) {
+        if let Some(suppressed) = cx.logs.lane.silent.allow(now) {
             tracing::warn!(
-                peer = self.cx.peers.name(lane.peer),
+                peer = cx.peers.name(lane.peer),
                 lane = lane.index,
                 suppressed,
                 "a lane fell silent; {}",
                 if dialled { "opening it again" } else { "its dialler is to open it again" }
             );
         }
-        self.drain_at_keeper(lane);
-        self.tell_lanes(lane.peer);
+        cx.drain_at_keeper(lane);
+        self.tell_lanes(cx, lane.peer);
         if dialled {
-            self.cx.stats.totals.lanes_silent += 1;
-            self.ask_for_lane(lane.peer, lane.index, now);
+            cx.stats.totals.lanes_silent += 1;
+            self.ask_for_lane(cx, lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::Dead };
-            self.sessions.control.send(handle, &Message::LaneClose(end));
+            self.control.send(handle, &Message::LaneClose(end));
         }
     }
 
     /// Openings that were not answered in time, and lanes that found no socket, are asked for again.
-    pub(super) fn pool_timeout(&mut self, id: PeerId, now: Instant) {
-        self.check_openings(id, now);
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+    pub(super) fn pool_timeout(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        self.check_openings(cx, id, now);
+        let Some(session) = cx.peers.session_mut(id) else { return };
         session.openings.expire(now);
         let missing = if session.dialled { session.openings.missing() } else { Vec::new() };
         for index in missing {
-            self.ask_for_lane(id, index, now);
+            self.ask_for_lane(cx, id, index, now);
         }
-        if let Some(at) = self.cx.peers.session(id).and_then(|session| session.openings.deadline()) {
-            self.cx.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
+        if let Some(at) = cx.peers.session(id).and_then(|session| session.openings.deadline()) {
+            cx.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
         }
     }
 
     /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
-    fn check_openings(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.cx.peers.session(id) else { return };
+    fn check_openings(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(session) = cx.peers.session(id) else { return };
         let Some(since) = session.openings.asked_since() else { return };
         let name = session.id;
-        let Some(connection) = self.sessions.control.get(session.handle) else { return };
+        let Some(connection) = self.control.get(session.handle) else { return };
         // The request and its answer are repeated after twice the round-trip time if they are lost (RFC 9002 §6.2.2).
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
-        if silence >= limit && self.cx.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
-            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
+        if silence >= limit && cx.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
+            cx.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
         }
     }
 
     /// Tells every worker which lanes are up.
-    fn tell_lanes(&mut self, id: PeerId) {
-        let Some(session) = self.cx.peers.session(id) else { return };
+    fn tell_lanes(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(session) = cx.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
-        self.cx.tell_all(|| Order::LanesUp { peer: id, session, up, wanted });
-        self.settle_budget(id);
-    }
-
-    fn drain_at_keeper(&mut self, lane: LaneName) {
-        let keeper = pool::keeper(self.cx.id.index, lane.index, self.cx.id.count);
-        self.cx.tell(keeper, Order::DrainLane { lane });
-    }
-
-    /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
-    fn largest_to(&self, peer: PeerId) -> u16 {
-        let accepted =
-            self.cx.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
-        accepted.min(largest_packet(&self.cx.config))
+        cx.tell_all(|| Order::LanesUp { peer: id, session, up, wanted });
+        self.settle_budget(cx, id);
     }
 
     /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
     /// that of the control connection.
-    fn packet_budget(&self, peer: PeerId) -> Option<usize> {
-        let session = self.cx.peers.session(peer)?;
+    fn packet_budget(&self, cx: &Context, peer: PeerId) -> Option<usize> {
+        let session = cx.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
-            let mtu = self.sessions.control.get(session.handle)?.quinn().current_mtu();
-            Some(mtu.min(self.largest_to(peer)).into())
+            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
+            Some(mtu.min(cx.largest_to(peer)).into())
         })
     }
 
     /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
     /// more around it.
-    fn plain_budget(&mut self, peer: PeerId) -> Option<usize> {
-        let state = self.cx.peers.get_mut(peer)?;
+    fn plain_budget(&mut self, cx: &mut Context, peer: PeerId) -> Option<usize> {
+        let state = cx.peers.get_mut(peer)?;
         let plain = state.link.as_mut()?.plain.as_mut()?;
-        let most = self.sessions.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
+        let most = self.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
         plain.set_most(most);
         Some(most? + HEADER_LEN + 1 + TAG_LEN)
     }
 
     /// The largest packet to `peer` may be another.
-    fn settle_budget(&mut self, peer: PeerId) {
-        self.tell_budget(peer);
+    fn settle_budget(&mut self, cx: &mut Context, peer: PeerId) {
+        self.tell_budget(cx, peer);
     }
 
     /// Tells every worker the largest packet to `peer`; false if they know.
-    fn tell_budget(&mut self, peer: PeerId) -> bool {
-        let Some(bytes) = self.packet_budget(peer) else { return false };
-        let bytes = self.plain_budget(peer).map_or(bytes, |most| most.min(bytes));
-        let Some(session) = self.cx.peers.session(peer).map(|session| session.id) else { return false };
-        let changed = self.cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
+    fn tell_budget(&mut self, cx: &mut Context, peer: PeerId) -> bool {
+        let Some(bytes) = self.packet_budget(cx, peer) else { return false };
+        let bytes = self.plain_budget(cx, peer).map_or(bytes, |most| most.min(bytes));
+        let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
+        let changed = cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
-            self.cx.tell_all(|| Order::Budget { peer, session, bytes });
+            cx.tell_all(|| Order::Budget { peer, session, bytes });
         }
         changed
     }
 
     /// A session begins: with the largest packet that the control connection has found so far.
-    pub(super) fn begin_budget(&mut self, peer: PeerId, now: Instant) {
-        if !self.tell_budget(peer) {
-            self.budget_changed(peer, now);
+    pub(super) fn begin_budget(&mut self, cx: &mut Context, tunnel: &mut Tunnel, peer: PeerId, now: Instant) {
+        if !self.tell_budget(cx, peer) {
+            tunnel.budget_changed(cx, peer, now);
         }
     }
 
     /// The control connection has found that its path carries other packets.
-    pub(super) fn mtu_changed(&mut self, handle: ConnectionHandle) {
-        let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+    pub(super) fn mtu_changed(&mut self, cx: &mut Context, handle: ConnectionHandle) {
+        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
-        if self.cx.peers.session(peer).is_some_and(|session| session.handle == handle) {
-            self.settle_budget(peer);
+        if cx.peers.session(peer).is_some_and(|session| session.handle == handle) {
+            self.settle_budget(cx, peer);
         }
+    }
+}
+
+impl Context {
+    pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
+        let Some(session) = self.peers.session_mut(id) else { return };
+        if session.openings.answered(end.lane, end.epoch).is_some() {
+            if let Some(suppressed) = self.logs.lane.refused.allow(now) {
+                tracing::warn!(
+                    peer = self.peers.name(id),
+                    lane = end.lane,
+                    reason = ?end.reason,
+                    suppressed,
+                    "the peer refused a lane"
+                );
+            }
+            self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
+        }
+    }
+
+    fn drain_at_keeper(&mut self, lane: LaneName) {
+        let keeper = pool::keeper(self.id.index, lane.index, self.id.count);
+        self.tell(keeper, Order::DrainLane { lane });
+    }
+
+    /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
+    fn largest_to(&self, peer: PeerId) -> u16 {
+        let accepted = self.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        accepted.min(largest_packet(&self.config))
     }
 }

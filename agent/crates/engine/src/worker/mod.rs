@@ -252,7 +252,7 @@ impl Worker {
         self.cx.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
-            self.add_source(token);
+            self.tcp.add_source(&mut self.cx, &mut self.sockets, token);
         }
         self.fresh = fresh;
         self.data.notes.work = Work::default();
@@ -274,16 +274,23 @@ impl Worker {
         }
         self.due.clear();
         let batches = self.serve_sources(now);
-        self.serve_decoys(batches, now);
-        self.serve_strangers(now);
+        self.decoy.serve_decoys(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.data,
+            &mut self.host,
+            batches,
+            now,
+        );
+        self.decoy.serve_strangers(&mut self.cx, &mut self.sockets, &mut self.data, now);
         self.poll_control(now);
         self.see_to_lanes(now);
         self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.see_to_unreachable(now);
-        self.watch_outboxes(now);
-        self.see_to_captures(now);
-        self.settle();
-        self.hand_over(now);
+        self.sessions.see_to_unreachable(&mut self.cx, &mut self.sockets, &mut self.host, now);
+        self.data.watch_outboxes(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.host, now);
+        self.host.see_to_captures(now);
+        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
+        self.data.hand_over(&mut self.cx, now);
         self.end_if_done(all_stopped);
         if self.cx.stats.unpublished {
             let peers = number(self.cx.peers.len());
@@ -315,36 +322,13 @@ impl Worker {
                 }
                 let Some(token) = self.cx.sources.next(class) else { break };
                 let served = self.service(token, now);
-                self.settle_orders(now);
+                self.settle_effects(now);
                 batches += usize::from(served.more);
                 left -= i64::from(served.units);
                 self.cx.sources.served(token, served);
             }
         }
         batches
-    }
-
-    /// Notes that a source has, or may have, something.
-    fn add_source(&mut self, token: Token) {
-        let peers = |peer| (Class::Local, Party::Peer(peer));
-        let (class, party) = match self.sockets.doors.source(token) {
-            Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
-            Some(Source::Local(id)) => match self.sockets.locals.get(id).map(|socket| socket.local) {
-                Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
-                None => return,
-            },
-            Some(Source::Tcp(id)) => match self.tcp.open.get(id.0 as usize) {
-                Some((_, peer, _)) => peers(*peer),
-                None => return,
-            },
-            Some(Source::Tun) => (Class::Device, Party::Source(token)),
-            Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
-                (Class::Other, Party::Source(token))
-            }
-            // It has been closed meanwhile.
-            None => return,
-        };
-        self.cx.sources.add(token, class, party);
     }
 
     /// Gives one ready source its share of the turn.
@@ -357,18 +341,24 @@ impl Worker {
                 self.take_plain(now);
                 return served;
             }
-            Some(Source::Local(id)) => self.service_local(id, now),
-            Some(Source::Tun) => self.service_tun(now),
-            Some(Source::Listener(place)) => self.accept_tcp(place, now),
+            Some(Source::Local(id)) => {
+                self.host.service_local(&mut self.cx, &mut self.sockets, &mut self.data, id, now)
+            }
+            Some(Source::Tun) => {
+                self.tunnel.service_tun(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, now)
+            }
+            Some(Source::Listener(place)) => {
+                self.tcp.accept_tcp(&mut self.cx, &mut self.sockets, &mut self.sessions, place, now)
+            }
             Some(Source::Tcp(id)) => {
-                let before = self.tcp_bytes(id);
-                self.pump(id, now);
-                let bytes = self.tcp_bytes(id).saturating_sub(before);
+                let before = self.tcp.tcp_bytes(id);
+                self.tcp.pump(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now);
+                let bytes = self.tcp.tcp_bytes(id).saturating_sub(before);
                 // What it has more of, it reports.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
             Some(Source::Resolve(peer)) => {
-                self.resolved(peer, token, now);
+                self.sessions.resolved(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, token, now);
                 false
             }
             Some(Source::Decoy(id)) => {
@@ -423,7 +413,7 @@ impl Worker {
 
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
         if self.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
-            self.unblocked(id, now);
+            self.data.unblocked(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.host, id, now);
         }
         let Some(underlay) = self.sockets.underlays.get_mut(id) else { return false };
         let port = match underlay.role {
@@ -440,7 +430,7 @@ impl Worker {
             // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
             Err(error) => {
                 self.cx.stats.totals.refusals[books::role_place(underlay.role)] += 1;
-                self.report_unreachable(id, &error, now);
+                self.sessions.report_unreachable(&mut self.cx, id, &error, now);
                 return true;
             }
         }
@@ -473,71 +463,39 @@ impl Worker {
             tun.flush(&self.data.batch);
         }
         self.sockets.doors.close_now(&mut self.sockets.locals);
-        self.renew_upstreams(now);
+        self.sockets.renew_upstreams(&mut self.cx, now);
         self.take_notes(now);
-    }
-
-    /// A batch from a local socket.
-    fn service_local(&mut self, id: LocalId, now: Instant) -> bool {
-        if self.cx.stopping {
-            // Nothing more is taken in: what comes now stays with the kernel.
-            return false;
-        }
-        let Some(socket) = self.sockets.locals.get_mut(id) else { return false };
-        let local = socket.local;
-        if let Err(error) = socket.socket.receive(&mut self.data.batch) {
-            if error.kind() == io::ErrorKind::WouldBlock {
-                return false;
-            }
-            self.report_refusal(&local, &error, now);
-            return true;
-        }
-        self.sockets.locals.touch(id);
-        let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
-        if !self.cx.peers.is_live(peer) {
-            self.drop_batch_of_removed(peer);
-            return true;
-        }
-        let Some(state) = self.cx.peers.get_mut(peer) else { return false };
-        let mut uplink =
-            state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now);
-        match local {
-            Local::Ingress { ingress, .. } => {
-                let mut new_flows = Vec::new();
-                uplink.ingress(&self.data.batch, id, ingress, &self.cx.config.limits, &mut new_flows);
-                for flow in new_flows {
-                    self.watch_flow(peer, flow, now);
-                }
-            }
-            Local::Upstream { flow, .. } => uplink.upstream(&self.data.batch, flow),
-        }
-        self.report_too_large(peer, now);
-        self.watch_queue(peer, now);
-        true
     }
 
     /// What a pass over a batch of the underlay left to be done.
     fn take_notes(&mut self, now: Instant) {
         while let Some((peer, flow)) = self.data.notes.new_flows.pop() {
-            self.watch_flow(peer, flow, now);
+            self.cx.watch_flow(peer, flow, now);
         }
         while let Some(lane) = self.data.notes.lanes_up.pop() {
-            self.lane_up(lane, now);
-            self.settle_orders(now);
+            self.host.lane_up(&mut self.cx, &mut self.sockets, lane, now);
+            self.settle_effects(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
-            self.lane_challenged(lane, data, now);
-            self.settle_orders(now);
+            self.host.lane_challenged(&mut self.cx, lane, data, now);
+            self.settle_effects(now);
         }
         while let Some((lane, error)) = self.data.notes.violations.pop() {
-            self.end_lane(lane, LaneLoss::Ended(Some(error)), now);
-            self.settle_orders(now);
+            self.host.end_lane(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.sessions,
+                lane,
+                LaneLoss::Ended(Some(error)),
+                now,
+            );
+            self.settle_effects(now);
         }
         while let Some(peer) = self.data.notes.incomplete.pop() {
-            self.watch_queue(peer, now);
+            self.cx.watch_queue(peer, now);
         }
         if let Some((peer, source)) = self.data.notes.spoofed.take() {
-            self.warn_of_source(peer, source, now);
+            self.tunnel.warn_of_source(&mut self.cx, peer, source, now);
         }
     }
 
@@ -546,70 +504,86 @@ impl Worker {
         self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => self.lane_timeout(id, now),
-            Timer::Pool(peer) => self.pool_timeout(peer, now),
+            Timer::Lane(id) => self.host.lane_timeout(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.data,
+                &mut self.sessions,
+                id,
+                now,
+            ),
+            Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.greet(handle, now),
-            Timer::Flow(peer, flow) => self.flow_timeout(peer, flow, now),
+            Timer::Flow(peer, flow) => {
+                self.data.flow_timeout(&mut self.cx, &mut self.sockets, &mut self.host, peer, flow, now)
+            }
             Timer::Queue(peer) => {
                 if let Some(state) = self.cx.peers.get_mut(peer) {
                     state.relay.expire(now);
                 }
-                self.watch_queue(peer, now);
+                self.cx.watch_queue(peer, now);
             }
-            Timer::Listener(place) => self.wake_listener(place),
-            Timer::Join(handle) => self.early_join_timeout(handle, now),
-            Timer::Outbox(id) => self.outbox_timeout(id, now),
-            Timer::Dial(peer) => self.dial(peer, now),
-            Timer::Tcp(id) => self.tcp_timeout(id, now),
+            Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, &mut self.sockets, place),
+            Timer::Join(handle) => self.sessions.early_join_timeout(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            ),
+            Timer::Outbox(id) => self.data.outbox_timeout(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.sessions,
+                &mut self.host,
+                id,
+                now,
+            ),
+            Timer::Dial(peer) => {
+                self.sessions.dial(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, now)
+            }
+            Timer::Tcp(id) => {
+                self.tcp.tcp_timeout(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now)
+            }
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => {
                 self.housekeeping(now);
                 self.data.rests.tidy();
                 self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
-            Timer::Decoys => self.end_silent_strangers(now),
+            Timer::Decoys => self.decoy.end_silent_strangers(&mut self.cx, &mut self.sockets, now),
             Timer::Stop => self.ended = true,
         }
-        self.settle_orders(now);
-    }
-
-    fn lane_timeout(&mut self, id: LaneId, now: Instant) {
-        let Some(slot) = self.host.lanes.get_mut(id) else { return };
-        match slot.on_timeout(now) {
-            Due::Nothing => {
-                if let Some(at) = slot.poll_timeout() {
-                    self.cx.timers.arm(Timer::Lane(id), at);
-                }
-            }
-            Due::Transmit => {
-                self.host.lanes.touch(id);
-                self.check_silence(id, now);
-            }
-            Due::Moved => self.lane_up(id, now),
-            Due::Reopen => self.end_lane(id, LaneLoss::Unvalidated, now),
-            Due::Remove => self.remove_lane(id, now),
-        }
+        self.settle_effects(now);
     }
 
     /// Lanes that sent or received: their challenges, acknowledgements and probes, then their deadlines.
     fn see_to_lanes(&mut self, now: Instant) {
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         while let Some(id) = self.host.lanes.next_touched() {
-            self.note_heard(id, now);
-            self.settle_orders(now);
-            self.note_path_packet(id, now);
-            self.settle_orders(now);
+            self.host.note_heard(&mut self.cx, id, now);
+            self.settle_effects(now);
+            self.host.note_path_packet(&mut self.cx, id, now);
+            self.settle_effects(now);
             let Some(slot) = self.host.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
             if slot.exhausted {
-                self.end_lane(id, LaneLoss::Ended(None), now);
-                self.settle_orders(now);
+                self.host.end_lane(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.sessions,
+                    id,
+                    LaneLoss::Ended(None),
+                    now,
+                );
+                self.settle_effects(now);
                 continue;
             }
             if slot.note_worn(now) {
                 let lane = keeper::name_of_lane(slot);
                 self.cx.tell_owner(lane, Order::LaneWorn { lane });
-                self.settle_orders(now);
+                self.settle_effects(now);
             }
             while let Some((data, path, most)) =
                 self.host.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
@@ -641,37 +615,150 @@ impl Worker {
         }
     }
 
-    /// The way of datagrams to a peer.
-    fn uplink(&mut self, peer: PeerId, now: Instant) -> Option<Uplink<'_>> {
-        let state = self.cx.peers.get_mut(peer)?;
-        Some(state.uplink(&mut self.host.lanes, &mut self.sockets.underlays, &mut self.data.outgoing, now))
-    }
-
-    /// Books what became of payloads in outboxes and deliveries.
-    fn settle(&mut self) {
-        for settled in self.sockets.underlays.settlements().chain(self.sessions.control.settlements()) {
-            if let Some(peer) = self.cx.peers.get_mut(settled.peer) {
-                peer.relay.settle_uplink(settled);
-            } else if settled.peer == STRANGERS {
-                self.data.strangers.settle(&settled);
-            }
-        }
-        let written =
-            self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
-        for settled in self.sockets.locals.settlements().chain(written) {
-            if let Some(peer) = self.cx.peers.get_mut(settled.peer) {
-                peer.relay.settle_downlink(settled);
-            }
-        }
-    }
-
     fn commands(&mut self, now: Instant) {
         while let Some(command) = self.inbox.take() {
             match command {
                 Command::Shutdown { within } => self.shut_down(within, now),
                 Command::Inspect(inspection) => self.inspect(&inspection, now),
             }
-            self.settle_orders(now);
+            self.settle_effects(now);
+        }
+    }
+}
+
+impl TcpForwards {
+    /// Notes that a source has, or may have, something.
+    fn add_source(&mut self, cx: &mut Context, sockets: &mut Sockets, token: Token) {
+        let peers = |peer| (Class::Local, Party::Peer(peer));
+        let (class, party) = match sockets.doors.source(token) {
+            Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
+            Some(Source::Local(id)) => match sockets.locals.get(id).map(|socket| socket.local) {
+                Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
+                None => return,
+            },
+            Some(Source::Tcp(id)) => match self.open.get(id.0 as usize) {
+                Some((_, peer, _)) => peers(*peer),
+                None => return,
+            },
+            Some(Source::Tun) => (Class::Device, Party::Source(token)),
+            Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
+                (Class::Other, Party::Source(token))
+            }
+            // It has been closed meanwhile.
+            None => return,
+        };
+        cx.sources.add(token, class, party);
+    }
+}
+
+impl LaneHost {
+    /// A batch from a local socket.
+    fn service_local(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        id: LocalId,
+        now: Instant,
+    ) -> bool {
+        if cx.stopping {
+            // Nothing more is taken in: what comes now stays with the kernel.
+            return false;
+        }
+        let Some(socket) = sockets.locals.get_mut(id) else { return false };
+        let local = socket.local;
+        if let Err(error) = socket.socket.receive(&mut data.batch) {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return false;
+            }
+            cx.report_refusal(&local, &error, now);
+            return true;
+        }
+        sockets.locals.touch(id);
+        let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
+        if !cx.peers.is_live(peer) {
+            data.drop_batch_of_removed(cx, peer);
+            return true;
+        }
+        let Some(state) = cx.peers.get_mut(peer) else { return false };
+        let mut uplink = state.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now);
+        match local {
+            Local::Ingress { ingress, .. } => {
+                let mut new_flows = Vec::new();
+                uplink.ingress(&data.batch, id, ingress, &cx.config.limits, &mut new_flows);
+                for flow in new_flows {
+                    cx.watch_flow(peer, flow, now);
+                }
+            }
+            Local::Upstream { flow, .. } => uplink.upstream(&data.batch, flow),
+        }
+        cx.report_too_large(peer, now);
+        cx.watch_queue(peer, now);
+        true
+    }
+
+    fn lane_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        _data: &mut DataPlane,
+        sessions: &mut Sessions,
+        id: LaneId,
+        now: Instant,
+    ) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        match slot.on_timeout(now) {
+            Due::Nothing => {
+                if let Some(at) = slot.poll_timeout() {
+                    cx.timers.arm(Timer::Lane(id), at);
+                }
+            }
+            Due::Transmit => {
+                self.lanes.touch(id);
+                self.check_silence(cx, id, now);
+            }
+            Due::Moved => self.lane_up(cx, sockets, id, now),
+            Due::Reopen => self.end_lane(cx, sockets, sessions, id, LaneLoss::Unvalidated, now),
+            Due::Remove => self.remove_lane(cx, sockets, sessions, id, now),
+        }
+    }
+
+    /// The way of datagrams to a peer.
+    fn uplink<'a>(
+        &'a mut self,
+        cx: &'a mut Context,
+        sockets: &'a mut Sockets,
+        data: &'a mut DataPlane,
+        peer: PeerId,
+        now: Instant,
+    ) -> Option<Uplink<'a>> {
+        let state = cx.peers.get_mut(peer)?;
+        Some(state.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now))
+    }
+}
+
+impl Tunnel {
+    /// Books what became of payloads in outboxes and deliveries.
+    fn settle(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        sessions: &mut Sessions,
+    ) {
+        for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
+            if let Some(peer) = cx.peers.get_mut(settled.peer) {
+                peer.relay.settle_uplink(settled);
+            } else if settled.peer == STRANGERS {
+                data.strangers.settle(&settled);
+            }
+        }
+        let written =
+            self.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
+        for settled in sockets.locals.settlements().chain(written) {
+            if let Some(peer) = cx.peers.get_mut(settled.peer) {
+                peer.relay.settle_downlink(settled);
+            }
         }
     }
 }

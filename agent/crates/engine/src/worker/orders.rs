@@ -17,6 +17,8 @@ use wire::{
     messages::{CloseReason, Features},
 };
 
+use crate::worker::context::Effect;
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::{
     datapath::{
         downlink::Received,
@@ -47,16 +49,26 @@ impl Worker {
         for order in self.cx.exchange.take(self.cx.id.index, &mut self.data.parcels) {
             self.cx.stats.unpublished = true;
             self.obey(order, now);
-            self.settle_orders(now);
+            self.settle_effects(now);
         }
     }
 
-    /// Handles what this worker told itself, and what follows from that, depth first.
-    pub(super) fn settle_orders(&mut self, now: Instant) {
-        while let Some(order) = self.cx.own_orders.pop_front() {
-            let later = std::mem::take(&mut self.cx.own_orders);
-            self.obey(order, now);
-            self.cx.own_orders.extend(later);
+    /// Does what the parts asked for in the last step, and what follows from that, depth first.
+    pub(super) fn settle_effects(&mut self, now: Instant) {
+        while let Some(effect) = self.cx.effects.pop_front() {
+            let later = std::mem::take(&mut self.cx.effects);
+            match effect {
+                Effect::Order(order) => self.obey(order, now),
+                Effect::LaneCarries { lane, id } => {
+                    self.host.drain_former(&mut self.cx, lane, id, now);
+                    self.cx.settle_flows(lane.peer);
+                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, lane.peer, now);
+                }
+                Effect::SeekPeer(peer) => {
+                    self.sessions.seek(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
+                }
+            }
+            self.cx.effects.extend(later);
         }
     }
 
@@ -64,26 +76,70 @@ impl Worker {
         match order {
             Order::Connected(connected) => {
                 if self.cx.exchange.is_current(connected.peer, connected.session) {
-                    self.link_up(&connected, now);
+                    self.sessions.link_up(
+                        &mut self.cx,
+                        &mut self.sockets,
+                        &mut self.data,
+                        &mut self.host,
+                        &mut self.tcp,
+                        &connected,
+                        now,
+                    );
                 }
             }
-            Order::Disconnected { peer, session } => self.link_down(peer, session, now),
+            Order::Disconnected { peer, session } => self.sessions.link_down(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                peer,
+                session,
+                now,
+            ),
             Order::EndSession { peer, session, reason } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
-                    self.end_session(peer, Some(reason), now);
+                    self.sessions.end_session(
+                        &mut self.cx,
+                        &mut self.sockets,
+                        &mut self.host,
+                        &mut self.tcp,
+                        peer,
+                        Some(reason),
+                        now,
+                    );
                 }
             }
-            Order::OpenLane(order) => self.open_lane(&order, now),
-            Order::DrainLane { lane } => self.drain_named(lane, now),
-            Order::LanesUp { peer, session, up, wanted } => {
-                self.set_lanes(SessionRef { peer, session }, up, wanted, now)
+            Order::OpenLane(order) => {
+                self.host.open_lane(&mut self.cx, &mut self.sockets, &mut self.sessions, &order, now)
             }
+            Order::DrainLane { lane } => {
+                self.host.drain_named(&mut self.cx, &mut self.sockets, &mut self.sessions, lane, now)
+            }
+            Order::LanesUp { peer, session, up, wanted } => self.host.set_lanes(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.data,
+                SessionRef { peer, session },
+                up,
+                wanted,
+                now,
+            ),
             Order::Budget { peer, session, bytes } => {
-                self.set_budget(SessionRef { peer, session }, bytes, now);
-                self.budget_changed(peer, now);
+                self.host.set_budget(&mut self.cx, SessionRef { peer, session }, bytes, now);
+                self.tunnel.budget_changed(&mut self.cx, peer, now);
             }
             Order::Doubt { peer, session, doubt, holds } => {
-                self.set_doubt(SessionRef { peer, session }, doubt, holds, now);
+                self.sessions.set_doubt(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.data,
+                    &mut self.host,
+                    &mut self.tcp,
+                    SessionRef { peer, session },
+                    doubt,
+                    holds,
+                    now,
+                );
             }
             Order::Services { peer, session, services } => {
                 if self.cx.peers.link_named(peer, session).is_some()
@@ -95,334 +151,61 @@ impl Worker {
                     }
                 }
             }
-            Order::LaneUp { lane } => self.lane_is_up(lane),
-            Order::LaneBudget { lane, bytes } => self.lane_carries(lane, bytes),
-            Order::LaneLost { lane, why } => self.lane_lost(lane, why, now),
-            Order::LaneWorn { lane } => self.lane_is_worn(lane, now),
-            Order::FormerGone { lane } => self.former_gone(lane),
-            Order::LaneSilent { lane, silence, limit } => self.lane_is_silent(lane, silence, limit, now),
+            Order::LaneUp { lane } => self.sessions.lane_is_up(&mut self.cx, lane),
+            Order::LaneBudget { lane, bytes } => self.sessions.lane_carries(&mut self.cx, lane, bytes),
+            Order::LaneLost { lane, why } => self.sessions.lane_lost(&mut self.cx, lane, why, now),
+            Order::LaneWorn { lane } => self.sessions.lane_is_worn(&mut self.cx, lane, now),
+            Order::FormerGone { lane } => self.sessions.former_gone(&mut self.cx, lane),
+            Order::LaneSilent { lane, silence, limit } => {
+                self.sessions.lane_is_silent(&mut self.cx, lane, silence, limit, now)
+            }
             Order::AskForLife { peer, session } => {
                 if self.cx.peers.link_named(peer, session).is_some() {
-                    self.ask_for_life(peer);
-                    self.tell_on_streams(peer, now);
+                    self.host.ask_for_life(&mut self.cx, peer);
+                    self.sessions.tell_on_streams(&mut self.cx, peer, now);
                 }
             }
-            Order::Challenged { peer, session } => self.address_doubted(peer, session, now),
-            Order::ListenerMoved { peer, session } => self.listener_moved(peer, session),
+            Order::Challenged { peer, session } => {
+                self.sessions.address_doubted(&mut self.cx, peer, session, now)
+            }
+            Order::ListenerMoved { peer, session } => {
+                self.sessions.listener_moved(&mut self.cx, peer, session)
+            }
             Order::Heard { peer, session } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
-                    self.heard(peer, session);
+                    self.cx.heard(peer, session);
                 }
             }
             Order::Hurry { peer } => {
                 if let Some(state) = self.cx.peers.get_mut(peer) {
                     state.awaited_until = Some(now + HURRY_LASTS);
-                    self.hurry(peer, now);
+                    self.cx.hurry(peer, now);
                 }
             }
-            Order::StreamsWanted { peer, session } => self.streams_wanted(peer, session, now),
-            Order::DialStream(order) => self.dial_stream(&order, now),
-            Order::StreamEnded { peer, number, outcome } => self.stream_ended(peer, number, outcome, now),
-            Order::AcceptTcp { place } => self.wake_listener(place),
-            Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
+            Order::StreamsWanted { peer, session } => {
+                self.sessions.streams_wanted(&mut self.cx, &mut self.sockets, peer, session, now)
+            }
+            Order::DialStream(order) => {
+                self.sessions.dial_stream(&mut self.cx, &mut self.sockets, &order, now)
+            }
+            Order::StreamEnded { peer, number, outcome } => {
+                self.sessions.stream_ended(&mut self.cx, &mut self.sockets, peer, number, outcome, now)
+            }
+            Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, &mut self.sockets, place),
+            Order::PeerAdded { id, peer, origin } => self.metrics.peer_added(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.tcp,
+                &mut self.tunnel,
+                id,
+                &peer,
+                origin,
+                now,
+            ),
             Order::PeerRemoved { id } => self.peer_removed(id, now),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             Order::Configured(new) => self.configured(*new, now),
-            Order::Capture(capture) => self.capture(capture, now),
-        }
-    }
-
-    /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
-    pub(super) fn link_up(&mut self, connected: &Arc<Connected>, now: Instant) {
-        let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
-            **connected;
-        if self.cx.stopping || !self.cx.peers.is_live(id) {
-            return;
-        }
-        if let Some(old) = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
-            let old = old.session;
-            self.link_down(id, old, now);
-        }
-        self.stop_dialling(id, now);
-        let plain = if wanted == 0 && owner == self.cx.id.index {
-            let handle = self.cx.peers.session(id).map(|session| session.handle);
-            let most = handle.and_then(|handle| self.sessions.control.quinn(handle)?.datagrams().max_size());
-            Some(Plain::new(most))
-        } else {
-            None
-        };
-        let pool = Pool::new(owner, self.cx.id, wanted);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        self.cx.stats.work.walked +=
-            (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
-        let same_process = peer.instance == Some(hello.instance);
-        peer.instance = Some(hello.instance);
-        let budget = quic_core::TRANSMIT_CAPACITY;
-        let standard = wanted == 0;
-        let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
-        let connections =
-            if knows_streams { join::connections_for(self.cx.id.count, hello.workers) } else { 1 };
-        let takes_packets = hello.features.contains(Features::PACKETS);
-        let takes_pieces = hello.features.contains(Features::PIECES);
-        let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
-        peer.link = Some(Link {
-            session,
-            key: *key,
-            dialled,
-            pool,
-            budget,
-            plain,
-            standard,
-            takes_packets,
-            completes_checksums,
-            takes_pieces,
-            settles_at: now + SETTLE_TIME,
-            doubts: Doubts::default(),
-            services: hello.services.clone(),
-            name,
-            connections,
-        });
-        if same_process {
-            self.ask_stream_connections(id);
-        } else {
-            self.end_stream_connections(id, CloseReason::Replaced, now);
-        }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if !same_process {
-            // Numbers of flows mean others to the new process.
-            for parcel in self.data.outgoing.take_of_peer(id) {
-                match parcel.kind {
-                    Kind::Payloads { .. } | Kind::Returned { .. } => {
-                        peer.relay.uplink.handed_over -= parcel.counted();
-                        peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
-                    }
-                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &parcel),
-                    Kind::Packets { .. } | Kind::Strangers { .. } => {}
-                }
-            }
-            self.orphan_flows(id, *key);
-        }
-        let shorter = self.cx.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
-        for flow in shorter.into_iter().flatten() {
-            self.watch_flow(id, flow, now);
-        }
-        self.settle_flows(id);
-        self.note_carrier(id);
-        self.take_early_joins(id, now);
-        self.wake_listeners(id);
-        self.drain_queue(id, now);
-    }
-
-    /// A session has ended: its lanes drain, its flows stay.
-    pub(super) fn link_down(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
-        let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        for lane in lanes.into_iter().chain(link.pool.former()) {
-            self.drain_lane(lane, now);
-        }
-        for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
-            drop(frame);
-            self.settle_plain(id, DropReason::LaneClosed);
-        }
-        self.note_carrier(id);
-        self.wake_listeners(id);
-        self.redial(id, now);
-    }
-
-    /// The session with a peer has ended somewhere: the worker that dials it does so again.
-    fn redial(&mut self, id: PeerId, now: Instant) {
-        if self.cx.stopping || self.dialler_of(id) != self.cx.id.index || !self.cx.peers.is_live(id) {
-            return;
-        }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(None, now, self.sockets.doors.rng());
-        }
-        if let Some(at) = peer.dialler.deadline() {
-            self.cx.timers.arm(Timer::Dial(id), at);
-        }
-    }
-
-    /// The worker that dials a peer: always the same, so that its lanes are where they were.
-    pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
-        u8::try_from(id.0 % u32::from(self.cx.id.count)).unwrap_or(0)
-    }
-
-    fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8, now: Instant) {
-        let Some(link) = self.cx.peers.link_named(peer, session) else { return };
-        let more = up & !link.pool.up != 0;
-        let wider = wanted != link.pool.wanted;
-        link.pool.up = up;
-        if !link.standard {
-            link.pool.wanted = wanted;
-        }
-        if wider {
-            self.settle_flows(peer);
-        }
-        if more {
-            self.drain_queue(peer, now);
-        }
-    }
-
-    /// Gives each flow that was opened here and has no lane of its own one that suits.
-    pub(super) fn settle_flows(&mut self, id: PeerId) {
-        let Some(Some(link)) = self.cx.peers.get(id).map(|peer| &peer.link) else { return };
-        let pool = &link.pool;
-        let mut moves = Vec::new();
-        if let Some(peer) = self.cx.peers.get(id) {
-            let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
-                Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
-                Origin::Upstream { .. } => false,
-            });
-            self.cx.stats.work.walked += peer.relay.flows.len() as u64;
-            moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
-        }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        for (flow, lane) in moves {
-            if let Some(flow) = peer.relay.flows.get_mut(flow) {
-                flow.lane = lane;
-            }
-        }
-    }
-
-    /// The owner finds that something speaks against a session, or no longer does.
-    pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
-        let known =
-            self.cx.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
-        if known {
-            return;
-        }
-        if holds {
-            self.cx.stats.totals.sessions_doubted[doubt.label_index()] += 1;
-        }
-        self.cx.tell_all(|| Order::Doubt { peer, session, doubt, holds });
-    }
-
-    /// The owner learns that a peer is heard: it is silent no more.
-    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
-        self.doubt(SessionRef { peer, session }, Doubt::Silent, false);
-    }
-
-    fn set_doubt(&mut self, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
-        let SessionRef { peer: id, session } = of;
-        let Some(link) = self.cx.peers.link_named(id, session) else { return };
-        *link.doubts.of(doubt) = holds;
-        let is_well = !link.doubts.any();
-        self.note_carrier(id);
-        match (doubt, holds) {
-            (Doubt::Silent, true) => self.fell_silent(id, session, now),
-            (Doubt::Deaf, true) => {
-                let what =
-                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
-                self.dial_anew(id, Duration::ZERO, what, now);
-            }
-            (_, false) => {
-                if self.cx.peers.session(id).is_some()
-                    && let Some(state) = self.cx.peers.get_mut(id)
-                    && let Some(suppressed) = state.brakes.heard.allow(now)
-                {
-                    tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
-                }
-                if is_well {
-                    self.stop_dialling(id, now);
-                }
-                // What came meanwhile waits.
-                self.wake_listeners(id);
-                if doubt == Doubt::Silent {
-                    self.settle_flows(id);
-                    self.drain_queue(id, now);
-                }
-            }
-        }
-    }
-
-    fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        if self.cx.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
-            // It was heard while the order was under way.
-            let owner = self.cx.peers.link_named(id, session).map(|link| link.pool.owner());
-            if let Some(owner) = owner {
-                self.cx.tell(owner, Order::Heard { peer: id, session });
-            }
-        }
-        let moved = self.follow_route(id, now);
-        // What the session says from another address may be answered: a new one would cost its TCP forwards.
-        let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-        self.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
-    }
-
-    /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
-    fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
-        if self.dialler_of(id) != self.cx.id.index {
-            return;
-        }
-        let Some(state) = self.cx.peers.get_mut(id) else { return };
-        if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
-            return;
-        }
-        if let Some(suppressed) = state.brakes.silent.allow(now) {
-            tracing::warn!(peer = &*state.name, suppressed, "{why}");
-        }
-        state.dialler.restart(Some(delay), now, self.sockets.doors.rng());
-        if let Some(at) = state.dialler.deadline() {
-            self.cx.timers.arm(Timer::Dial(id), at);
-        }
-    }
-
-    /// Whether a peer with a session was found silent and has not been heard since.
-    pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).silent
-            && self.cx.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
-    }
-
-    /// Whether something speaks against the session with a peer.
-    pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).deaf || self.is_silent(id, now)
-    }
-
-    fn doubts_of(&self, id: PeerId) -> Doubts {
-        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
-        link.map_or_else(Doubts::default, |link| link.doubts)
-    }
-
-    /// Datagrams wait for a peer that is not reached: it is dialled soon.
-    pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
-        let dialler = self.dialler_of(id);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if peer.is_well() || self.cx.stopping || !peer.is_live() {
-            return;
-        }
-        if dialler == self.cx.id.index {
-            peer.dialler.hurry(now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.cx.timers.arm(Timer::Dial(id), at);
-            }
-        } else if peer.hurried.is_none_or(|at| now.saturating_duration_since(at) >= HURRY_INTERVAL) {
-            peer.hurried = Some(now);
-            self.cx.exchange.post(dialler, Order::Hurry { peer: id });
-        }
-    }
-
-    /// Whose turn it is to accept a peer's TCP connections may have changed.
-    pub(super) fn wake_listeners(&mut self, id: PeerId) {
-        let mut tokens = Vec::new();
-        for (listener, forward) in self.tcp.listeners.iter().zip(&self.cx.config.tcp) {
-            if let Some((_, token)) = listener
-                && self.tcp.peers.get(forward.peer) == Some(&id)
-            {
-                tokens.push(*token);
-            }
-        }
-        for token in tokens {
-            self.add_source(token);
-        }
-    }
-
-    /// A port may have connections for this worker.
-    pub(super) fn wake_listener(&mut self, place: usize) {
-        if let Some(Some((_, token))) = self.tcp.listeners.get(place) {
-            let token = *token;
-            self.add_source(token);
+            Order::Capture(capture) => self.host.capture(&mut self.cx, &mut self.sockets, capture, now),
         }
     }
 
@@ -435,7 +218,7 @@ impl Worker {
             let Some(parcel) = self.data.parcels.pop_front() else { return };
             self.cx.stats.unpublished = true;
             self.cx.stats.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
-            if self.is_outdated(&parcel) {
+            if self.cx.is_outdated(&parcel) {
                 continue;
             }
             let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
@@ -449,45 +232,31 @@ impl Worker {
                     });
                 }
                 Kind::Returned { peer } => {
-                    if let Some(mut uplink) = self.uplink(peer, now) {
+                    if let Some(mut uplink) =
+                        self.host.uplink(&mut self.cx, &mut self.sockets, &mut self.data, peer, now)
+                    {
                         for (piece, data) in parcel.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
                         }
                     }
-                    self.watch_queue(peer, now);
+                    self.cx.watch_queue(peer, now);
                 }
                 Kind::Payloads { peer, lane } => {
-                    if let Some(mut uplink) = self.uplink(peer, now) {
+                    if let Some(mut uplink) =
+                        self.host.uplink(&mut self.cx, &mut self.sockets, &mut self.data, peer, now)
+                    {
                         for (piece, data) in parcel.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };
                             uplink.take_over(lane, piece.counted_header(), run, marks);
                         }
                     }
-                    self.report_too_large(peer, now);
-                    self.watch_queue(peer, now);
+                    self.cx.report_too_large(peer, now);
+                    self.cx.watch_queue(peer, now);
                 }
             }
         }
-    }
-
-    /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
-    /// others' now. They are dropped.
-    fn is_outdated(&mut self, parcel: &Parcel) -> bool {
-        let Some(peer) = parcel.peer().and_then(|peer| self.cx.peers.get_mut(peer)) else {
-            return false;
-        };
-        if peer.process() == parcel.process {
-            return false;
-        }
-        if let Kind::Frames { .. } = parcel.kind {
-            drop_outdated(&mut peer.relay.downlink, parcel);
-        } else {
-            peer.relay.uplink.taken_over += parcel.counted();
-            peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
-        }
-        true
     }
 
     fn take_packets(&mut self, parcel: &Parcel, waited: Duration, port: usize, now: Instant) {
@@ -513,33 +282,396 @@ impl Worker {
             pass(self);
         }
     }
+}
 
+impl Sessions {
+    /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
+    pub(super) fn link_up(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        connected: &Arc<Connected>,
+        now: Instant,
+    ) {
+        let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
+            **connected;
+        if cx.stopping || !cx.peers.is_live(id) {
+            return;
+        }
+        if let Some(old) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
+            let old = old.session;
+            self.link_down(cx, sockets, host, tcp, id, old, now);
+        }
+        self.stop_dialling(cx, id, now);
+        let plain = if wanted == 0 && owner == cx.id.index {
+            let handle = cx.peers.session(id).map(|session| session.handle);
+            let most = handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size());
+            Some(Plain::new(most))
+        } else {
+            None
+        };
+        let pool = Pool::new(owner, cx.id, wanted);
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        cx.stats.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
+        let same_process = peer.instance == Some(hello.instance);
+        peer.instance = Some(hello.instance);
+        let budget = quic_core::TRANSMIT_CAPACITY;
+        let standard = wanted == 0;
+        let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
+        let connections = if knows_streams { join::connections_for(cx.id.count, hello.workers) } else { 1 };
+        let takes_packets = hello.features.contains(Features::PACKETS);
+        let takes_pieces = hello.features.contains(Features::PIECES);
+        let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
+        peer.link = Some(Link {
+            session,
+            key: *key,
+            dialled,
+            pool,
+            budget,
+            plain,
+            standard,
+            takes_packets,
+            completes_checksums,
+            takes_pieces,
+            settles_at: now + SETTLE_TIME,
+            doubts: Doubts::default(),
+            services: hello.services.clone(),
+            name,
+            connections,
+        });
+        if same_process {
+            self.ask_stream_connections(cx, id);
+        } else {
+            self.end_stream_connections(cx, sockets, tcp, id, CloseReason::Replaced, now);
+        }
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if !same_process {
+            // Numbers of flows mean others to the new process.
+            for parcel in data.outgoing.take_of_peer(id) {
+                match parcel.kind {
+                    Kind::Payloads { .. } | Kind::Returned { .. } => {
+                        peer.relay.uplink.handed_over -= parcel.counted();
+                        peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+                    }
+                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &parcel),
+                    Kind::Packets { .. } | Kind::Strangers { .. } => {}
+                }
+            }
+            sockets.orphan_flows(cx, id, *key);
+        }
+        let shorter = cx.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
+        for flow in shorter.into_iter().flatten() {
+            cx.watch_flow(id, flow, now);
+        }
+        cx.settle_flows(id);
+        self.note_carrier(cx, id);
+        self.take_early_joins(cx, sockets, host, tcp, id, now);
+        tcp.wake_listeners(cx, sockets, id);
+        data.drain_queue(cx, sockets, host, id, now);
+    }
+
+    /// A session has ended: its lanes drain, its flows stay.
+    pub(super) fn link_down(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        session: SessionId,
+        now: Instant,
+    ) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
+        let lanes: Vec<LaneId> = link.pool.lanes().collect();
+        for lane in lanes.into_iter().chain(link.pool.former()) {
+            host.drain_lane(cx, lane, now);
+        }
+        for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
+            drop(frame);
+            cx.settle_plain(id, DropReason::LaneClosed);
+        }
+        self.note_carrier(cx, id);
+        tcp.wake_listeners(cx, sockets, id);
+        sockets.redial(cx, id, now);
+    }
+
+    fn set_doubt(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        of: SessionRef,
+        doubt: Doubt,
+        holds: bool,
+        now: Instant,
+    ) {
+        let SessionRef { peer: id, session } = of;
+        let Some(link) = cx.peers.link_named(id, session) else { return };
+        *link.doubts.of(doubt) = holds;
+        let is_well = !link.doubts.any();
+        self.note_carrier(cx, id);
+        match (doubt, holds) {
+            (Doubt::Silent, true) => cx.fell_silent(id, session, now),
+            (Doubt::Deaf, true) => {
+                let what =
+                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
+                sockets.dial_anew(cx, id, Duration::ZERO, what, now);
+            }
+            (_, false) => {
+                if cx.peers.session(id).is_some()
+                    && let Some(state) = cx.peers.get_mut(id)
+                    && let Some(suppressed) = state.brakes.heard.allow(now)
+                {
+                    tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
+                }
+                if is_well {
+                    self.stop_dialling(cx, id, now);
+                }
+                // What came meanwhile waits.
+                tcp.wake_listeners(cx, sockets, id);
+                if doubt == Doubt::Silent {
+                    cx.settle_flows(id);
+                    data.drain_queue(cx, sockets, host, id, now);
+                }
+            }
+        }
+    }
+
+    /// Looks for another way to a peer that fell silent.
+    fn seek(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let moved = self.follow_route(cx, sockets, host, id, now);
+        // What the session says from another address may be answered: a new one would cost its TCP forwards.
+        let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+        sockets.dial_anew(cx, id, delay, "the peer fell silent; dialling it anew", now);
+    }
+}
+
+impl Sockets {
+    /// The session with a peer has ended somewhere: the worker that dials it does so again.
+    fn redial(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        if cx.stopping || cx.dialler_of(id) != cx.id.index || !cx.peers.is_live(id) {
+            return;
+        }
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if !peer.dialler.is_scheduled() {
+            peer.dialler.restart(None, now, self.doors.rng());
+        }
+        if let Some(at) = peer.dialler.deadline() {
+            cx.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
+    fn dial_anew(&mut self, cx: &mut Context, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
+        if cx.dialler_of(id) != cx.id.index {
+            return;
+        }
+        let Some(state) = cx.peers.get_mut(id) else { return };
+        if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
+            return;
+        }
+        if let Some(suppressed) = state.brakes.silent.allow(now) {
+            tracing::warn!(peer = &*state.name, suppressed, "{why}");
+        }
+        state.dialler.restart(Some(delay), now, self.doors.rng());
+        if let Some(at) = state.dialler.deadline() {
+            cx.timers.arm(Timer::Dial(id), at);
+        }
+    }
+}
+
+impl Context {
+    /// The worker that dials a peer: always the same, so that its lanes are where they were.
+    pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
+        u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
+    }
+
+    /// Gives each flow that was opened here and has no lane of its own one that suits.
+    pub(super) fn settle_flows(&mut self, id: PeerId) {
+        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.link) else { return };
+        let pool = &link.pool;
+        let mut moves = Vec::new();
+        if let Some(peer) = self.peers.get(id) {
+            let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
+                Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
+                Origin::Upstream { .. } => false,
+            });
+            self.stats.work.walked += peer.relay.flows.len() as u64;
+            moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        for (flow, lane) in moves {
+            if let Some(flow) = peer.relay.flows.get_mut(flow) {
+                flow.lane = lane;
+            }
+        }
+    }
+
+    /// The owner finds that something speaks against a session, or no longer does.
+    pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
+        let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
+        if known {
+            return;
+        }
+        if holds {
+            self.stats.totals.sessions_doubted[doubt.label_index()] += 1;
+        }
+        self.tell_all(|| Order::Doubt { peer, session, doubt, holds });
+    }
+
+    /// The owner learns that a peer is heard: it is silent no more.
+    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
+        self.doubt(SessionRef { peer, session }, Doubt::Silent, false);
+    }
+
+    /// Whether a peer with a session was found silent and has not been heard since.
+    pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
+        self.doubts_of(id).silent
+            && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    }
+
+    /// Whether something speaks against the session with a peer.
+    pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
+        self.doubts_of(id).deaf || self.is_silent(id, now)
+    }
+
+    fn doubts_of(&self, id: PeerId) -> Doubts {
+        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        link.map_or_else(Doubts::default, |link| link.doubts)
+    }
+
+    /// Datagrams wait for a peer that is not reached: it is dialled soon.
+    pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
+        let dialler = self.dialler_of(id);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.is_well() || self.stopping || !peer.is_live() {
+            return;
+        }
+        if dialler == self.id.index {
+            peer.dialler.hurry(now);
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        } else if peer.hurried.is_none_or(|at| now.saturating_duration_since(at) >= HURRY_INTERVAL) {
+            peer.hurried = Some(now);
+            self.exchange.post(dialler, Order::Hurry { peer: id });
+        }
+    }
+
+    /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
+    /// others' now. They are dropped.
+    fn is_outdated(&mut self, parcel: &Parcel) -> bool {
+        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer)) else {
+            return false;
+        };
+        if peer.process() == parcel.process {
+            return false;
+        }
+        if let Kind::Frames { .. } = parcel.kind {
+            drop_outdated(&mut peer.relay.downlink, parcel);
+        } else {
+            peer.relay.uplink.taken_over += parcel.counted();
+            peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+        }
+        true
+    }
+
+    /// The number of the low bit of flows that we open towards a peer that proved `key`.
+    pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
+        session::parity(self.identity.public_key(), key)
+    }
+}
+
+impl LaneHost {
+    fn set_lanes(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        SessionRef { peer, session }: SessionRef,
+        up: u64,
+        wanted: u8,
+        now: Instant,
+    ) {
+        let Some(link) = cx.peers.link_named(peer, session) else { return };
+        let more = up & !link.pool.up != 0;
+        let wider = wanted != link.pool.wanted;
+        link.pool.up = up;
+        if !link.standard {
+            link.pool.wanted = wanted;
+        }
+        if wider {
+            cx.settle_flows(peer);
+        }
+        if more {
+            data.drain_queue(cx, sockets, self, peer, now);
+        }
+    }
+}
+
+impl TcpForwards {
+    /// Whose turn it is to accept a peer's TCP connections may have changed.
+    pub(super) fn wake_listeners(&mut self, cx: &mut Context, sockets: &mut Sockets, id: PeerId) {
+        let mut tokens = Vec::new();
+        for (listener, forward) in self.listeners.iter().zip(&cx.config.tcp) {
+            if let Some((_, token)) = listener
+                && self.peers.get(forward.peer) == Some(&id)
+            {
+                tokens.push(*token);
+            }
+        }
+        for token in tokens {
+            self.add_source(cx, sockets, token);
+        }
+    }
+
+    /// A port may have connections for this worker.
+    pub(super) fn wake_listener(&mut self, cx: &mut Context, sockets: &mut Sockets, place: usize) {
+        if let Some(Some((_, token))) = self.listeners.get(place) {
+            let token = *token;
+            self.add_source(cx, sockets, token);
+        }
+    }
+}
+
+impl DataPlane {
     /// Hands over what was collected for other workers in this turn.
-    pub(super) fn hand_over(&mut self, now: Instant) {
-        for (worker, mut parcel) in self.data.outgoing.take() {
+    pub(super) fn hand_over(&mut self, cx: &mut Context, now: Instant) {
+        for (worker, mut parcel) in self.outgoing.take() {
             if let Some(peer) = parcel.peer() {
-                parcel.process = self.cx.peers.get(peer).map_or(0, Peer::process);
+                parcel.process = cx.peers.get(peer).map_or(0, Peer::process);
             }
             parcel.handed = Some(now);
             let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
-            match self.cx.exchange.hand(worker, parcel) {
-                Ok(()) => self.cx.stats.totals.handed_out[kind] += datagrams,
+            match cx.exchange.hand(worker, parcel) {
+                Ok(()) => cx.stats.totals.handed_out[kind] += datagrams,
                 Err(parcel) => {
-                    self.cx.stats.totals.hand_over_drops[kind] += datagrams;
+                    cx.stats.totals.hand_over_drops[kind] += datagrams;
                     let counted = parcel.counted();
                     match parcel.kind {
                         Kind::Packets { .. } => {}
-                        Kind::Strangers { .. } => {
-                            self.data.strangers.stats.drop(DecoyDrop::Overload, datagrams)
-                        }
+                        Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
                         Kind::Frames { peer, .. } => {
-                            if let Some(state) = self.cx.peers.get_mut(peer) {
+                            if let Some(state) = cx.peers.get_mut(peer) {
                                 state.relay.downlink.receive(counted, parcel.counted_bytes());
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
                         Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-                            if let Some(state) = self.cx.peers.get_mut(peer) {
+                            if let Some(state) = cx.peers.get_mut(peer) {
                                 state.relay.uplink.handed_over -= counted;
                                 state.relay.uplink.drop(DropReason::HandOverFull, counted);
                             }
@@ -549,15 +681,22 @@ impl Worker {
             }
         }
     }
-
-    /// The number of the low bit of flows that we open towards a peer that proved `key`.
-    pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
-        session::parity(self.cx.identity.public_key(), key)
-    }
 }
 
 /// Frames came from a process of the peer that has been replaced: nobody knows their flows.
 fn drop_outdated(downlink: &mut Account, parcel: &Parcel) {
     downlink.receive(parcel.counted(), parcel.counted_bytes());
     downlink.drop(DropReason::UnknownFlow, parcel.counted());
+}
+
+impl Context {
+    fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
+        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+            // It was heard while the order was under way.
+            if let Some(owner) = self.peers.link(id, session).map(|link| link.pool.owner()) {
+                self.tell(owner, Order::Heard { peer: id, session });
+            }
+        }
+        self.effects.push_back(Effect::SeekPeer(id));
+    }
 }

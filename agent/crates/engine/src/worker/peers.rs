@@ -21,6 +21,7 @@ use wire::{
     throttle::Throttle,
 };
 
+use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tunnel};
 use crate::{
     control::dial::Dialler,
     metrics::{PeerDirectionMetrics, PeerMetrics},
@@ -97,65 +98,9 @@ impl PeerMaker<'_> {
 }
 
 impl Worker {
-    /// The roster has a peer more. Ports of the configuration that name it are its from now on.
-    pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
-        let own_key = *self.cx.identity.public_key();
-        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
-        let mut made = maker.make(id, Arc::clone(peer), origin, now);
-        let deadline = made.dialler.deadline();
-        made.generation = self.cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
-        if let Some(old) = self.cx.peers.insert(made) {
-            self.cx.stats.totals.retire(&old.relay);
-        }
-        self.metrics.bind_peer(id, &peer.name, origin);
-        self.route_peer(id);
-        self.point_forwards(&peer.name, id);
-        if let Some(at) = deadline {
-            self.cx.timers.arm(Timer::Dial(id), at);
-        }
-        if self.dialler_of(id) == self.cx.id.index {
-            match origin {
-                Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
-                }
-                // As often as guests come and go.
-                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
-            }
-        }
-        self.cx.stats.unpublished = true;
-    }
-
-    /// The local ports whose peer bears `name` lead to `id`.
-    fn point_forwards(&mut self, name: &str, id: PeerId) {
-        for (named, current) in self.cx.config.peers.iter().zip(&mut self.tcp.peers) {
-            if *named.name == *name {
-                *current = id;
-            }
-        }
-        self.point_ingresses();
-    }
-
-    /// The local UDP ports lead to the peers that their forwards name.
-    pub(super) fn point_ingresses(&mut self) {
-        for local in self.sockets.locals.iter_mut() {
-            if let Local::Ingress { ingress, peer } = local
-                && let Some(forward) = self.cx.config.udp.get(ingress.0 as usize)
-                && let Some(current) = self.tcp.peers.get(forward.peer)
-            {
-                *peer = *current;
-            }
-        }
-    }
-
-    /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
-    pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
-        self.tcp.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
-    }
-
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
     pub(super) fn peer_removed(&mut self, id: PeerId, now: Instant) {
-        let dials = self.dialler_of(id) == self.cx.id.index;
+        let dials = self.cx.dialler_of(id) == self.cx.id.index;
         let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         peer.standing = Standing::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
@@ -175,15 +120,46 @@ impl Worker {
         for token in peer.dialler.take_abandoned() {
             self.sockets.doors.release(token);
         }
-        self.end_session(id, Some(CloseReason::KeyRemoved), now);
+        self.sessions.end_session(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.host,
+            &mut self.tcp,
+            id,
+            Some(CloseReason::KeyRemoved),
+            now,
+        );
         if let Some(session) = link {
             // Wherever its control connection is.
-            self.link_down(id, session, now);
+            self.sessions.link_down(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                id,
+                session,
+                now,
+            );
         }
-        self.end_stream_connections(id, CloseReason::KeyRemoved, now);
+        self.sessions.end_stream_connections(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.tcp,
+            id,
+            CloseReason::KeyRemoved,
+            now,
+        );
         for handle in self.sessions.control.handles() {
             if self.sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
-                self.close(handle, CloseReason::KeyRemoved, now);
+                self.sessions.close(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    handle,
+                    CloseReason::KeyRemoved,
+                    now,
+                );
             }
         }
         let Some(peer) = self.cx.peers.get_mut(id) else { return };
@@ -196,19 +172,9 @@ impl Worker {
         // What still waits are IP packets.
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
         self.sockets.doors.close_now(&mut self.sockets.locals);
-        self.unroute_peer(id);
+        self.tunnel.unroute_peer(id);
         self.metrics.quiet_peer(id);
         self.cx.stats.unpublished = true;
-    }
-
-    /// Drops a batch that came to a port whose peer was removed.
-    pub(super) fn drop_batch_of_removed(&mut self, id: PeerId) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        for slot in 0..self.data.batch.len() {
-            let datagrams = self.data.batch.meta(slot).datagrams() as u64;
-            peer.relay.uplink.receive(datagrams, self.data.batch.buffer(slot).len() as u64);
-            peer.relay.uplink.drop(DropReason::PeerRemoved, datagrams);
-        }
     }
 
     /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
@@ -220,84 +186,178 @@ impl Worker {
             }
             None => return Err(CloseReason::KeyRemoved),
         };
-        if !self.knows(id, key) {
+        if !self.cx.knows(id, key) {
             // The order that says who it is has been given and not been read.
             self.read_orders(now);
         }
-        if self.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
+        if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
+    }
+}
+
+impl Publisher {
+    /// The roster has a peer more. Ports of the configuration that name it are its from now on.
+    pub(super) fn peer_added(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
+        tunnel: &mut Tunnel,
+        id: PeerId,
+        peer: &Arc<config::Peer>,
+        origin: Origin,
+        now: Instant,
+    ) {
+        let own_key = *cx.identity.public_key();
+        let (config, exchange) = (&*cx.config, &*cx.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: cx.id };
+        let mut made = maker.make(id, Arc::clone(peer), origin, now);
+        let deadline = made.dialler.deadline();
+        made.generation = cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
+        if let Some(old) = cx.peers.insert(made) {
+            cx.stats.totals.retire(&old.relay);
+        }
+        self.bind_peer(id, &peer.name, origin);
+        tunnel.route_peer(cx, id);
+        tcp.point_forwards(cx, sockets, &peer.name, id);
+        if let Some(at) = deadline {
+            cx.timers.arm(Timer::Dial(id), at);
+        }
+        if cx.dialler_of(id) == cx.id.index {
+            match origin {
+                Origin::Config | Origin::State => {
+                    tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
+                }
+                // As often as guests come and go.
+                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
+            }
+        }
+        cx.stats.unpublished = true;
     }
 
-    /// Whether a peer that has not been removed has this key.
-    pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
-        self.cx.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
+    /// Nothing is left of a peer: what it counted stays in the sums, its series end.
+    fn vacate(&mut self, cx: &mut Context, id: PeerId) {
+        let own_key = *cx.identity.public_key();
+        let (config, exchange) = (&*cx.config, &*cx.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: cx.id };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        peer.standing = Standing::Vacant;
+        let empty = maker.relay(id, &peer.config, 0);
+        cx.stats.totals.retire(&std::mem::replace(&mut peer.relay, empty));
+        cx.stats.totals.retired.merge(id);
+        self.unbind_peer(id);
+        let metrics = self.registry();
+        cx.roster.left(id, cx.id.index, |name| {
+            PeerMetrics::forget(&metrics, name);
+            for direction in Direction::ALL {
+                PeerDirectionMetrics::forget(&metrics, name, direction.label());
+            }
+        });
+        cx.stats.unpublished = true;
+    }
+}
+
+impl TcpForwards {
+    /// The local ports whose peer bears `name` lead to `id`.
+    fn point_forwards(&mut self, cx: &mut Context, sockets: &mut Sockets, name: &str, id: PeerId) {
+        for (named, current) in cx.config.peers.iter().zip(&mut self.peers) {
+            if *named.name == *name {
+                *current = id;
+            }
+        }
+        self.point_ingresses(cx, sockets);
+    }
+
+    /// The local UDP ports lead to the peers that their forwards name.
+    pub(super) fn point_ingresses(&mut self, cx: &mut Context, sockets: &mut Sockets) {
+        for local in sockets.locals.iter_mut() {
+            if let Local::Ingress { ingress, peer } = local
+                && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
+                && let Some(current) = self.peers.get(forward.peer)
+            {
+                *peer = *current;
+            }
+        }
+    }
+
+    /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
+    pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
+        self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
     }
 
     /// Once a second: idle peers of open mode go, and the places of peers that were removed become free.
-    pub(super) fn see_to_roster(&mut self, now: Instant) {
-        for id in self.cx.peers.ids() {
-            let Some(peer) = self.cx.peers.get(id) else { continue };
+    pub(super) fn see_to_roster(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        metrics: &mut Publisher,
+        now: Instant,
+    ) {
+        for id in cx.peers.ids() {
+            let Some(peer) = cx.peers.get(id) else { continue };
             match peer.standing {
-                Standing::Live if peer.origin == Origin::Open => self.expire_if_idle(id, now),
+                Standing::Live if peer.origin == Origin::Open => cx.expire_if_idle(id, now),
                 Standing::Leaving { since }
-                    if now.saturating_duration_since(since) >= QUARANTINE && self.is_gone(peer) =>
+                    if now.saturating_duration_since(since) >= QUARANTINE
+                        && host.is_gone(cx, sessions, self, peer) =>
                 {
-                    self.vacate(id);
+                    metrics.vacate(cx, id);
                 }
                 Standing::Live | Standing::Leaving { .. } | Standing::Vacant => {}
             }
         }
     }
 
+    fn forwards_lead_to(&self, cx: &Context, id: PeerId) -> bool {
+        let mut open = cx.config.udp.iter().chain(&cx.config.tcp).filter(|forward| forward.open);
+        open.any(|forward| self.forward_peer(forward) == id)
+    }
+}
+
+impl DataPlane {
+    /// Drops a batch that came to a port whose peer was removed.
+    pub(super) fn drop_batch_of_removed(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        for slot in 0..self.batch.len() {
+            let datagrams = self.batch.meta(slot).datagrams() as u64;
+            peer.relay.uplink.receive(datagrams, self.batch.buffer(slot).len() as u64);
+            peer.relay.uplink.drop(DropReason::PeerRemoved, datagrams);
+        }
+    }
+}
+
+impl Context {
+    /// Whether a peer that has not been removed has this key.
+    pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
+        self.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
+    }
+
     /// One worker watches over each peer of open mode.
     fn expire_if_idle(&mut self, id: PeerId, now: Instant) {
-        if self.dialler_of(id) != self.cx.id.index {
+        if self.dialler_of(id) != self.id.index {
             return;
         }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.link.is_some() || peer.relay.flows.registry().count() > 0 {
             peer.idle_since = None;
             return;
         }
         let since = *peer.idle_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= OPEN_IDLE {
-            self.cx.roster.expire(id);
+            self.roster.expire(id);
         }
     }
+}
 
+impl LaneHost {
     /// Whether nothing at this worker names a peer that was removed.
-    fn is_gone(&self, peer: &Peer) -> bool {
+    fn is_gone(&self, cx: &Context, sessions: &Sessions, tcp: &TcpForwards, peer: &Peer) -> bool {
         peer.relay.in_outbox == 0
             && peer.tcp_streams == 0
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.
-            && !self.forwards_lead_to(peer.id)
-            && !self.host.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
-            && !self.sessions.control.iter().any(|connection| connection.peer == Some(peer.id))
-    }
-
-    fn forwards_lead_to(&self, id: PeerId) -> bool {
-        let mut open = self.cx.config.udp.iter().chain(&self.cx.config.tcp).filter(|forward| forward.open);
-        open.any(|forward| self.forward_peer(forward) == id)
-    }
-
-    /// Nothing is left of a peer: what it counted stays in the sums, its series end.
-    fn vacate(&mut self, id: PeerId) {
-        let own_key = *self.cx.identity.public_key();
-        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        peer.standing = Standing::Vacant;
-        let empty = maker.relay(id, &peer.config, 0);
-        self.cx.stats.totals.retire(&std::mem::replace(&mut peer.relay, empty));
-        self.cx.stats.totals.retired.merge(id);
-        self.metrics.unbind_peer(id);
-        let metrics = self.metrics.registry();
-        self.cx.roster.left(id, self.cx.id.index, |name| {
-            PeerMetrics::forget(&metrics, name);
-            for direction in Direction::ALL {
-                PeerDirectionMetrics::forget(&metrics, name, direction.label());
-            }
-        });
-        self.cx.stats.unpublished = true;
+            && !tcp.forwards_lead_to(cx, peer.id)
+            && !self.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
+            && !sessions.control.iter().any(|connection| connection.peer == Some(peer.id))
     }
 }

@@ -7,6 +7,7 @@ use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 use wire::ids::{LaneRef, PeerId};
 
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
 use crate::{control::transport::DATAGRAM_BUFFER_BYTES, worker::Worker};
 
 /// What quinn-proto may hold of a peer's datagrams that its congestion window does not let out yet, in bytes: 50 ms at 10 Mbit/s.
@@ -14,74 +15,6 @@ use crate::{control::transport::DATAGRAM_BUFFER_BYTES, worker::Worker};
 const AHEAD_BYTES: usize = 64 * 1024;
 
 impl Worker {
-    /// Offers quinn-proto what waits for peers without lanes; returns whether it took any.
-    pub(super) fn send_plain(&mut self, now: Instant) -> bool {
-        let mut taken = false;
-        for id in self.cx.peers.ids() {
-            let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
-            let waits = link.and_then(|link| link.plain.as_ref());
-            if waits.is_some_and(|plain| !plain.is_empty()) {
-                taken |= self.send_plain_to(id, now);
-            }
-        }
-        taken
-    }
-
-    fn send_plain_to(&mut self, id: PeerId, now: Instant) -> bool {
-        let (mut blocked, mut taken) = (false, false);
-        loop {
-            let Some(peer) = self.cx.peers.get_mut(id) else { return taken };
-            let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
-            let handle = peer.session.as_ref().map(|session| session.handle);
-            let quinn = handle.and_then(|handle| self.sessions.control.quinn(handle));
-            let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
-            plain.set_most(quinn.datagrams().max_size());
-            // Before the space: a connection that takes nothing holds nothing back that is too old.
-            if let Some(late) = plain.pop_late(now, peer.config.queue.time) {
-                if late.counted {
-                    self.settle_plain(id, DropReason::Expired);
-                }
-                continue;
-            }
-            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
-                // Expired frames may have left room for what waits behind them, and nobody else fills it.
-                blocked = !plain.is_empty();
-                break;
-            }
-            let Some(mut frame) = plain.pop() else { break };
-            taken = true;
-            let dropped = match self.sessions.control.send_frame(handle, frame.data, frame.counted) {
-                // What becomes of it is settled when it is sent, or when quinn-proto drops it.
-                Ok(()) => continue,
-                Err(SendDatagramError::Blocked(data)) => {
-                    frame.data = data;
-                    plain.put_back(frame);
-                    blocked = true;
-                    break;
-                }
-                Err(SendDatagramError::TooLarge) => DropReason::SendTooLarge,
-                Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
-                    DropReason::SendOther
-                }
-            };
-            if frame.counted {
-                self.settle_plain(id, dropped);
-            }
-        }
-        // What waited behind a full buffer comes next.
-        if !blocked {
-            self.drain_queue(id, now);
-        }
-        taken
-    }
-
-    /// One payload for a peer without lanes was dropped before quinn-proto had it.
-    pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
-        if let Some(state) = self.cx.peers.get_mut(peer) {
-            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
-        }
-    }
-
     /// Takes the plain frames that have come. After each batch, because quinn-proto drops the oldest of them beyond
     /// [`DATAGRAM_BUFFER_BYTES`].
     pub(super) fn take_plain(&mut self, now: Instant) {
@@ -138,6 +71,93 @@ impl Worker {
         {
             state.relay.downlink.receive(lost, 0);
             state.relay.downlink.drop(DropReason::PlainOverflow, lost);
+        }
+    }
+}
+
+impl DataPlane {
+    /// Offers quinn-proto what waits for peers without lanes; returns whether it took any.
+    pub(super) fn send_plain(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        now: Instant,
+    ) -> bool {
+        let mut taken = false;
+        for id in cx.peers.ids() {
+            let link = cx.peers.get(id).and_then(|peer| peer.link.as_ref());
+            let waits = link.and_then(|link| link.plain.as_ref());
+            if waits.is_some_and(|plain| !plain.is_empty()) {
+                taken |= self.send_plain_to(cx, sockets, sessions, host, id, now);
+            }
+        }
+        taken
+    }
+
+    fn send_plain_to(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) -> bool {
+        let (mut blocked, mut taken) = (false, false);
+        loop {
+            let Some(peer) = cx.peers.get_mut(id) else { return taken };
+            let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
+            let handle = peer.session.as_ref().map(|session| session.handle);
+            let quinn = handle.and_then(|handle| sessions.control.quinn(handle));
+            let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
+            plain.set_most(quinn.datagrams().max_size());
+            // Before the space: a connection that takes nothing holds nothing back that is too old.
+            if let Some(late) = plain.pop_late(now, peer.config.queue.time) {
+                if late.counted {
+                    cx.settle_plain(id, DropReason::Expired);
+                }
+                continue;
+            }
+            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
+                // Expired frames may have left room for what waits behind them, and nobody else fills it.
+                blocked = !plain.is_empty();
+                break;
+            }
+            let Some(mut frame) = plain.pop() else { break };
+            taken = true;
+            let dropped = match sessions.control.send_frame(handle, frame.data, frame.counted) {
+                // What becomes of it is settled when it is sent, or when quinn-proto drops it.
+                Ok(()) => continue,
+                Err(SendDatagramError::Blocked(data)) => {
+                    frame.data = data;
+                    plain.put_back(frame);
+                    blocked = true;
+                    break;
+                }
+                Err(SendDatagramError::TooLarge) => DropReason::SendTooLarge,
+                Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
+                    DropReason::SendOther
+                }
+            };
+            if frame.counted {
+                cx.settle_plain(id, dropped);
+            }
+        }
+        // What waited behind a full buffer comes next.
+        if !blocked {
+            self.drain_queue(cx, sockets, host, id, now);
+        }
+        taken
+    }
+}
+
+impl Context {
+    /// One payload for a peer without lanes was dropped before quinn-proto had it.
+    pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
+        if let Some(state) = self.peers.get_mut(peer) {
+            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
         }
     }
 }

@@ -302,7 +302,7 @@ impl Worker {
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
-        self.settle();
+        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
         self.book_sockets(false);
         let mut lanes = [0; LaneState::LABELS.len()];
         let mut all_lanes = self.cx.stats.totals.retired.of_former();
@@ -367,7 +367,7 @@ impl Worker {
             });
         }
         for peer in reached {
-            self.report_ceilings(peer, now);
+            self.cx.report_ceilings(peer, now);
         }
         let limit_reached = self.limit_reached(&sums);
         let kernel_drops = self.sockets.doors.books().kernel_drops();
@@ -402,10 +402,10 @@ impl Worker {
             self.tunnel.device.as_ref().map(|tun| &tun.side.totals.by_lane[..]),
         );
         metrics.publish_sockets(self.sockets.doors.books(), &self.cx.stats.totals.refusals);
-        self.report_strangers(self.data.strangers.stats.gave_way, now);
+        self.cx.report_strangers(self.data.strangers.stats.gave_way, now);
         self.publish_control();
-        self.publish_decoy();
-        self.publish_tun();
+        self.decoy.publish_decoy(&mut self.data, &mut self.metrics);
+        self.tunnel.publish_tun(&mut self.metrics);
         self.metrics.beat(now);
     }
 

@@ -21,6 +21,7 @@ use wire::{
     throttle::Throttle,
 };
 
+use crate::worker::{Context, DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::worker::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
 
 impl Worker {
@@ -32,8 +33,17 @@ impl Worker {
         let NewConfig { config, ports } = new;
         self.sockets.doors.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
-        self.name_forward_peers();
-        self.follow_services(&old.services, &config.services, now);
+        self.tcp.name_forward_peers(&mut self.cx);
+        self.tcp.follow_services(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.data,
+            &mut self.sessions,
+            &mut self.host,
+            &old.services,
+            &config.services,
+            now,
+        );
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in &mut self.cx.peers {
@@ -48,8 +58,16 @@ impl Worker {
                 peer.brakes.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.follow_udp(&old, &config, now);
-        self.follow_tcp(&old, &config, now);
+        self.sockets.follow_udp(
+            &mut self.cx,
+            &mut self.data,
+            &mut self.host,
+            &mut self.tcp,
+            &old,
+            &config,
+            now,
+        );
+        self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
         self.cx.exchange.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
         self.sessions
@@ -58,10 +76,10 @@ impl Worker {
         for handle in self.sessions.control.handles() {
             self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
-        self.follow_decoy(now);
+        self.decoy.follow_decoy(&mut self.cx, &mut self.sockets, &mut self.data, now);
         for id in self.cx.peers.ids() {
-            self.offer_services(id);
-            self.warn_of_missing_services(id, now);
+            self.sessions.offer_services(&mut self.cx, id);
+            self.tcp.warn_of_missing_services(&mut self.cx, id, now);
         }
         self.cx.stats.unpublished = true;
     }
@@ -74,24 +92,52 @@ impl Worker {
         peer.relay.set_bounds(&wanted, &self.cx.config.limits);
         peer.allowances.set(&self.cx.config.limits);
         if old.public_keys != wanted.public_keys {
-            self.end_connections_of_other_keys(id, &wanted.public_keys, now);
-            self.remove_lanes_of_other_keys(id, &wanted.public_keys, now);
+            self.sessions.end_connections_of_other_keys(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                id,
+                &wanted.public_keys,
+                now,
+            );
+            self.host.remove_lanes_of_other_keys(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.sessions,
+                &mut self.tcp,
+                id,
+                &wanted.public_keys,
+                now,
+            );
         }
         if old.services != wanted.services {
             let revoked = |place: usize| !wanted.services.contains(&place);
-            self.end_flows_where(id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => revoked(*service),
-                Origin::Ingress { .. } => false,
+            self.host.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.data, id, now, |origin| {
+                match origin {
+                    Origin::Upstream { service, .. } => revoked(*service),
+                    Origin::Ingress { .. } => false,
+                }
             });
-            self.end_served(|peer, place| peer == id && revoked(place));
-            self.offer_services(id);
+            self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |peer, place| {
+                peer == id && revoked(place)
+            });
+            self.sessions.offer_services(&mut self.cx, id);
         }
-        if self.dialler_of(id) == self.cx.id.index {
+        if self.cx.dialler_of(id) == self.cx.id.index {
             let Some(peer) = self.cx.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
-            self.watch_dialler(id);
+            self.sockets.watch_dialler(&mut self.cx, id);
             for attempt in surplus {
-                self.close(attempt, CloseReason::Replaced, now);
+                self.sessions.close(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    attempt,
+                    CloseReason::Replaced,
+                    now,
+                );
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
@@ -100,62 +146,124 @@ impl Worker {
             self.sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
-            self.reroute_peer(id);
+            self.tunnel.reroute_peer(&mut self.cx, id);
         }
         self.cx.stats.unpublished = true;
     }
+}
 
-    fn end_connections_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
+impl Sessions {
+    fn end_connections_of_other_keys(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        keys: &[PublicKey],
+        now: Instant,
+    ) {
         let is_other = |key: Option<[u8; 32]>| key.is_some_and(|key| !keys.contains(&PublicKey(key)));
-        let session = self.cx.peers.session(id).map(|session| session.handle);
-        let proved = session
-            .and_then(|handle| self.sessions.control.get(handle))
-            .and_then(|connection| connection.key);
+        let session = cx.peers.session(id).map(|session| session.handle);
+        let proved =
+            session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
         if is_other(proved) {
-            self.end_session(id, Some(CloseReason::KeyRemoved), now);
+            self.end_session(cx, sockets, host, tcp, id, Some(CloseReason::KeyRemoved), now);
         }
-        for handle in self.sessions.control.handles() {
-            let of_peer = self.sessions.control.get(handle).filter(|connection| connection.peer == Some(id));
+        for handle in self.control.handles() {
+            let of_peer = self.control.get(handle).filter(|connection| connection.peer == Some(id));
             if of_peer.is_some_and(|connection| is_other(connection.key)) {
-                self.close(handle, CloseReason::KeyRemoved, now);
+                self.close(cx, sockets, host, tcp, handle, CloseReason::KeyRemoved, now);
             }
         }
     }
 
+    /// Tells a connected peer which of our services it may use, if that has changed since it was told.
+    pub(super) fn offer_services(&mut self, cx: &mut Context, id: PeerId) {
+        let services = cx.services_for(id);
+        let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
+        if self.control.get(handle).is_some_and(|connection| connection.told != services) {
+            self.control.send(handle, &Message::ServicesChanged(services));
+        }
+    }
+}
+
+impl LaneHost {
     /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
     /// Those of earlier sessions, which drain, end too.
-    fn remove_lanes_of_other_keys(&mut self, id: PeerId, keys: &[PublicKey], now: Instant) {
-        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
+    fn remove_lanes_of_other_keys(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        keys: &[PublicKey],
+        now: Instant,
+    ) {
+        let link = cx.peers.get(id).and_then(|peer| peer.link.as_ref());
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
-            self.link_down(id, session, now);
+            sessions.link_down(cx, sockets, self, tcp, id, session, now);
         }
         let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
-        let of_others =
-            self.host.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+        let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
-            self.remove_lane(lane, now);
+            self.remove_lane(cx, sockets, sessions, lane, now);
         }
     }
 
+    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
+    fn end_flows_where(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        id: PeerId,
+        now: Instant,
+        ends: impl Fn(&Origin) -> bool,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let ending = peer.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
+        let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
+        for flow in ending {
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.relay.stats.flows_reconfigured += 1;
+            }
+            self.close_flow(cx, sockets, data, id, flow, now);
+        }
+    }
+}
+
+impl TcpForwards {
     /// Which peer each place in [`Config::peers`] means; nobody, until an order says so.
-    fn name_forward_peers(&mut self) {
+    fn name_forward_peers(&mut self, cx: &mut Context) {
         let id_of = |named: &config::Peer| {
             let bears = |peer: &&crate::peer::Peer| {
                 *peer.name == *named.name && peer.origin != crate::roster::Origin::Open
             };
-            let alike = || self.cx.peers.iter().filter(bears);
+            let alike = || cx.peers.iter().filter(bears);
             let live = alike().find(|peer| peer.is_live());
             // What comes for one that was removed is counted under it.
             live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
         };
-        self.tcp.peers = self.cx.config.peers.iter().map(id_of).collect();
+        self.peers = cx.config.peers.iter().map(id_of).collect();
     }
 
     /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
-    fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
+    fn follow_services(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        old: &[Service],
+        new: &[Service],
+        now: Instant,
+    ) {
         let fate = |place: usize| match (old.get(place), new.get(place)) {
             (Some(old), Some(new)) => {
                 let moved = old.upstream != new.upstream;
@@ -163,41 +271,75 @@ impl Worker {
             }
             (_, _) => (true, true, std::time::Duration::ZERO),
         };
-        for id in self.cx.peers.ids() {
-            self.end_flows_where(id, now, |origin| match origin {
+        for id in cx.peers.ids() {
+            host.end_flows_where(cx, sockets, data, id, now, |origin| match origin {
                 Origin::Upstream { service, .. } => fate(*service).0,
                 Origin::Ingress { .. } => false,
             });
-            let Some(peer) = self.cx.peers.get_mut(id) else { continue };
+            let Some(peer) = cx.peers.get_mut(id) else { continue };
             for flow in peer.relay.flows.accepted() {
                 let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
                 if let Origin::Upstream { service, .. } = flow_state.origin {
                     let idle = fate(service).2;
                     if idle < flow_state.idle {
-                        self.cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
+                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
                     }
                     flow_state.idle = idle;
                 }
             }
         }
-        self.end_served(|_, place| fate(place).1);
+        self.end_served(cx, sockets, sessions, |_, place| fate(place).1);
     }
 
-    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
-    fn end_flows_where(&mut self, id: PeerId, now: Instant, ends: impl Fn(&Origin) -> bool) {
-        let Some(peer) = self.cx.peers.get(id) else { return };
-        let ending = peer.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
-        let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
-        for flow in ending {
-            if let Some(peer) = self.cx.peers.get_mut(id) {
-                peer.relay.stats.flows_reconfigured += 1;
+    /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
+    fn follow_tcp(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        old: &Config,
+        new: &Config,
+        now: Instant,
+    ) {
+        self.listeners.resize_with(new.tcp.len(), || None);
+        for (place, forward) in new.tcp.iter().enumerate() {
+            let was_open = old.tcp.get(place).is_some_and(|before| before.open);
+            match (was_open, forward.open) {
+                (false, true) => match sockets.doors.tcp_listen(forward.listen, place) {
+                    Ok((listener, token)) => {
+                        self.listeners[place] = Some((listener, token));
+                        self.add_source(cx, sockets, token);
+                    }
+                    Err(error) => {
+                        tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
+                    }
+                },
+                (true, false) => {
+                    if let Some((listener, token)) = self.listeners[place].take() {
+                        drop(listener);
+                        sockets.doors.release(token);
+                        cx.exchange.crowds().end(place);
+                    }
+                }
+                // Whose turn it is to accept may have changed.
+                (true, true) => cx.timers.arm(Timer::Listener(place), now),
+                (false, false) => {}
             }
-            self.close_flow(id, flow, now);
         }
     }
+}
 
+impl Sockets {
     /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
-    fn follow_udp(&mut self, old: &Config, new: &Config, now: Instant) {
+    fn follow_udp(
+        &mut self,
+        cx: &mut Context,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        old: &Config,
+        new: &Config,
+        now: Instant,
+    ) {
         for (place, forward) in new.udp.iter().enumerate() {
             let ingress = IngressId(number(place));
             let before = old.udp.get(place).filter(|before| before.open);
@@ -207,14 +349,14 @@ impl Worker {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
-                for id in self.cx.peers.ids() {
-                    self.end_flows_where(id, now, |origin| match origin {
+                for id in cx.peers.ids() {
+                    host.end_flows_where(cx, self, data, id, now, |origin| match origin {
                         Origin::Ingress { ingress: of, .. } => *of == ingress,
                         Origin::Upstream { .. } => false,
                     });
                 }
             }
-            let peer = self.forward_peer(forward);
+            let peer = tcp.forward_peer(forward);
             match (before, forward.open) {
                 (None, true) => self.open_ingress(forward, Local::Ingress { ingress, peer }),
                 (Some(_), false) => {
@@ -222,81 +364,47 @@ impl Worker {
                         Local::Ingress { ingress: of, .. } => *of == ingress,
                         Local::Upstream { .. } => false,
                     };
-                    for id in self.sockets.locals.find(is_it) {
-                        self.sockets.doors.close_later(id);
+                    for id in self.locals.find(is_it) {
+                        self.doors.close_later(id);
                     }
-                    self.sockets.doors.close_now(&mut self.sockets.locals);
+                    self.doors.close_now(&mut self.locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
         }
-        self.point_ingresses();
+        tcp.point_ingresses(cx, self);
     }
 
     fn open_ingress(&mut self, forward: &Forward, local: Local) {
-        if let Err(error) = self.sockets.doors.ingress(&mut self.sockets.locals, forward.listen, local) {
+        if let Err(error) = self.doors.ingress(&mut self.locals, forward.listen, local) {
             // The port itself is bound already.
             tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
         }
     }
+}
 
-    /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
-    fn follow_tcp(&mut self, old: &Config, new: &Config, now: Instant) {
-        self.tcp.listeners.resize_with(new.tcp.len(), || None);
-        for (place, forward) in new.tcp.iter().enumerate() {
-            let was_open = old.tcp.get(place).is_some_and(|before| before.open);
-            match (was_open, forward.open) {
-                (false, true) => match self.sockets.doors.tcp_listen(forward.listen, place) {
-                    Ok((listener, token)) => {
-                        self.tcp.listeners[place] = Some((listener, token));
-                        self.add_source(token);
-                    }
-                    Err(error) => {
-                        tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
-                    }
-                },
-                (true, false) => {
-                    if let Some((listener, token)) = self.tcp.listeners[place].take() {
-                        drop(listener);
-                        self.sockets.doors.release(token);
-                        self.cx.exchange.crowds().end(place);
-                    }
-                }
-                // Whose turn it is to accept may have changed.
-                (true, true) => self.cx.timers.arm(Timer::Listener(place), now),
-                (false, false) => {}
-            }
-        }
-    }
-
-    fn follow_decoy(&mut self, now: Instant) {
-        self.data.strangers.set_decoy(self.cx.config.access.decoy);
-        let same = match &self.decoy.flows {
-            Some(decoys) => decoys.follows(&self.cx.config),
-            None => self.cx.config.access.decoy.is_none(),
+impl Decoy {
+    fn follow_decoy(&mut self, cx: &mut Context, sockets: &mut Sockets, data: &mut DataPlane, now: Instant) {
+        data.strangers.set_decoy(cx.config.access.decoy);
+        let same = match &self.flows {
+            Some(decoys) => decoys.follows(&cx.config),
+            None => cx.config.access.decoy.is_none(),
         };
         if !same {
-            if let Some(mut decoys) = self.decoy.flows.take() {
-                decoys.close_all(&mut self.sockets.doors, &mut self.data.strangers.stats);
+            if let Some(mut decoys) = self.flows.take() {
+                decoys.close_all(&mut sockets.doors, &mut data.strangers.stats);
             }
-            self.decoy.flows = Decoys::of_worker(self.cx.id.index, &self.cx.config, now);
+            self.flows = Decoys::of_worker(cx.id.index, &cx.config, now);
         }
     }
+}
 
-    /// Tells a connected peer which of our services it may use, if that has changed since it was told.
-    pub(super) fn offer_services(&mut self, id: PeerId) {
-        let services = self.services_for(id);
-        let Some(handle) = self.cx.peers.session(id).map(|session| session.handle) else { return };
-        if self.sessions.control.get(handle).is_some_and(|connection| connection.told != services) {
-            self.sessions.control.send(handle, &Message::ServicesChanged(services));
-        }
-    }
-
+impl Context {
     /// Our services that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
-        let allowed = self.cx.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
+        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
         let services = allowed.iter().filter_map(|place| {
-            let service = self.cx.config.services.get(*place)?;
+            let service = self.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;

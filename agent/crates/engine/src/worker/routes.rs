@@ -13,7 +13,8 @@ use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 use wire::ids::PeerId;
 
-use crate::{peer::Failure, worker::Worker};
+use crate::worker::{Context, LaneHost, Sessions, Sockets};
+use crate::peer::Failure;
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
@@ -21,43 +22,55 @@ const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
 /// After one that did not help, sockets to services are renewed again.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
-impl Worker {
+impl Sessions {
     /// The kernel knew no way for packets that were sent: perhaps there is another.
-    pub(super) fn see_to_unreachable(&mut self, now: Instant) {
-        while let Some(underlay) = self.sockets.underlays.take_unreachable() {
-            let lane = self.host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+    pub(super) fn see_to_unreachable(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        now: Instant,
+    ) {
+        while let Some(underlay) = sockets.underlays.take_unreachable() {
+            let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
-            let connection =
-                || self.sessions.control.iter().find(|connection| connection.underlay() == underlay);
+            let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
-                self.follow_route(peer, now);
+                self.follow_route(cx, sockets, host, peer, now);
             }
         }
     }
 
     /// The sockets of a dialled session get others in their place if packets to the peer leave from another address now;
     /// whether any did.
-    pub(super) fn follow_route(&mut self, id: PeerId, now: Instant) -> bool {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return false };
+    pub(super) fn follow_route(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) -> bool {
+        let Some(peer) = cx.peers.get_mut(id) else { return false };
         let recently = peer.route_asked.is_some_and(|at| now.saturating_duration_since(at) < ROUTE_INTERVAL);
         if recently || !peer.link.as_ref().is_some_and(|link| link.dialled) {
             return false;
         }
         peer.route_asked = Some(now);
         let (mut moves, mut moved) = (0, None);
-        for (underlay, remote) in self.sockets_towards(id) {
-            match self.sockets.doors.redial(&mut self.sockets.underlays, underlay, remote) {
+        for (underlay, remote) in self.sockets_towards(cx, host, id) {
+            match sockets.doors.redial(&mut sockets.underlays, underlay, remote) {
                 Ok(None) => {}
                 Ok(Some(addresses)) => {
                     (moves, moved) = (moves + 1, Some(addresses));
-                    self.socket_moved(underlay);
+                    self.socket_moved(host, underlay);
                 }
-                Err(error) => self.report_no_way(id, remote, &error, now),
+                Err(error) => cx.report_no_way(id, remote, &error, now),
             }
         }
-        self.cx.stats.totals.path_moves.sockets += moves;
+        cx.stats.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
-        if let Some(peer) = self.cx.peers.get_mut(id)
+        if let Some(peer) = cx.peers.get_mut(id)
             && let Some(suppressed) = peer.brakes.moved.allow(now)
         {
             let (from, to) = (from.ip(), to.ip());
@@ -74,13 +87,13 @@ impl Worker {
     }
 
     /// The sockets of a peer's session at this worker, and where each sends to.
-    fn sockets_towards(&self, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
-        let session = self.cx.peers.session(id).and_then(|session| self.sessions.control.get(session.handle));
+    fn sockets_towards(&self, cx: &Context, host: &LaneHost, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
+        let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
         let control = session.map(|connection| (connection.underlay(), connection.path().destination));
-        let lanes = self.host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
+        let lanes = host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
-        let streams = self.cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
-        let streams = streams.filter_map(|stream| self.sessions.control.get(stream.handle));
+        let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
+        let streams = streams.filter_map(|stream| self.control.get(stream.handle));
         let streams = streams.map(|connection| (connection.underlay(), connection.path().destination));
         let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
         sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
@@ -89,60 +102,72 @@ impl Worker {
     }
 
     /// What runs on a socket has another local address: the far end is told by a packet from there.
-    fn socket_moved(&mut self, underlay: UnderlayId) {
-        for handle in self.sessions.control.handles() {
-            if self.sessions.control.get(handle).is_some_and(|connection| connection.underlay() == underlay)
-                && let Some(quinn) = self.sessions.control.quinn(handle)
+    fn socket_moved(&mut self, host: &mut LaneHost, underlay: UnderlayId) {
+        for handle in self.control.handles() {
+            if self.control.get(handle).is_some_and(|connection| connection.underlay() == underlay)
+                && let Some(quinn) = self.control.quinn(handle)
             {
                 quinn.local_address_changed();
             }
         }
-        let lanes: Vec<_> = self
-            .host
-            .lanes
-            .iter()
-            .filter(|(_, slot)| slot.underlay == underlay)
-            .map(|(lane, _)| lane)
-            .collect();
+        let lanes: Vec<_> =
+            host.lanes.iter().filter(|(_, slot)| slot.underlay == underlay).map(|(lane, _)| lane).collect();
         for lane in lanes {
-            if let Some(slot) = self.host.lanes.get_mut(lane) {
+            if let Some(slot) = host.lanes.get_mut(lane) {
                 slot.core.request_ping();
             }
-            self.host.lanes.touch(lane);
+            host.lanes.touch(lane);
         }
     }
 
+    /// The far end of a control connection is at another address.
+    pub(super) fn control_moved(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        from: SocketAddr,
+        to: SocketAddr,
+        now: Instant,
+    ) {
+        cx.stats.totals.path_moves.control += 1;
+        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else {
+            return;
+        };
+        if let Some(peer) = cx.peers.get_mut(id)
+            && let Some(suppressed) = peer.brakes.moved.allow(now)
+        {
+            tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");
+        }
+    }
+}
+
+impl Sockets {
     /// Flows whose sockets to their service have an address that this host has lost go on from another one.
-    pub(super) fn renew_upstreams(&mut self, now: Instant) {
-        while let Some(socket) = self.sockets.locals.take_unreachable() {
-            if self
-                .sockets
-                .locals
-                .renewed
-                .is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL)
-            {
+    pub(super) fn renew_upstreams(&mut self, cx: &mut Context, now: Instant) {
+        while let Some(socket) = self.locals.take_unreachable() {
+            if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
                 continue;
             }
-            let Some(Local::Upstream { peer, flow }) =
-                self.sockets.locals.get(socket).map(|socket| socket.local)
+            let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
             else {
                 continue;
             };
-            let flow = self.cx.peers.get(peer).and_then(|peer| peer.relay.flows.get(flow));
+            let flow = cx.peers.get(peer).and_then(|peer| peer.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
-            let Some(upstream) = self.cx.config.services.get(service).map(|service| service.upstream) else {
+            let Some(upstream) = cx.config.services.get(service).map(|service| service.upstream) else {
                 continue;
             };
             // Most likely it is so for the others, too.
-            if !self.sockets.doors.renew_upstream(&mut self.sockets.locals, socket, upstream).unwrap_or(false)
-            {
-                self.sockets.locals.renewed = Some(now);
+            if !self.doors.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
+                self.locals.renewed = Some(now);
             }
         }
     }
+}
 
+impl Context {
     fn report_no_way(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
         if let Some(suppressed) = peer.brakes.no_way.allow(now) {
@@ -153,25 +178,6 @@ impl Worker {
                 suppressed,
                 "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
             );
-        }
-    }
-
-    /// The far end of a control connection is at another address.
-    pub(super) fn control_moved(
-        &mut self,
-        handle: ConnectionHandle,
-        from: SocketAddr,
-        to: SocketAddr,
-        now: Instant,
-    ) {
-        self.cx.stats.totals.path_moves.control += 1;
-        let Some(id) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
-        if let Some(peer) = self.cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.brakes.moved.allow(now)
-        {
-            tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");
         }
     }
 }

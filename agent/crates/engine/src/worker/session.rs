@@ -31,6 +31,7 @@ use wire::{
     messages::{self, CloseReason, Features, Hello, Message, MessageError},
 };
 
+use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards, Tunnel};
 use crate::{
     control::{driver::Event, session_name::session_name, vigil::Vigil},
     peer::Session,
@@ -64,7 +65,13 @@ impl Worker {
         }
         self.take_plain(now);
         loop {
-            let moved = self.send_plain(now);
+            let moved = self.data.send_plain(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.sessions,
+                &mut self.host,
+                now,
+            );
             let mut events = std::mem::take(&mut self.sessions.events);
             let timers = &mut self.cx.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
@@ -79,11 +86,11 @@ impl Worker {
             self.cx.stats.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
-                self.settle_orders(now);
+                self.settle_effects(now);
             }
             events.shrink_to(SPARE_EVENTS);
             self.sessions.events = events;
-            self.pump_stirred(now);
+            self.tcp.pump_stirred(&mut self.cx, &mut self.sockets, &mut self.sessions, now);
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
                 break;
@@ -109,48 +116,90 @@ impl Worker {
         match event {
             Event::Connected { key } => self.connected(handle, &key, now),
             Event::Message { message, units } => {
-                if self.may_say(handle, units, now) {
+                if self.sessions.may_say(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    handle,
+                    units,
+                    now,
+                ) {
                     self.message(handle, message, now);
                 }
             }
             Event::Violation { error, units } => {
-                if self.may_say(handle, units, now) {
-                    self.control_violation(handle, &error, now);
+                if self.sessions.may_say(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    handle,
+                    units,
+                    now,
+                ) {
+                    self.sessions.control_violation(
+                        &mut self.cx,
+                        &mut self.sockets,
+                        &mut self.host,
+                        &mut self.tcp,
+                        handle,
+                        &error,
+                        now,
+                    );
                 }
             }
-            Event::Opened => self.streams_opened(handle, now),
-            Event::Stream(stream) => self.stream_ready(handle, stream),
-            Event::Lost(reason) => self.connection_lost(handle, &reason, now),
-            Event::Mtu => self.mtu_changed(handle),
-            Event::Moved { from, to } => self.control_moved(handle, from, to, now),
+            Event::Opened => {
+                self.tcp.streams_opened(&mut self.cx, &mut self.sockets, &mut self.sessions, handle, now)
+            }
+            Event::Stream(stream) => self.tcp.stream_ready(handle, stream),
+            Event::Lost(reason) => self.sessions.connection_lost(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                &reason,
+                now,
+            ),
+            Event::Mtu => self.sessions.mtu_changed(&mut self.cx, handle),
+            Event::Moved { from, to } => self.sessions.control_moved(&mut self.cx, handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
-                self.log_overflow(handle, now);
-                self.close(handle, CloseReason::LimitReached, now);
+                self.sessions.log_overflow(&mut self.cx, handle, now);
+                self.sessions.close(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    handle,
+                    CloseReason::LimitReached,
+                    now,
+                );
             }
-            Event::Flooded => self.flooded(handle, now),
-            Event::MoreStreams => self.retry_listeners(),
-            Event::Drained => self.drained(handle, now),
+            Event::Flooded => self.sessions.flooded(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            ),
+            Event::MoreStreams => self.tcp.retry_listeners(&mut self.cx, &mut self.sockets),
+            Event::Drained => self.sessions.drained(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            ),
         }
-    }
-
-    /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
-    fn may_say(&mut self, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
-        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
-        else {
-            return false;
-        };
-        let peer = connection.peer.and_then(|id| self.cx.peers.get_mut(id));
-        if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
-            return true;
-        }
-        self.flooded(handle, now);
-        false
     }
 
     /// A handshake is complete.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
-        self.admission_ended(handle);
+        self.sessions.admission_ended(handle);
         // The limit may have changed since the endpoint was made.
         self.sessions.control.set_most_forwards(handle, self.cx.config.limits.tcp_streams_per_peer);
         if key == self.cx.identity.public_key() {
@@ -160,7 +209,15 @@ impl Worker {
                     "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
                 );
             }
-            self.close(handle, CloseReason::SelfConnect, now);
+            self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::SelfConnect,
+                now,
+            );
             return;
         }
         let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
@@ -169,7 +226,7 @@ impl Worker {
         };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
-            Some(id) if self.knows(id, key) => Ok(id),
+            Some(id) if self.cx.knows(id, key) => Ok(id),
             Some(_) => Err(CloseReason::KeyRemoved),
             None => self.peer_behind(key, now),
         };
@@ -177,22 +234,51 @@ impl Worker {
             Ok(peer) => peer,
             Err(reason) => {
                 if reason == CloseReason::LimitReached {
-                    self.note_refusal(handle, Why::Guests, now);
+                    self.sessions.note_refusal(handle, Why::Guests, now);
                 }
-                self.close(handle, reason, now);
+                self.sessions.close(
+                    &mut self.cx,
+                    &mut self.sockets,
+                    &mut self.host,
+                    &mut self.tcp,
+                    handle,
+                    reason,
+                    now,
+                );
                 return;
             }
         };
-        if side == Side::Client && self.stream_connected(handle, peer, key, now) {
+        if side == Side::Client
+            && self.sessions.stream_connected(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.tcp,
+                handle,
+                peer,
+                key,
+                now,
+            )
+        {
             return;
         }
         let linked = self.cx.peers.get(peer).is_some_and(|state| state.link.is_some());
-        if side == Side::Client && linked && !self.is_doubted(peer, now) {
+        if side == Side::Client && linked && !self.cx.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
-            self.close(handle, CloseReason::Replaced, now);
+            self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::Replaced,
+                now,
+            );
             return;
         }
-        if side == Side::Client && self.is_doubted(peer, now) && self.hold_hello(handle, peer, key, now) {
+        if side == Side::Client
+            && self.cx.is_doubted(peer, now)
+            && self.sessions.hold_hello(&mut self.cx, handle, peer, key, now)
+        {
             return;
         }
         if let Some(connection) = self.sessions.control.get_mut(handle) {
@@ -213,24 +299,9 @@ impl Worker {
                 .get(handle)
                 .and_then(|connection| connection.exported())
                 .and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
-            let hello = self.hello(peer, possession);
+            let hello = self.sessions.hello(&self.cx, &self.tunnel, peer, possession);
             self.sessions.control.send(handle, &hello);
         }
-    }
-
-    /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
-    /// heard again, and with it TCP forwards live on. False if that was done already.
-    fn hold_hello(&mut self, handle: ConnectionHandle, peer: PeerId, key: &[u8; 32], now: Instant) -> bool {
-        let Some(connection) =
-            self.sessions.control.get_mut(handle).filter(|connection| connection.held.is_none())
-        else {
-            return false;
-        };
-        connection.held = Some(*key);
-        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
-        self.cx.timers.arm(Timer::Hello(handle), now + patience);
-        self.ask_the_session(peer);
-        true
     }
 
     /// The session that there is has had its time to be heard.
@@ -239,63 +310,10 @@ impl Worker {
         let peer = connection.peer;
         if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
             if let Some(peer) = peer {
-                self.check_control(peer, now);
-                self.settle_orders(now);
+                self.sessions.check_control(&mut self.cx, peer, now);
+                self.settle_effects(now);
             }
             self.connected(handle, &key, now);
-        }
-    }
-
-    /// A handshake that knocked is over, either way: its token is of no more use.
-    pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
-        if let Some(admission) =
-            self.sessions.control.get(handle).and_then(|connection| connection.admission())
-        {
-            self.sessions.gate.handshake_ended(admission);
-        }
-    }
-
-    /// Whether the dialler of a connection has proved with its hello that it holds the key that it `named`.
-    ///
-    /// TLS has checked its signature already. A knock can be made by whoever stole our private key, so whoever came in by
-    /// one says it again, bound to this connection.
-    pub(super) fn possesses(
-        &self,
-        handle: ConnectionHandle,
-        named: &[u8; 32],
-        proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
-    ) -> bool {
-        let Some(connection) = self.sessions.control.get(handle) else { return false };
-        match (proof, connection.admission()) {
-            (None, admission) => admission.is_none(),
-            (Some(signature), _) => connection.exported().is_some_and(|exported| {
-                PublicKey(*named).verify(&messages::possession(&exported), signature)
-            }),
-        }
-    }
-
-    /// What we say of ourselves to `peer`.
-    fn hello(&self, peer: PeerId, possession: Option<[u8; messages::SIGNATURE_BYTES]>) -> Message {
-        let services = self.services_for(peer);
-        Message::Hello(Hello {
-            instance: self.sessions.instance,
-            software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
-            workers: u16::from(self.cx.id.count),
-            max_lanes: pool::MAX_LANES,
-            max_datagram_packet: largest_packet(&self.cx.config),
-            services,
-            features: self.features().without(self.sessions.withheld),
-            possession,
-        })
-    }
-
-    /// What we can do beyond the version.
-    fn features(&self) -> Features {
-        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
-        match self.tunnel.device {
-            // What the device does not complete, we do.
-            Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
-            None => always,
         }
     }
 
@@ -308,7 +326,16 @@ impl Worker {
             return;
         };
         if connection.stream_number.is_some() {
-            return self.stream_message(handle, peer, &message, now);
+            return self.sessions.stream_message(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                peer,
+                &message,
+                now,
+            );
         }
         let established = self.cx.peers.session(peer).is_some_and(|session| session.handle == handle);
         match message {
@@ -317,34 +344,60 @@ impl Worker {
             }
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
-                    if !self.possesses(handle, &key, hello.possession.as_ref()) {
-                        self.note_refusal(handle, Why::Possession, now);
-                        self.close(handle, CloseReason::ProtocolViolation, now);
+                    if !self.sessions.possesses(handle, &key, hello.possession.as_ref()) {
+                        self.sessions.note_refusal(handle, Why::Possession, now);
+                        self.sessions.close(
+                            &mut self.cx,
+                            &mut self.sockets,
+                            &mut self.host,
+                            &mut self.tcp,
+                            handle,
+                            CloseReason::ProtocolViolation,
+                            now,
+                        );
                         return;
                     }
-                    let answer = self.hello(peer, None);
+                    let answer = self.sessions.hello(&self.cx, &self.tunnel, peer, None);
                     self.sessions.control.send(handle, &answer);
                 }
                 self.establish(peer, handle, side, key, hello, now);
             }
             // Before its hello, or of a connection that another one has replaced meanwhile.
-            _ if !established => self.out_of_order(handle, now),
-            Message::Hello(_) => self.out_of_order(handle, now),
-            Message::LaneOpen(offer) if side == Side::Server => self.lane_asked(peer, handle, &offer, now),
+            _ if !established => self.sessions.out_of_order(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            ),
+            Message::Hello(_) => self.sessions.out_of_order(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            ),
+            Message::LaneOpen(offer) if side == Side::Server => {
+                self.sessions.lane_asked(&mut self.cx, &mut self.sockets, peer, handle, &offer, now)
+            }
             Message::LaneAccept(offer) if side == Side::Client => {
-                self.lane_accepted(peer, handle, &offer, now)
+                self.sessions.lane_accepted(&mut self.cx, peer, handle, &offer, now)
             }
-            Message::LaneRefuse(end) if side == Side::Client => self.lane_refused(peer, &end, now),
-            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
-                self.out_of_order(handle, now)
-            }
-            Message::LaneClose(end) => self.lane_closed(peer, &end, now),
+            Message::LaneRefuse(end) if side == Side::Client => self.cx.lane_refused(peer, &end, now),
+            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => self
+                .sessions
+                .out_of_order(&mut self.cx, &mut self.sockets, &mut self.host, &mut self.tcp, handle, now),
+            Message::LaneClose(end) => self.sessions.lane_closed(&mut self.cx, peer, &end, now),
             // quinn-proto has seen where it came from.
             Message::Here => {}
-            Message::StreamsWanted if side == Side::Client => self.peer_wants_streams(peer, now),
-            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
-                self.out_of_order(handle, now)
+            Message::StreamsWanted if side == Side::Client => {
+                self.sessions.peer_wants_streams(&mut self.cx, &mut self.sockets, peer, now)
             }
+            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => self
+                .sessions
+                .out_of_order(&mut self.cx, &mut self.sockets, &mut self.host, &mut self.tcp, handle, now),
             Message::ServicesChanged(services) => {
                 let Some(state) = self.cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
@@ -354,58 +407,6 @@ impl Worker {
                 session.hello.services.clone_from(&services);
                 let session = session.id;
                 self.cx.tell_all(|| Order::Services { peer, session, services: services.clone() });
-            }
-        }
-    }
-
-    /// Notes why the client of a connection is refused.
-    pub(super) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
-        if let Some(connection) = self.sessions.control.get(handle) {
-            let (at, source) = (self.sessions.clock.unix_seconds(), connection.path().destination);
-            self.sessions.refusals.note(Refusal { at, source, why }, now);
-        }
-    }
-
-    fn log_overflow(&mut self, handle: ConnectionHandle, now: Instant) {
-        if let Some(suppressed) = self.cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(handle),
-                suppressed,
-                "the peer asks and does not read the answers; closing the connection"
-            );
-        }
-    }
-
-    pub(super) fn out_of_order(&mut self, handle: ConnectionHandle, now: Instant) {
-        self.cx.stats.totals.out_of_order += 1;
-        if let Some(suppressed) = self.cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(handle),
-                suppressed,
-                "a control message came out of order; closing the connection"
-            );
-        }
-        self.close(handle, CloseReason::ProtocolViolation, now);
-    }
-
-    fn control_violation(&mut self, handle: ConnectionHandle, error: &MessageError, now: Instant) {
-        self.cx.stats.totals.message_errors.count(error);
-        match error.close_reason() {
-            Some(reason) => {
-                if let Some(suppressed) = self.cx.logs.violation.allow(now) {
-                    tracing::warn!(
-                        peer = self.name_of(handle),
-                        %error,
-                        suppressed,
-                        "bad control message; closing the connection"
-                    );
-                }
-                self.close(handle, reason, now);
-            }
-            None => {
-                if let Some(suppressed) = self.cx.logs.details.allow(now) {
-                    tracing::debug!(peer = self.name_of(handle), %error, suppressed, "control message ignored");
-                }
             }
         }
     }
@@ -421,7 +422,15 @@ impl Worker {
         now: Instant,
     ) {
         if self.cx.stopping {
-            self.close(handle, CloseReason::Shutdown, now);
+            self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::Shutdown,
+                now,
+            );
             return;
         }
         let dialled = side == Side::Client;
@@ -449,22 +458,40 @@ impl Worker {
             begun: self.sessions.control.get(handle).map_or(now, |connection| connection.begun()),
             since: now,
         });
-        let doubted = self.is_doubted(id, now);
-        let Ok(replaced) =
-            self.cx.exchange.establish(&connected, |old| !doubted && self.old_session_stays(&connected, old))
+        let doubted = self.cx.is_doubted(id, now);
+        let Ok(replaced) = self
+            .cx
+            .exchange
+            .establish(&connected, |old| !doubted && self.cx.old_session_stays(&connected, old))
         else {
             if let Some(suppressed) = self.cx.logs.details.allow(now) {
                 tracing::debug!(
-                    peer = self.name_of(handle),
+                    peer = self.sessions.name_of(&self.cx, handle),
                     suppressed,
                     "a second connection was not needed"
                 );
             }
-            self.close(handle, CloseReason::Replaced, now);
+            self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::Replaced,
+                now,
+            );
             return;
         };
         if replaced.is_some_and(|old| old.owner == self.cx.id.index) {
-            self.end_session(id, Some(CloseReason::Replaced), now);
+            self.sessions.end_session(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                id,
+                Some(CloseReason::Replaced),
+                now,
+            );
         }
         self.sessions.control.established(handle, now);
         let hello = connected.hello.clone();
@@ -513,54 +540,245 @@ impl Worker {
             forwards: 0,
         });
         self.cx.stats.totals.handshakes.established += 1;
-        self.link_up(&connected, now);
-        self.begin_budget(id, now);
+        self.sessions.link_up(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.data,
+            &mut self.host,
+            &mut self.tcp,
+            &connected,
+            now,
+        );
+        self.sessions.begin_budget(&mut self.cx, &mut self.tunnel, id, now);
         if dialled {
             for index in 0..wanted {
-                self.ask_for_lane(id, index, now);
+                self.sessions.ask_for_lane(&mut self.cx, id, index, now);
             }
         }
         // They may have changed since the hello was sent.
-        self.offer_services(id);
-        self.warn_of_missing_services(id, now);
-        self.warn_of_missing_tunnel(id, now);
+        self.sessions.offer_services(&mut self.cx, id);
+        self.tcp.warn_of_missing_services(&mut self.cx, id, now);
+        self.tunnel.warn_of_missing_tunnel(&mut self.cx, id, now);
         // A client without lanes may have sent datagrams that overtook its hello.
         self.plain_datagrams(handle, now);
+    }
+}
+
+impl Sessions {
+    /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
+    fn may_say(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        units: u32,
+        now: Instant,
+    ) -> bool {
+        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
+            return false;
+        };
+        let peer = connection.peer.and_then(|id| cx.peers.get_mut(id));
+        if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
+            return true;
+        }
+        self.flooded(cx, sockets, host, tcp, handle, now);
+        false
+    }
+
+    /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
+    /// heard again, and with it TCP forwards live on. False if that was done already.
+    fn hold_hello(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        peer: PeerId,
+        key: &[u8; 32],
+        now: Instant,
+    ) -> bool {
+        let Some(connection) = self.control.get_mut(handle).filter(|connection| connection.held.is_none())
+        else {
+            return false;
+        };
+        connection.held = Some(*key);
+        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
+        cx.timers.arm(Timer::Hello(handle), now + patience);
+        cx.ask_the_session(peer);
+        true
+    }
+
+    /// A handshake that knocked is over, either way: its token is of no more use.
+    pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
+        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
+            self.gate.handshake_ended(admission);
+        }
+    }
+
+    /// Whether the dialler of a connection has proved with its hello that it holds the key that it `named`.
+    ///
+    /// TLS has checked its signature already. A knock can be made by whoever stole our private key, so whoever came in by
+    /// one says it again, bound to this connection.
+    pub(super) fn possesses(
+        &self,
+        handle: ConnectionHandle,
+        named: &[u8; 32],
+        proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
+    ) -> bool {
+        let Some(connection) = self.control.get(handle) else { return false };
+        match (proof, connection.admission()) {
+            (None, admission) => admission.is_none(),
+            (Some(signature), _) => connection.exported().is_some_and(|exported| {
+                PublicKey(*named).verify(&messages::possession(&exported), signature)
+            }),
+        }
+    }
+
+    /// What we say of ourselves to `peer`.
+    fn hello(
+        &self,
+        cx: &Context,
+        tunnel: &Tunnel,
+        peer: PeerId,
+        possession: Option<[u8; messages::SIGNATURE_BYTES]>,
+    ) -> Message {
+        let services = cx.services_for(peer);
+        Message::Hello(Hello {
+            instance: self.instance,
+            software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
+            workers: u16::from(cx.id.count),
+            max_lanes: pool::MAX_LANES,
+            max_datagram_packet: largest_packet(&cx.config),
+            services,
+            features: tunnel.features().without(self.withheld),
+            possession,
+        })
+    }
+
+    /// Notes why the client of a connection is refused.
+    pub(super) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
+        if let Some(connection) = self.control.get(handle) {
+            let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
+            self.refusals.note(Refusal { at, source, why }, now);
+        }
+    }
+
+    fn log_overflow(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+        if let Some(suppressed) = cx.logs.violation.allow(now) {
+            tracing::warn!(
+                peer = self.name_of(cx, handle),
+                suppressed,
+                "the peer asks and does not read the answers; closing the connection"
+            );
+        }
+    }
+
+    pub(super) fn out_of_order(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) {
+        cx.stats.totals.out_of_order += 1;
+        if let Some(suppressed) = cx.logs.violation.allow(now) {
+            tracing::warn!(
+                peer = self.name_of(cx, handle),
+                suppressed,
+                "a control message came out of order; closing the connection"
+            );
+        }
+        self.close(cx, sockets, host, tcp, handle, CloseReason::ProtocolViolation, now);
+    }
+
+    fn control_violation(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        error: &MessageError,
+        now: Instant,
+    ) {
+        cx.stats.totals.message_errors.count(error);
+        match error.close_reason() {
+            Some(reason) => {
+                if let Some(suppressed) = cx.logs.violation.allow(now) {
+                    tracing::warn!(
+                        peer = self.name_of(cx, handle),
+                        %error,
+                        suppressed,
+                        "bad control message; closing the connection"
+                    );
+                }
+                self.close(cx, sockets, host, tcp, handle, reason, now);
+            }
+            None => {
+                if let Some(suppressed) = cx.logs.details.allow(now) {
+                    tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
+                }
+            }
+        }
     }
 
     /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the one that began last, and
     /// both ends must agree on it.
-    pub(super) fn stop_dialling(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn stop_dialling(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         for attempt in peer.dialler.stop() {
-            if self.sessions.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
-                self.sessions.control.close(attempt, CloseReason::Replaced, now);
+            if self.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
+                self.control.close(attempt, CloseReason::Replaced, now);
             }
         }
     }
 
+    /// The name of the peer behind a connection, for logs.
+    pub(super) fn name_of<'a>(&self, cx: &'a Context, handle: ConnectionHandle) -> &'a str {
+        let peer = self.control.get(handle).and_then(|connection| connection.peer);
+        peer.and_then(|id| cx.peers.get(id)).map_or("?", |peer| &peer.name)
+    }
+}
+
+impl Tunnel {
+    /// What we can do beyond the version.
+    fn features(&self) -> Features {
+        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
+        match self.device {
+            // What the device does not complete, we do.
+            Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
+            None => always,
+        }
+    }
+}
+
+impl Context {
     /// Whether a peer's existing session is kept and the new connection is not.
     ///
     /// A peer dials only if it has lost the session, or suspects that we have: it knows better, and the new one stays. Unless its
     /// attempt is older than that: one that the session overtook, or one that crossed ours because both ends dialled at once.
     /// However late its hello comes, what counts is when it began. Of two that the peer dialled the listener alone decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
-        let we_are_smaller = *self.cx.identity.public_key() < old.key;
+        let we_are_smaller = *self.identity.public_key() < old.key;
         let same_process = old.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
         same_process && (overtaken || is_twin && old.dialled == we_are_smaller)
     }
+}
 
+impl Sockets {
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
-        let parity = self.parity_towards(&key);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn orphan_flows(&mut self, cx: &mut Context, id: PeerId, key: [u8; 32]) {
+        let parity = cx.parity_towards(&key);
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.accepted() {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
                 match flow.origin {
-                    Origin::Upstream { socket, .. } => self.sockets.doors.close_later(socket),
+                    Origin::Upstream { socket, .. } => self.doors.close_later(socket),
                     Origin::Ingress { .. } => {}
                 }
             }
@@ -569,12 +787,14 @@ impl Worker {
         peer.relay.reassembly.clear(&mut peer.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.relay.flows.reopen_all(parity);
-        self.sockets.doors.close_now(&mut self.sockets.locals);
+        self.doors.close_now(&mut self.locals);
     }
+}
 
+impl TcpForwards {
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
-    pub(super) fn warn_of_missing_services(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn warn_of_missing_services(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
         if Some(offered) == peer.known_services.as_ref() {
             return;
@@ -582,10 +802,10 @@ impl Worker {
         let offers = |name: &str, udp: bool| {
             offered.iter().any(|service| service.name == name && if udp { service.udp } else { service.tcp })
         };
-        let wanted = self.cx.config.udp.iter().map(|forward| (forward, true));
-        let wanted = wanted.chain(self.cx.config.tcp.iter().map(|forward| (forward, false)));
+        let wanted = cx.config.udp.iter().map(|forward| (forward, true));
+        let wanted = wanted.chain(cx.config.tcp.iter().map(|forward| (forward, false)));
         let missing = wanted.filter(|(forward, udp)| {
-            let leads_here = forward.open && self.tcp.peers.get(forward.peer) == Some(&id);
+            let leads_here = forward.open && self.peers.get(forward.peer) == Some(&id);
             leads_here && !offers(&forward.service, *udp)
         });
         let missing: Vec<_> = missing.collect();
@@ -611,12 +831,6 @@ impl Worker {
                 "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
             );
         }
-    }
-
-    /// The name of the peer behind a connection, for logs.
-    pub(super) fn name_of(&self, handle: ConnectionHandle) -> &str {
-        let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
-        peer.and_then(|id| self.cx.peers.get(id)).map_or("?", |peer| &peer.name)
     }
 }
 

@@ -224,7 +224,7 @@ impl Worker {
                     unpublished: true,
                 },
                 stopping: false,
-                own_orders: VecDeque::new(),
+                effects: VecDeque::new(),
                 config: Arc::clone(&config),
             },
             sockets: Sockets {
@@ -329,13 +329,7 @@ impl Worker {
         Addresses {
             transport: self.sockets.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self
-                .tcp
-                .listeners
-                .iter()
-                .flatten()
-                .map(|(listener, _)| listener.local_addr())
-                .collect(),
+            tcp: self.tcp.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
     }
 }

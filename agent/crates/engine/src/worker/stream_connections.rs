@@ -25,6 +25,7 @@ use wire::{
     messages::{self, CloseReason, Message},
 };
 
+use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::{
     control::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
@@ -99,9 +100,72 @@ enum Care {
 }
 
 impl Worker {
+    /// The dialler of a connection wants it to join a session.
+    pub(super) fn join_asked(
+        &mut self,
+        handle: ConnectionHandle,
+        id: PeerId,
+        key: [u8; 32],
+        join: Join,
+        now: Instant,
+    ) {
+        if !self.sessions.possesses(handle, &key, join.possession.as_ref()) {
+            self.sessions.note_refusal(handle, Why::Possession, now);
+            self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::ProtocolViolation,
+                now,
+            );
+            return;
+        }
+        // Among them may be the one that tells of the session.
+        self.read_orders(now);
+        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        if peer.streams.early.iter().any(|early| early.handle == handle) {
+            return self.sessions.out_of_order(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                now,
+            );
+        }
+        if peer.streams.early.len() >= MOST_EARLY {
+            return self.sessions.close(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.host,
+                &mut self.tcp,
+                handle,
+                CloseReason::LimitReached,
+                now,
+            );
+        }
+        peer.streams.early.push(EarlyJoin { handle, join });
+        self.sessions.take_early_joins(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.host,
+            &mut self.tcp,
+            id,
+            now,
+        );
+        let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
+        if self.cx.peers.get(id).is_some_and(waits) {
+            self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
+        }
+    }
+}
+
+impl Sessions {
     /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
-    pub(super) fn carrier(&self, id: PeerId) -> Option<ConnectionHandle> {
-        let peer = self.cx.peers.get(id)?;
+    pub(super) fn carrier(&self, cx: &Context, id: PeerId) -> Option<ConnectionHandle> {
+        let peer = cx.peers.get(id)?;
         let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
         let session = peer.session.as_ref().filter(|_| !link.doubts.any());
         let control = session.map(|session| (session.handle, session.forwards));
@@ -112,20 +176,16 @@ impl Worker {
 
     /// Whether a stream connection has answered since the session was replaced.
     fn outlived(&self, stream: &StreamConnection) -> bool {
-        let acks = self
-            .sessions
-            .control
-            .get(stream.handle)
-            .map(|connection| counts(&connection.quinn().stats()).acks);
+        let acks = self.control.get(stream.handle).map(|connection| counts(&connection.quinn().stats()).acks);
         stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
     }
 
     /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
     /// goes on.
-    pub(super) fn ask_stream_connections(&mut self, id: PeerId) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn ask_stream_connections(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
-            if let Some(quinn) = self.sessions.control.quinn(stream.handle) {
+            if let Some(quinn) = self.control.quinn(stream.handle) {
                 stream.asked = Some(counts(&quinn.stats()).acks);
                 quinn.ping();
             }
@@ -133,118 +193,101 @@ impl Worker {
     }
 
     /// Tells the other workers whether this one takes TCP forwards of a peer.
-    pub(super) fn note_carrier(&self, id: PeerId) {
-        let takes = !self.cx.stopping && self.carrier(id).is_some();
-        if let Some(peer) = self.cx.peers.get(id) {
-            peer.forwards.set_takes(self.cx.id.index, takes);
+    pub(super) fn note_carrier(&self, cx: &Context, id: PeerId) {
+        let takes = !cx.stopping && self.carrier(cx, id).is_some();
+        if let Some(peer) = cx.peers.get(id) {
+            peer.forwards.set_takes(cx.id.index, takes);
         }
-    }
-
-    /// The count of forwards on a connection of a peer, if it is one that carries them.
-    pub(super) fn forwards_on(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<&mut u32> {
-        let peer = self.cx.peers.get_mut(id)?;
-        match peer.session.as_mut().filter(|session| session.handle == handle) {
-            Some(session) => Some(&mut session.forwards),
-            None => peer.streams.find_mut(handle).map(|connection| &mut connection.forwards),
-        }
-    }
-
-    /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
-    pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
-        if self.cx.peers.session(id).is_some_and(|session| session.handle == handle) {
-            return true;
-        }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return false };
-        let Some(connection) = peer.streams.find_mut(handle) else { return false };
-        match connection.stage {
-            Stage::Handshake => false,
-            Stage::Joining | Stage::Up => true,
-            // It was opened before the far end was asked to close the connection, which therefore stays.
-            Stage::Releasing => {
-                connection.enter(Stage::Up, now);
-                true
-            }
-        }
-    }
-
-    /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
-    pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.as_ref() else { return };
-        if peer.forwards.connections() + 1 >= u32::from(link.connections)
-            || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
-        {
-            return;
-        }
-        peer.streams.asked = Some(now);
-        let (session, owner) = (link.session, link.pool.owner());
-        self.cx.tell(owner, Order::StreamsWanted { peer: id, session });
     }
 
     /// Some worker has forwards for stream connections of the session that this one owns.
-    pub(super) fn streams_wanted(&mut self, id: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = self.cx.peers.session_named(id, name) else { return };
+    pub(super) fn streams_wanted(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        id: PeerId,
+        name: SessionId,
+        now: Instant,
+    ) {
+        let Some(session) = cx.peers.session_named(id, name) else { return };
         if session.dialled {
-            self.peer_wants_streams(id, now);
+            self.peer_wants_streams(cx, sockets, id, now);
         } else {
             let handle = session.handle;
-            self.sessions.control.send(handle, &Message::StreamsWanted);
+            self.control.send(handle, &Message::StreamsWanted);
         }
     }
 
     /// The peer of a dialled session, or a worker, has forwards for stream connections.
-    pub(super) fn peer_wants_streams(&mut self, id: PeerId, now: Instant) {
-        if let Some(peer) = self.cx.peers.get_mut(id) {
+    pub(super) fn peer_wants_streams(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        id: PeerId,
+        now: Instant,
+    ) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.wish(now);
         }
-        self.open_stream_connections(id, now);
-        self.note_carrier(id);
+        self.open_stream_connections(cx, sockets, id, now);
+        self.note_carrier(cx, id);
     }
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
-    fn open_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if self.cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
+    fn open_stream_connections(&mut self, cx: &mut Context, sockets: &mut Sockets, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
         }
         let (Some(link), Some(session)) = (&peer.link, &peer.session) else { return };
         let (count, name, workers) = (link.connections, session.id, session.hello.workers);
-        let Some(connection) = self.sessions.control.get(session.handle).filter(|_| session.dialled) else {
+        let Some(connection) = self.control.get(session.handle).filter(|_| session.dialled) else {
             return;
         };
         let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
-        while let Some(number) = self.cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now))
-        {
-            let keeper = pool::keeper(self.cx.id.index, number, self.cx.id.count);
-            let choice = self.sockets.doors.rng().random();
-            let first = join::first_byte(self.sessions.ids.first_byte(id), number, workers, choice);
+        while let Some(number) = cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) {
+            let keeper = pool::keeper(cx.id.index, number, cx.id.count);
+            let choice = sockets.doors.rng().random();
+            let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
             let order = StreamOrder { peer: id, session: name, number, remote, key, first };
-            self.cx.tell(keeper, Order::DialStream(Box::new(order)));
+            cx.tell(keeper, Order::DialStream(Box::new(order)));
         }
     }
 
     /// The owner of a session wants a stream connection to be dialled here.
-    pub(super) fn dial_stream(&mut self, order: &StreamOrder, now: Instant) {
+    pub(super) fn dial_stream(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        order: &StreamOrder,
+        now: Instant,
+    ) {
         let (id, number) = (order.peer, order.number);
-        if self.cx.stopping || self.cx.peers.link_named(id, order.session).is_none() {
-            return self.report_stream(id, number, Outcome::Ended);
+        if cx.stopping || cx.peers.link_named(id, order.session).is_none() {
+            return cx.report_stream(id, number, Outcome::Ended);
         }
-        if self.start_stream(order, now).is_none() {
-            self.cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
-            self.report_stream(id, number, Outcome::Failed);
+        if self.start_stream(cx, sockets, order, now).is_none() {
+            cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
+            cx.report_stream(id, number, Outcome::Failed);
         }
     }
 
     /// Dials a stream connection, from a socket of its own.
-    fn start_stream(&mut self, order: &StreamOrder, now: Instant) -> Option<()> {
+    fn start_stream(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        order: &StreamOrder,
+        now: Instant,
+    ) -> Option<()> {
         let (id, number) = (order.peer, order.number);
-        let client = self.client_config(id, Some(order), now)?;
-        let underlay = match self.sockets.doors.dial(&mut self.sockets.underlays, order.remote) {
+        let client = self.client_config(cx, sockets, id, Some(order), now)?;
+        let underlay = match sockets.doors.dial(&mut sockets.underlays, order.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
-                if let Some(suppressed) = self.cx.logs.lane.socket.allow(now) {
+                if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
                     tracing::warn!(
-                        peer = self.cx.peers.name(id),
+                        peer = cx.peers.name(id),
                         number,
                         %error,
                         suppressed,
@@ -254,182 +297,192 @@ impl Worker {
                 return None;
             }
         };
-        let Some(handle) = self.sessions.control.dial(id, order.remote, underlay, client, now) else {
-            self.sockets.doors.close_underlay(&mut self.sockets.underlays, underlay);
+        let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
+            sockets.doors.close_underlay(&mut sockets.underlays, underlay);
             return None;
         };
-        if let Some(connection) = self.sessions.control.get_mut(handle) {
+        if let Some(connection) = self.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        let peer = self.cx.peers.get_mut(id)?;
-        self.sessions.control.set_congestion(handle, peer.config.congestion, self.cx.exchange.rate(id));
+        let peer = cx.peers.get_mut(id)?;
+        self.control.set_congestion(handle, peer.config.congestion, cx.exchange.rate(id));
         let instance = peer.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
         Some(())
     }
 
-    /// Tells the worker that dials a peer what became of a stream connection.
-    fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome) {
-        self.cx.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome });
-    }
-
     /// A worker says what became of a stream connection that it was to dial.
-    pub(super) fn stream_ended(&mut self, id: PeerId, number: u8, outcome: Outcome, now: Instant) {
-        if let Some(peer) = self.cx.peers.get_mut(id) {
+    pub(super) fn stream_ended(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        id: PeerId,
+        number: u8,
+        outcome: Outcome,
+        now: Instant,
+    ) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.ended(number, outcome, now);
         }
-        self.open_stream_connections(id, now);
+        self.open_stream_connections(cx, sockets, id, now);
     }
 
     /// A dialled connection has completed its handshake; false if it is no stream connection.
     pub(super) fn stream_connected(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         id: PeerId,
         key: &[u8; 32],
         now: Instant,
     ) -> bool {
-        let Some(connection) = self.sessions.control.get_mut(handle) else { return false };
+        let Some(connection) = self.control.get_mut(handle) else { return false };
         let Some(number) = connection.stream_number else { return false };
         connection.key = Some(*key);
         let exported = connection.exported();
-        let possession =
-            exported.and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
-        let instance = self.sessions.instance;
-        let Some(peer) = self.cx.peers.get_mut(id) else { return true };
+        let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
+        let instance = self.instance;
+        let Some(peer) = cx.peers.get_mut(id) else { return true };
         let session = peer.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
             // The session has ended meanwhile: the next one has it dialled again.
-            self.end_stream_connection(id, handle, CloseReason::Replaced, now);
+            self.end_stream_connection(cx, sockets, tcp, id, handle, CloseReason::Replaced, now);
             return true;
         };
         stream.enter(Stage::Joining, now);
-        self.sessions.control.send(handle, &Message::Join(Join { instance, session, number, possession }));
+        self.control.send(handle, &Message::Join(Join { instance, session, number, possession }));
         true
     }
 
-    /// The dialler of a connection wants it to join a session.
-    pub(super) fn join_asked(
+    /// Lets join who waited for the session that there is.
+    pub(super) fn take_early_joins(
         &mut self,
-        handle: ConnectionHandle,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
         id: PeerId,
-        key: [u8; 32],
-        join: Join,
         now: Instant,
     ) {
-        if !self.possesses(handle, &key, join.possession.as_ref()) {
-            self.note_refusal(handle, Why::Possession, now);
-            self.close(handle, CloseReason::ProtocolViolation, now);
-            return;
-        }
-        // Among them may be the one that tells of the session.
-        self.read_orders(now);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if peer.streams.early.iter().any(|early| early.handle == handle) {
-            return self.out_of_order(handle, now);
-        }
-        if peer.streams.early.len() >= MOST_EARLY {
-            return self.close(handle, CloseReason::LimitReached, now);
-        }
-        peer.streams.early.push(EarlyJoin { handle, join });
-        self.take_early_joins(id, now);
-        let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
-        if self.cx.peers.get(id).is_some_and(waits) {
-            self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
-        }
-    }
-
-    /// Lets join who waited for the session that there is.
-    pub(super) fn take_early_joins(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         let (name, instance) = (link.name, peer.instance);
         let is_known =
             |early: &mut EarlyJoin| early.join.session == name && Some(early.join.instance) == instance;
         let known: Vec<EarlyJoin> = peer.streams.early.extract_if(.., is_known).collect();
         for early in known {
-            self.let_join(id, &early, now);
+            self.let_join(cx, sockets, host, tcp, id, &early, now);
         }
     }
 
     /// A connection joins the session of a peer.
-    fn let_join(&mut self, id: PeerId, early: &EarlyJoin, now: Instant) {
+    fn let_join(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        early: &EarlyJoin,
+        now: Instant,
+    ) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let link = peer.link.as_ref();
         // Only who dialled the session dials stream connections.
-        if link.is_none_or(|link| link.connections <= 1 || link.dialled) || self.cx.stopping {
-            return self.close(handle, CloseReason::NoSession, now);
+        if link.is_none_or(|link| link.connections <= 1 || link.dialled) || cx.stopping {
+            return self.close(cx, sockets, host, tcp, handle, CloseReason::NoSession, now);
         }
         let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
         let replaced: Vec<ConnectionHandle> =
             peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
         let forwards = Arc::clone(&peer.forwards);
         for old in replaced {
-            self.end_stream_connection(id, old, CloseReason::Replaced, now);
+            self.end_stream_connection(cx, sockets, tcp, id, old, CloseReason::Replaced, now);
         }
         if !forwards.connection_up(MOST_CONNECTIONS) {
-            return self.close(handle, CloseReason::LimitReached, now);
+            return self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
         }
-        self.sessions.control.established(handle, now);
-        if let Some(connection) = self.sessions.control.get_mut(handle) {
+        self.control.established(handle, now);
+        if let Some(connection) = self.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
-        if let Some(peer) = self.cx.peers.get_mut(id) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             let mut connection = stream_connection(number, handle, instance, Stage::Up, now);
             connection.dialled = false;
             peer.streams.all.push(connection);
         }
-        self.sessions.control.send(handle, &Message::Joined);
-        self.stream_is_up(id, number);
+        self.control.send(handle, &Message::Joined);
+        self.stream_is_up(cx, sockets, tcp, id, number);
     }
 
     /// A join has waited for its session for long enough.
-    pub(super) fn early_join_timeout(&mut self, handle: ConnectionHandle, now: Instant) {
-        let peer = self.sessions.control.get(handle).and_then(|connection| connection.peer);
-        let peer = peer.and_then(|id| self.cx.peers.get_mut(id));
+    pub(super) fn early_join_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) {
+        let peer = self.control.get(handle).and_then(|connection| connection.peer);
+        let peer = peer.and_then(|id| cx.peers.get_mut(id));
         let waits =
             |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
         if peer.is_some_and(waits) {
-            self.cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
-            self.close(handle, CloseReason::NoSession, now);
+            cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
+            self.close(cx, sockets, host, tcp, handle, CloseReason::NoSession, now);
         }
     }
 
-    fn stream_is_up(&mut self, id: PeerId, number: u8) {
-        self.cx.stats.totals.streams.opened += 1;
-        tracing::debug!(peer = self.cx.peers.name(id), number, "stream connection up");
-        self.note_carrier(id);
-        self.wake_listeners(id);
-        self.cx.stats.unpublished = true;
+    fn stream_is_up(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        number: u8,
+    ) {
+        cx.stats.totals.streams.opened += 1;
+        tracing::debug!(peer = cx.peers.name(id), number, "stream connection up");
+        self.note_carrier(cx, id);
+        tcp.wake_listeners(cx, sockets, id);
+        cx.stats.unpublished = true;
     }
 
     /// A control message came on a stream connection.
     pub(super) fn stream_message(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         id: PeerId,
         message: &Message,
         now: Instant,
     ) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let forwards = Arc::clone(&peer.forwards);
         let Some(stream) = peer.streams.find_mut(handle) else { return };
         let (number, stage, dialled) = (stream.number, stream.stage, stream.dialled);
         match message {
             Message::Joined if stage == Stage::Joining => {
                 if !forwards.connection_up(MOST_CONNECTIONS) {
-                    return self.close(handle, CloseReason::LimitReached, now);
+                    return self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
                 }
                 stream.enter(Stage::Up, now);
-                self.sessions.control.established(handle, now);
-                self.report_stream(id, number, Outcome::Up);
-                self.stream_is_up(id, number);
+                self.control.established(handle, now);
+                cx.report_stream(id, number, Outcome::Up);
+                self.stream_is_up(cx, sockets, tcp, id, number);
             }
             Message::Release if !dialled => {
                 if stream.forwards == 0 {
-                    self.end_stream_connection(id, handle, CloseReason::Idle, now);
+                    self.end_stream_connection(cx, sockets, tcp, id, handle, CloseReason::Idle, now);
                 }
             }
             // quinn-proto has seen where it came from.
@@ -443,7 +496,7 @@ impl Worker {
             | Message::Join(_)
             | Message::Joined
             | Message::StreamsWanted
-            | Message::Release => self.out_of_order(handle, now),
+            | Message::Release => self.out_of_order(cx, sockets, host, tcp, handle, now),
         }
     }
 
@@ -451,19 +504,22 @@ impl Worker {
     /// nothing else.
     pub(super) fn stream_connection_lost(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
         id: PeerId,
         handle: ConnectionHandle,
         reason: Option<&ConnectionError>,
         now: Instant,
     ) -> bool {
-        let number = self.sessions.control.get(handle).and_then(|connection| connection.stream_number);
-        let Some(peer) = self.cx.peers.get_mut(id) else { return number.is_some() };
+        let number = self.control.get(handle).and_then(|connection| connection.stream_number);
+        let Some(peer) = cx.peers.get_mut(id) else { return number.is_some() };
         peer.streams.early.retain(|early| early.handle != handle);
         if number.is_none() {
             return false;
         }
-        self.abort_streams(handle);
-        let Some(stream) = self.forget_stream(id, handle) else { return true };
+        tcp.abort_streams(cx, sockets, self, handle);
+        let Some(stream) = self.forget_stream(cx, id, handle) else { return true };
         let failure = match stream.stage {
             Stage::Handshake => Some(StreamFailure::Handshake),
             Stage::Joining => Some(StreamFailure::Refused),
@@ -472,102 +528,124 @@ impl Worker {
             }
         };
         if let Some(failure) = failure {
-            self.cx.stats.totals.streams.failed[failure as usize] += 1;
+            cx.stats.totals.streams.failed[failure as usize] += 1;
         }
-        let peer = self.cx.peers.name(id);
+        let peer = cx.peers.name(id);
         let why = failure.map_or("ended", |failure| StreamFailure::LABELS[failure as usize]);
         tracing::debug!(peer, number, ?reason, why, "stream connection gone");
         if stream.dialled {
             let lived = now.saturating_duration_since(stream.since);
             let well = matches!(stream.stage, Stage::Up | Stage::Releasing) && lived >= LEAST_LIFE;
             let outcome = if well { Outcome::Ended } else { Outcome::Failed };
-            self.report_stream(id, stream.number, outcome);
+            cx.report_stream(id, stream.number, outcome);
         }
         true
     }
 
     /// Takes a stream connection out of the list of its peer.
-    fn forget_stream(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<StreamConnection> {
-        let peer = self.cx.peers.get_mut(id)?;
+    fn forget_stream(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        handle: ConnectionHandle,
+    ) -> Option<StreamConnection> {
+        let peer = cx.peers.get_mut(id)?;
         let stream = peer.streams.take(handle)?;
         match stream.stage {
             Stage::Handshake | Stage::Joining => {}
             Stage::Up | Stage::Releasing => peer.forwards.connection_down(),
         }
-        self.note_carrier(id);
-        self.cx.stats.unpublished = true;
+        self.note_carrier(cx, id);
+        cx.stats.unpublished = true;
         Some(stream)
     }
 
     /// Ends one stream connection, and the forwards on it.
     fn end_stream_connection(
         &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
         id: PeerId,
         handle: ConnectionHandle,
         reason: CloseReason,
         now: Instant,
     ) {
-        self.abort_streams(handle);
-        self.sessions.control.close(handle, reason, now);
-        if let Some(stream) = self.forget_stream(id, handle).filter(|stream| stream.dialled) {
-            self.report_stream(id, stream.number, Outcome::Ended);
+        tcp.abort_streams(cx, sockets, self, handle);
+        self.control.close(handle, reason, now);
+        if let Some(stream) = self.forget_stream(cx, id, handle).filter(|stream| stream.dialled) {
+            cx.report_stream(id, stream.number, Outcome::Ended);
         }
     }
 
     /// Ends all stream connections of a peer at this worker.
-    pub(super) fn end_stream_connections(&mut self, id: PeerId, reason: CloseReason, now: Instant) {
-        let Some(peer) = self.cx.peers.get(id) else { return };
+    pub(super) fn end_stream_connections(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        reason: CloseReason,
+        now: Instant,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
         let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
         for handle in handles {
-            self.end_stream_connection(id, handle, reason, now);
+            self.end_stream_connection(cx, sockets, tcp, id, handle, reason, now);
         }
     }
 
     /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
-    pub(super) fn see_to_stream_connections(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get(id) else { return };
+    pub(super) fn see_to_stream_connections(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
         if !peer.streams.all.is_empty() {
             let handles: Vec<ConnectionHandle> =
                 peer.streams.all.iter().map(|stream| stream.handle).collect();
             for handle in handles {
-                match self.care_for(id, handle, now) {
-                    Some(Care::GiveUp) => self.close(handle, CloseReason::Idle, now),
+                match self.care_for(cx, id, handle, now) {
+                    Some(Care::GiveUp) => self.close(cx, sockets, host, tcp, handle, CloseReason::Idle, now),
                     Some(Care::Dead) => {
-                        self.cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
-                        self.close(handle, CloseReason::Idle, now);
+                        cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                        self.close(cx, sockets, host, tcp, handle, CloseReason::Idle, now);
                     }
-                    Some(Care::Release) => self.sessions.control.send(handle, &Message::Release),
+                    Some(Care::Release) => self.control.send(handle, &Message::Release),
                     Some(Care::Tell) => {
-                        self.sessions.control.send(handle, &Message::Here);
-                        self.ask_lanes(id);
+                        self.control.send(handle, &Message::Here);
+                        cx.ask_lanes(id);
                     }
                     Some(Care::Ping) => {
-                        if let Some(quinn) = self.sessions.control.quinn(handle) {
+                        if let Some(quinn) = self.control.quinn(handle) {
                             quinn.ping();
                         }
-                        self.ask_lanes(id);
+                        cx.ask_lanes(id);
                     }
                     None => {}
                 }
             }
         }
-        self.open_stream_connections(id, now);
-    }
-
-    /// Asks whether the peer is there: what does not answer while its lanes do is dead.
-    fn ask_lanes(&mut self, id: PeerId) {
-        let link = self.cx.peers.get(id).and_then(|peer| peer.link.as_ref());
-        if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
-            self.cx.tell_all(|| Order::AskForLife { peer: id, session });
-        }
+        self.open_stream_connections(cx, sockets, id, now);
     }
 
     /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
-    fn care_for(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
-        let quinn = self.sessions.control.get(handle)?.quinn();
+    fn care_for(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) -> Option<Care> {
+        let quinn = self.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: self.cx.exchange.silence(id, now), rtt };
-        let stream = self.cx.peers.get_mut(id)?.streams.find_mut(handle)?;
+        let seen = Look { frames: counts(&stats), lanes: cx.exchange.silence(id, now), rtt };
+        let stream = cx.peers.get_mut(id)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
         }
@@ -584,7 +662,7 @@ impl Worker {
             if now.saturating_duration_since(since) >= IDLE {
                 stream.enter(Stage::Releasing, now);
                 stream.idle_since = None;
-                self.note_carrier(id);
+                self.note_carrier(cx, id);
                 return Some(Care::Release);
             }
         }
@@ -599,14 +677,70 @@ impl Worker {
     }
 
     /// The far end may hear us from another address: it is told so on each stream connection that we dialled.
-    pub(super) fn tell_on_streams(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn tell_on_streams(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             let recently = stream.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL);
             if stream.dialled && stream.stage == Stage::Up && !recently {
                 stream.told = Some(now);
-                self.sessions.control.send(stream.handle, &Message::Here);
+                self.control.send(stream.handle, &Message::Here);
             }
+        }
+    }
+}
+
+impl Context {
+    /// The count of forwards on a connection of a peer, if it is one that carries them.
+    pub(super) fn forwards_on(&mut self, id: PeerId, handle: ConnectionHandle) -> Option<&mut u32> {
+        let peer = self.peers.get_mut(id)?;
+        match peer.session.as_mut().filter(|session| session.handle == handle) {
+            Some(session) => Some(&mut session.forwards),
+            None => peer.streams.find_mut(handle).map(|connection| &mut connection.forwards),
+        }
+    }
+
+    /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
+    pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
+        if self.peers.session(id).is_some_and(|session| session.handle == handle) {
+            return true;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return false };
+        let Some(connection) = peer.streams.find_mut(handle) else { return false };
+        match connection.stage {
+            Stage::Handshake => false,
+            Stage::Joining | Stage::Up => true,
+            // It was opened before the far end was asked to close the connection, which therefore stays.
+            Stage::Releasing => {
+                connection.enter(Stage::Up, now);
+                true
+            }
+        }
+    }
+
+    /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
+    pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(link) = peer.link.as_ref() else { return };
+        if peer.forwards.connections() + 1 >= u32::from(link.connections)
+            || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
+        {
+            return;
+        }
+        peer.streams.asked = Some(now);
+        let (session, owner) = (link.session, link.pool.owner());
+        self.tell(owner, Order::StreamsWanted { peer: id, session });
+    }
+
+    /// Tells the worker that dials a peer what became of a stream connection.
+    fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome) {
+        self.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome });
+    }
+
+    /// Asks whether the peer is there: what does not answer while its lanes do is dead.
+    fn ask_lanes(&mut self, id: PeerId) {
+        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
+            self.tell_all(|| Order::AskForLife { peer: id, session });
         }
     }
 }

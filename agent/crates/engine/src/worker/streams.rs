@@ -13,7 +13,8 @@ use wire::{
     messages::{StreamAnswer, StreamOpen},
 };
 
-use crate::worker::{Source, StreamKey, Timer, Worker, ceilings::socket_remedy};
+use crate::worker::{Context, Sessions, Sockets, TcpForwards};
+use crate::worker::{Source, StreamKey, Timer, ceilings::socket_remedy};
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -24,57 +25,72 @@ const ACCEPTS_PER_TURN: usize = 16;
 /// Streams of the peer taken from one connection in one turn: each may be a connection to a service, which takes 20 to 40 µs to open.
 const OPENED_PER_TURN: usize = 64;
 
-impl Worker {
+impl TcpForwards {
     /// Clients connect to a local TCP port; true if more may be waiting.
-    pub(super) fn accept_tcp(&mut self, place: usize, now: Instant) -> bool {
+    pub(super) fn accept_tcp(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        place: usize,
+        now: Instant,
+    ) -> bool {
         for _ in 0..ACCEPTS_PER_TURN {
-            if !self.may_accept(place) {
+            if !self.may_accept(cx, sessions, place) {
                 return false;
             }
-            match self.obstacle(place) {
-                Some(obstacle) if self.lets_wait(place, obstacle, now) => return false,
+            match self.obstacle(cx, sessions, place) {
+                Some(obstacle) if self.lets_wait(cx, place, obstacle, now) => return false,
                 // Who has waited for long enough is refused below.
                 Some(_) => {}
-                None => self.cx.exchange.crowds().end(place),
+                None => cx.exchange.crowds().end(place),
             }
             let id = self.vacant_tcp();
-            let token = self.sockets.doors.token(Source::Tcp(id));
-            let Some(Some((listener, _))) = self.tcp.listeners.get_mut(place) else {
-                self.sockets.doors.release(token);
+            let token = sockets.doors.token(Source::Tcp(id));
+            let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
+                sockets.doors.release(token);
                 return false;
             };
             match listener.accept(token) {
-                Ok((mut stream, client)) => match self.open_stream(place) {
+                Ok((mut stream, client)) => match self.open_stream(cx, sessions, place) {
                     Ok((peer, handle, id, service)) => {
                         tracing::debug!(%client, service, "TCP forward");
                         let forward = TcpForward::opened(id, stream, token, service, now);
-                        self.insert_tcp(StreamKey { connection: handle.0, stream: id }, peer, forward, now);
-                        self.want_stream_connections(peer, now);
+                        self.insert_tcp(
+                            cx,
+                            sockets,
+                            sessions,
+                            StreamKey { connection: handle.0, stream: id },
+                            peer,
+                            forward,
+                            now,
+                        );
+                        cx.want_stream_connections(peer, now);
                     }
                     Err(reason) => {
                         if reason == TcpRefusal::NotConnected {
-                            self.await_peer(place, now);
+                            self.await_peer(cx, place, now);
                         }
                         // A reset, not an orderly end: the client must not take it for an empty answer.
                         stream.abort();
-                        self.sockets.doors.release(token);
-                        self.cx.stats.totals.tcp.refuse(reason);
+                        sockets.doors.release(token);
+                        cx.stats.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
-                            && let Some(peer) = self.cx.config.tcp.get(place).map(|to| self.forward_peer(to))
+                            && let Some(peer) = cx.config.tcp.get(place).map(|to| self.forward_peer(to))
                         {
-                            self.tcp_ceiling_reached(peer, now);
+                            cx.tcp_ceiling_reached(peer, now);
                         }
                         tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
                     }
                 },
                 Err(error) => {
-                    self.sockets.doors.release(token);
+                    sockets.doors.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // Who comes next has all of its time.
-                        self.cx.exchange.crowds().end(place);
+                        cx.exchange.crowds().end(place);
                     } else {
-                        self.cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
-                        if let Some(suppressed) = self.cx.logs.accept.allow(now) {
+                        cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
+                        if let Some(suppressed) = cx.logs.accept.allow(now) {
                             let remedy = socket_remedy(&error);
                             tracing::warn!(
                                 %error,
@@ -83,7 +99,7 @@ impl Worker {
                             );
                         }
                         // Nothing reports what still waits: the listener is asked again after a while.
-                        self.cx.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
+                        cx.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
                     }
                     return false;
                 }
@@ -93,10 +109,15 @@ impl Worker {
     }
 
     /// A stream to the service of a `[[tcp]]` forward.
-    fn open_stream(&mut self, place: usize) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
-        let forward = self.cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
+    fn open_stream(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        place: usize,
+    ) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
+        let forward = cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
-        let peer = self.cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
+        let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let mut offered = link.services.iter();
         let service = offered
@@ -104,173 +125,342 @@ impl Worker {
             .ok_or(TcpRefusal::UnknownService)?
             .number;
         let forwards = Arc::clone(&peer.forwards);
-        let handle = self.carrier(id).ok_or(TcpRefusal::NotConnected)?;
-        if self.is_full() || !forwards.open(self.cx.id.index, self.cx.config.limits.tcp_streams_per_peer) {
+        let handle = sessions.carrier(cx, id).ok_or(TcpRefusal::NotConnected)?;
+        if cx.is_full() || !forwards.open(cx.id.index, cx.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
         }
-        let stream = self.sessions.control.open_stream(handle).ok_or_else(|| {
-            forwards.close(self.cx.id.index);
+        let stream = sessions.control.open_stream(handle).ok_or_else(|| {
+            forwards.close(cx.id.index);
             TcpRefusal::Limit
         })?;
         Ok((id, handle, stream, service))
     }
 
     /// The peer opened streams: takes as many as a turn and its allowance give, and leaves the others where they are.
-    pub(super) fn streams_opened(&mut self, handle: ConnectionHandle, now: Instant) {
+    pub(super) fn streams_opened(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) {
         for _ in 0..OPENED_PER_TURN {
-            let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+            let Some(peer) = sessions.control.get(handle).and_then(|connection| connection.peer) else {
                 return;
             };
-            let Some(state) = self.cx.peers.get_mut(peer) else { return };
+            let Some(state) = cx.peers.get_mut(peer) else { return };
             let next = state.allowances.streams.next(now);
             if next > now {
-                self.sessions.control.accept_later(handle, next, now);
+                sessions.control.accept_later(handle, next, now);
                 return;
             }
-            let Some(stream) = self.sessions.control.accept(handle) else { return };
+            let Some(stream) = sessions.control.accept(handle) else { return };
             state.allowances.streams.take(1, now);
-            self.stream_opened(handle, stream, now);
+            self.stream_opened(cx, sockets, sessions, handle, stream, now);
         }
-        self.sessions.control.accept_later(handle, now, now);
+        sessions.control.accept_later(handle, now, now);
     }
 
     /// The peer opened a stream.
-    fn stream_opened(&mut self, handle: ConnectionHandle, stream: StreamId, now: Instant) {
-        let Some(peer) = self.sessions.control.get(handle).and_then(|connection| connection.peer) else {
+    fn stream_opened(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        handle: ConnectionHandle,
+        stream: StreamId,
+        now: Instant,
+    ) {
+        let Some(peer) = sessions.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
-        let most = self.cx.config.limits.tcp_streams_per_peer;
-        let full = self.is_full()
-            || !self.takes_streams(peer, handle, now)
-            || self.cx.peers.get(peer).is_none_or(|state| !state.forwards.open(self.cx.id.index, most));
+        let most = cx.config.limits.tcp_streams_per_peer;
+        let full = cx.is_full()
+            || !cx.takes_streams(peer, handle, now)
+            || cx.peers.get(peer).is_none_or(|state| !state.forwards.open(cx.id.index, most));
         let mut forward = TcpForward::accepted(stream, now);
         if full {
-            self.cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
-            self.tcp_ceiling_reached(peer, now);
-            if let Some(quinn) = self.sessions.control.quinn(handle) {
+            cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
+            cx.tcp_ceiling_reached(peer, now);
+            if let Some(quinn) = sessions.control.quinn(handle) {
                 forward.refuse(quinn, StreamAnswer::LimitReached);
             }
             return;
         }
-        self.insert_tcp(StreamKey { connection: handle.0, stream }, peer, forward, now);
+        self.insert_tcp(
+            cx,
+            sockets,
+            sessions,
+            StreamKey { connection: handle.0, stream },
+            peer,
+            forward,
+            now,
+        );
     }
 
     /// A stream may have something to read, or may take more. quinn-proto says so with every frame that comes: its forward is
     /// served once, after all have been heard.
     pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
-        if let Some(id) = self.tcp.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
-            && let Some((_, _, forward)) = self.tcp.open.get_mut(id.0 as usize)
+        if let Some(id) = self.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
+            && let Some((_, _, forward)) = self.open.get_mut(id.0 as usize)
             && !std::mem::replace(&mut forward.stirred, true)
         {
-            self.tcp.stirred.push(id);
+            self.stirred.push(id);
         }
     }
 
     /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
     /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
-    pub(super) fn pump_stirred(&mut self, now: Instant) {
-        let mut stirred = std::mem::take(&mut self.tcp.stirred);
-        let served =
-            |id: &TcpId| self.tcp.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
+    pub(super) fn pump_stirred(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        now: Instant,
+    ) {
+        let mut stirred = std::mem::take(&mut self.stirred);
+        let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
-            if let Some((_, _, forward)) = self.tcp.open.get_mut(id.0 as usize) {
+            if let Some((_, _, forward)) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
-                self.pump(id, now);
+                self.pump(cx, sockets, sessions, id, now);
             }
         }
-        self.tcp.stirred = stirred;
+        self.stirred = stirred;
     }
 
     /// Bytes that a forward has moved so far, in both directions.
     pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
-        let (out, back) =
-            self.tcp.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+        let (out, back) = self.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
         usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
     /// Moves what a forward can move; one that could move more is given another turn after the others.
-    pub(super) fn pump(&mut self, id: TcpId, now: Instant) {
-        let Some((key, peer, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
+    pub(super) fn pump(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: TcpId,
+        now: Instant,
+    ) {
+        let Some((key, peer, forward)) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
-        let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) else {
+        let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
-            self.remove_tcp(id);
+            self.remove_tcp(cx, sockets, sessions, id);
             return;
         };
-        self.tcp.passes += 1;
-        forward.served = self.tcp.passes;
+        self.passes += 1;
+        forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.tcp.scratch.piece = self.cx.exchange.streams().piece();
-        let pumped = forward.pump(quinn, &mut self.tcp.scratch);
+        self.scratch.piece = cx.exchange.streams().piece();
+        let pumped = forward.pump(quinn, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
-        self.cx.exchange.streams().hold(held, forward.held());
-        self.sessions.control.forward_moved(
-            ConnectionHandle(key.connection),
-            delivered,
-            forward.stall_changed(),
-        );
-        self.cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
-        self.cx.stats.totals.tcp.bytes_inward += delivered;
+        cx.exchange.streams().hold(held, forward.held());
+        sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
+        cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
+        cx.stats.totals.tcp.bytes_inward += delivered;
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
                 if let Some(token) = token {
-                    self.cx.ready.mark(token);
+                    cx.ready.mark(token);
                 }
             }
-            Pumped::Wants(open) => self.connect_service(id, peer, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(id, now),
+            Pumped::Wants(open) => self.connect_service(cx, sockets, sessions, id, peer, &open, now),
+            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sockets, sessions, id, now),
             Pumped::Answered(answer) => {
-                self.report_service(peer, &answer, now);
-                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(id);
+                cx.report_service(peer, &answer, now);
+                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(cx, sockets, sessions, id);
             }
             Pumped::Refused(answer) => {
-                if let Some(suppressed) = self.cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.logs.details.allow(now) {
                     tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
                 }
-                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(id);
+                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(cx, sockets, sessions, id);
             }
-            Pumped::Done => self.remove_tcp(id),
+            Pumped::Done => self.remove_tcp(cx, sockets, sessions, id),
         }
     }
 
     /// The peer named the service that its stream is for: connects it.
-    fn connect_service(&mut self, id: TcpId, peer: PeerId, open: &StreamOpen, now: Instant) {
+    fn connect_service(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: TcpId,
+        peer: PeerId,
+        open: &StreamOpen,
+        now: Instant,
+    ) {
         let place = open.service as usize;
-        let service = self.cx.config.services.get(place).filter(|service| service.tcp);
-        let allowed = self.cx.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
+        let service = cx.config.services.get(place).filter(|service| service.tcp);
+        let allowed = cx.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
             Some(service) => {
-                self.sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+                sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
-        let Some((key, _, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
+        let Some((key, _, forward)) = self.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
-                self.watch_opening(id);
-                self.pump(id, now);
+                self.watch_opening(cx, id);
+                self.pump(cx, sockets, sessions, id, now);
             }
             Err(answer) => {
-                if let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) {
+                if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
                     forward.refuse(quinn, answer);
                 }
-                self.report_service(peer, &answer, now);
-                self.cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(id);
+                cx.report_service(peer, &answer, now);
+                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                self.remove_tcp(cx, sockets, sessions, id);
             }
         }
     }
 
+    /// Makes sure that a forward that is never open does not stay.
+    fn watch_opening(&mut self, cx: &mut Context, id: TcpId) {
+        if let Some(until) = self.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by()) {
+            cx.timers.arm(Timer::Tcp(id), until);
+        }
+    }
+
+    /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
+    pub(super) fn tcp_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        id: TcpId,
+        now: Instant,
+    ) {
+        let Some((key, _, forward)) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(until) = forward.open_by() else { return };
+        if until > now {
+            // The timer was set for an earlier stage, or for a forward that had this place before.
+            self.watch_opening(cx, id);
+            return;
+        }
+        if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
+            forward.give_up(quinn);
+        }
+        let named = forward.token().is_some();
+        cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
+        self.remove_tcp(cx, sockets, sessions, id);
+    }
+
+    /// The connection is gone: resets the TCP side of its forwards.
+    pub(super) fn abort_streams(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        handle: ConnectionHandle,
+    ) {
+        self.abort_forwards(cx, sockets, sessions, |key, _, _| key.connection == handle.0);
+    }
+
+    /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
+    pub(super) fn end_served(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        ends: impl Fn(PeerId, usize) -> bool,
+    ) {
+        for (_, (key, peer, forward)) in &mut self.open {
+            if forward.service().is_some_and(|service| ends(*peer, service as usize))
+                && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
+            {
+                forward.reset(quinn);
+            }
+        }
+        self.abort_forwards(cx, sockets, sessions, |_, peer, forward| {
+            forward.service().is_some_and(|service| ends(peer, service as usize))
+        });
+    }
+
+    fn abort_forwards(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool,
+    ) {
+        let gone = self.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
+        let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
+        for place in gone {
+            if let Some((_, _, forward)) = self.open.get_mut(place) {
+                forward.abort();
+            }
+            self.remove_tcp(cx, sockets, sessions, TcpId(crate::worker::number(place)));
+        }
+    }
+
+    fn vacant_tcp(&mut self) -> TcpId {
+        TcpId(crate::worker::number(self.open.vacant_key()))
+    }
+
+    fn insert_tcp(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        key: StreamKey,
+        peer: PeerId,
+        forward: TcpForward,
+        now: Instant,
+    ) {
+        let held = forward.held();
+        let id = TcpId(crate::worker::number(self.open.insert((key, peer, forward))));
+        self.by_stream.insert(key, id);
+        cx.exchange.streams().enter(held);
+        cx.stats.totals.tcp.opened += 1;
+        if let Some(state) = cx.peers.get_mut(peer) {
+            state.tcp_streams += 1;
+        }
+        self.watch_opening(cx, id);
+        if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards += 1;
+        }
+        self.pump(cx, sockets, sessions, id, now);
+    }
+
+    fn remove_tcp(&mut self, cx: &mut Context, sockets: &mut Sockets, sessions: &mut Sessions, id: TcpId) {
+        let Some((key, peer, forward)) = self.open.try_remove(id.0 as usize) else { return };
+        self.by_stream.remove(&key);
+        if let Some(token) = forward.token() {
+            sockets.doors.release(token);
+        }
+        cx.exchange.streams().leave(forward.held());
+        if forward.is_stalled() {
+            sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
+        }
+        if let Some(state) = cx.peers.get_mut(peer) {
+            state.tcp_streams = state.tcp_streams.saturating_sub(1);
+            state.forwards.close(cx.id.index);
+        }
+        if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
+            *forwards = forwards.saturating_sub(1);
+        }
+        self.retry_listeners(cx, sockets);
+    }
+}
+
+impl Context {
     /// A peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let (Some(state), Some(suppressed)) = (self.cx.peers.get(peer), self.cx.logs.service.allow(now)) {
+        if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.logs.service.allow(now)) {
             tracing::warn!(
                 peer = &*state.name,
                 reason = TcpRefusal::from(*answer).label(),
@@ -278,106 +468,6 @@ impl Worker {
                 "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
             );
         }
-    }
-
-    /// Makes sure that a forward that is never open does not stay.
-    fn watch_opening(&mut self, id: TcpId) {
-        if let Some(until) =
-            self.tcp.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by())
-        {
-            self.cx.timers.arm(Timer::Tcp(id), until);
-        }
-    }
-
-    /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
-    pub(super) fn tcp_timeout(&mut self, id: TcpId, now: Instant) {
-        let Some((key, _, forward)) = self.tcp.open.get_mut(id.0 as usize) else { return };
-        let Some(until) = forward.open_by() else { return };
-        if until > now {
-            // The timer was set for an earlier stage, or for a forward that had this place before.
-            self.watch_opening(id);
-            return;
-        }
-        if let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection)) {
-            forward.give_up(quinn);
-        }
-        let named = forward.token().is_some();
-        self.cx.stats.totals.tcp.refuse(if named {
-            TcpRefusal::UpstreamTimeout
-        } else {
-            TcpRefusal::NoHeader
-        });
-        self.remove_tcp(id);
-    }
-
-    /// The connection is gone: resets the TCP side of its forwards.
-    pub(super) fn abort_streams(&mut self, handle: ConnectionHandle) {
-        self.abort_forwards(|key, _, _| key.connection == handle.0);
-    }
-
-    /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
-    pub(super) fn end_served(&mut self, ends: impl Fn(PeerId, usize) -> bool) {
-        for (_, (key, peer, forward)) in &mut self.tcp.open {
-            if forward.service().is_some_and(|service| ends(*peer, service as usize))
-                && let Some(quinn) = self.sessions.control.quinn(ConnectionHandle(key.connection))
-            {
-                forward.reset(quinn);
-            }
-        }
-        self.abort_forwards(|_, peer, forward| {
-            forward.service().is_some_and(|service| ends(peer, service as usize))
-        });
-    }
-
-    fn abort_forwards(&mut self, ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool) {
-        let gone = self.tcp.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
-        let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
-        for place in gone {
-            if let Some((_, _, forward)) = self.tcp.open.get_mut(place) {
-                forward.abort();
-            }
-            self.remove_tcp(TcpId(crate::worker::number(place)));
-        }
-    }
-
-    fn vacant_tcp(&mut self) -> TcpId {
-        TcpId(crate::worker::number(self.tcp.open.vacant_key()))
-    }
-
-    fn insert_tcp(&mut self, key: StreamKey, peer: PeerId, forward: TcpForward, now: Instant) {
-        let held = forward.held();
-        let id = TcpId(crate::worker::number(self.tcp.open.insert((key, peer, forward))));
-        self.tcp.by_stream.insert(key, id);
-        self.cx.exchange.streams().enter(held);
-        self.cx.stats.totals.tcp.opened += 1;
-        if let Some(state) = self.cx.peers.get_mut(peer) {
-            state.tcp_streams += 1;
-        }
-        self.watch_opening(id);
-        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
-            *forwards += 1;
-        }
-        self.pump(id, now);
-    }
-
-    fn remove_tcp(&mut self, id: TcpId) {
-        let Some((key, peer, forward)) = self.tcp.open.try_remove(id.0 as usize) else { return };
-        self.tcp.by_stream.remove(&key);
-        if let Some(token) = forward.token() {
-            self.sockets.doors.release(token);
-        }
-        self.cx.exchange.streams().leave(forward.held());
-        if forward.is_stalled() {
-            self.sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
-        }
-        if let Some(state) = self.cx.peers.get_mut(peer) {
-            state.tcp_streams = state.tcp_streams.saturating_sub(1);
-            state.forwards.close(self.cx.id.index);
-        }
-        if let Some(forwards) = self.forwards_on(peer, ConnectionHandle(key.connection)) {
-            *forwards = forwards.saturating_sub(1);
-        }
-        self.retry_listeners();
     }
 }
 

@@ -14,66 +14,63 @@ use dataplane::{
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
+use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, Tunnel};
 use crate::{
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
     metrics::{Counters, Metrics, TunDirectionMetrics},
     peer::Peer,
-    worker::{Tun, Worker, endpoint, number},
+    worker::{Tun, endpoint, number},
 };
 
 /// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.
 const READ_BYTES: usize = 256 * 1024;
 
-impl Worker {
+impl Tunnel {
     /// A batch from the TUN device.
-    pub(super) fn service_tun(&mut self, now: Instant) -> bool {
-        if self.cx.stopping {
+    pub(super) fn service_tun(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        now: Instant,
+    ) -> bool {
+        if cx.stopping {
             // Nothing more is taken in: what comes now stays with the kernel.
             return false;
         }
-        let Some(Tun { side: tun, .. }) = &mut self.tunnel.device else { return false };
-        if let Err(error) = tun.queue.receive(&mut self.data.batch, &mut tun.headers, READ_BYTES) {
+        let Some(Tun { side: tun, .. }) = &mut self.device else { return false };
+        if let Err(error) = tun.queue.receive(&mut data.batch, &mut tun.headers, READ_BYTES) {
             if error.kind() != io::ErrorKind::WouldBlock {
-                self.report_tun_error(&error, now);
+                cx.report_tun_error(&error, now);
             }
             return false;
         }
         let mut uplink = IpUplink {
-            peers: &mut self.cx.peers,
+            peers: &mut cx.peers,
             tun,
-            lanes: &mut self.host.lanes,
-            underlays: &mut self.sockets.underlays,
-            outgoing: &mut self.data.outgoing,
+            lanes: &mut host.lanes,
+            underlays: &mut sockets.underlays,
+            outgoing: &mut data.outgoing,
             now,
         };
-        let served = &mut self.data.served;
-        uplink.batch(&mut self.data.batch, |peer| {
+        let served = &mut data.served;
+        uplink.batch(&mut data.batch, |peer| {
             if served.last() != Some(&peer) {
                 served.push(peer);
             }
         });
-        while let Some(peer) = self.data.served.pop() {
-            self.watch_queue(peer, now);
+        while let Some(peer) = data.served.pop() {
+            cx.watch_queue(peer, now);
         }
         true
     }
 
-    fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
-        if let Some(suppressed) = self.cx.logs.tun.allow(now) {
-            tracing::warn!(
-                %error,
-                suppressed,
-                "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
-                 was removed)"
-            );
-        }
-    }
-
     /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
-    pub(super) fn budget_changed(&mut self, peer: PeerId, now: Instant) {
-        let Some(Tun { side: tun, board }) = &self.tunnel.device else { return };
-        let Some(state) = self.cx.peers.get(peer) else { return };
+    pub(super) fn budget_changed(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
+        let Some(Tun { side: tun, board }) = &self.device else { return };
+        let Some(state) = cx.peers.get(peer) else { return };
         if state.session.is_none() || state.config.allowed_ips.is_empty() {
             return;
         }
@@ -83,28 +80,25 @@ impl Worker {
     }
 
     /// Once a second: paths that have settled meanwhile, handshakes whose answers may go into the tunnel.
-    pub(super) fn see_to_tun(&mut self, now: Instant) {
-        if self.tunnel.device.is_some() {
-            self.look_for_loops(now);
-            for place in 0..self.cx.peers.len() {
-                self.budget_changed(PeerId(number(place)), now);
+    pub(super) fn see_to_tun(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
+        if self.device.is_some() {
+            self.look_for_loops(cx, sessions, now);
+            for place in 0..cx.peers.len() {
+                self.budget_changed(cx, PeerId(number(place)), now);
             }
         }
     }
 
     /// Gives a new peer its inner addresses.
-    pub(super) fn route_peer(&mut self, peer: PeerId) {
-        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.tunnel.device, self.cx.peers.get(peer))
-        {
+    pub(super) fn route_peer(&mut self, cx: &mut Context, peer: PeerId) {
+        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.add_peer(peer, &state.config.allowed_ips);
         }
     }
 
     /// A peer has other inner addresses.
-    pub(super) fn reroute_peer(&mut self, peer: PeerId) {
-        if let (Some(Tun { side: tun, board }), Some(state)) =
-            (&mut self.tunnel.device, self.cx.peers.get(peer))
-        {
+    pub(super) fn reroute_peer(&mut self, cx: &mut Context, peer: PeerId) {
+        if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.routes.remove(peer);
             tun.add_peer(peer, &state.config.allowed_ips);
             board.look_again();
@@ -113,17 +107,30 @@ impl Worker {
 
     /// Takes the inner addresses of a peer that was removed.
     pub(super) fn unroute_peer(&mut self, peer: PeerId) {
-        if let Some(Tun { side: tun, board }) = &mut self.tunnel.device {
+        if let Some(Tun { side: tun, board }) = &mut self.device {
             tun.routes.remove(peer);
             board.set_mtu(peer, None);
         }
     }
 }
 
-impl Worker {
+impl Context {
+    fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
+        if let Some(suppressed) = self.logs.tun.allow(now) {
+            tracing::warn!(
+                %error,
+                suppressed,
+                "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
+                 was removed)"
+            );
+        }
+    }
+}
+
+impl Tunnel {
     /// Says of a new session that the peer takes no IP packets, although some are for it.
-    pub(super) fn warn_of_missing_tunnel(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id).filter(|_| self.tunnel.device.is_some()) else { return };
+    pub(super) fn warn_of_missing_tunnel(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id).filter(|_| self.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
@@ -139,10 +146,10 @@ impl Worker {
     }
 
     /// An IP packet was dropped because its source is not `id`'s.
-    pub(super) fn warn_of_source(&mut self, id: PeerId, source: IpAddr, now: Instant) {
-        let Some(Tun { side: tun, .. }) = &self.tunnel.device else { return };
-        let named = |id: PeerId| self.cx.peers.get(id).map(|peer| &*peer.name);
-        if let Some(suppressed) = self.cx.logs.source.allow(now) {
+    pub(super) fn warn_of_source(&mut self, cx: &mut Context, id: PeerId, source: IpAddr, now: Instant) {
+        let Some(Tun { side: tun, .. }) = &self.device else { return };
+        let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
+        if let Some(suppressed) = cx.logs.source.allow(now) {
             tracing::warn!(
                 peer = named(id),
                 %source,
@@ -155,33 +162,39 @@ impl Worker {
     }
 
     /// Handshakes that others started last for a round trip: those that are there now may be some whose answers do not arrive.
-    fn look_for_loops(&mut self, now: Instant) {
+    fn look_for_loops(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
         let unfinished =
             |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
         let remotes =
-            self.sessions.control.iter().filter(unfinished).map(|connection| connection.path().destination);
+            sessions.control.iter().filter(unfinished).map(|connection| connection.path().destination);
         let remotes: Vec<SocketAddr> = remotes.collect();
         for remote in remotes {
-            self.warn_of_loop(None, remote, now);
+            self.warn_of_loop(cx, None, remote, now);
         }
     }
 
     /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
     /// the tunnel. The configuration's checks know only addresses that are written in it.
-    pub(super) fn warn_of_loop(&mut self, id: Option<PeerId>, remote: SocketAddr, now: Instant) {
-        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.tunnel.device, &self.cx.config.tun) else {
+    pub(super) fn warn_of_loop(
+        &mut self,
+        cx: &mut Context,
+        id: Option<PeerId>,
+        remote: SocketAddr,
+        now: Instant,
+    ) {
+        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else {
             return;
         };
         let address = remote.ip().to_canonical();
-        let named = |id: PeerId| self.cx.peers.get(id).map(|peer| &*peer.name);
-        let routed = config.routes && self.cx.config.transport.mark == 0;
+        let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
+        let routed = config.routes && cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
         } else {
             (tun.routes.lookup(address).filter(|_| routed).and_then(named), ROUTES_REMEDY)
         };
         if let Some(held_by) = held_by
-            && let Some(suppressed) = self.cx.logs.routing_loop.allow(now)
+            && let Some(suppressed) = cx.logs.routing_loop.allow(now)
         {
             tracing::warn!(
                 peer = id.and_then(named),
@@ -193,13 +206,15 @@ impl Worker {
             );
         }
     }
+}
 
+impl Context {
     /// What to look at when an endpoint cannot be looked up.
     pub(super) fn failed_lookup(&self) -> &'static str {
-        let peers = || self.cx.peers.iter().filter(|peer| peer.is_live());
+        let peers = || self.peers.iter().filter(|peer| peer.is_live());
         let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
-        match &self.cx.config.tun {
-            Some(tun) if takes_lookups(tun, self.cx.config.transport.mark, peers().flat_map(allowed)) => {
+        match &self.config.tun {
+            Some(tun) if takes_lookups(tun, self.config.transport.mark, peers().flat_map(allowed)) => {
                 LOOKUP_REMEDY
             }
             Some(_) | None => "is the name right, does this host's resolver answer?",
@@ -228,11 +243,11 @@ impl TunHandles {
     }
 }
 
-impl Worker {
-    pub(super) fn publish_tun(&mut self) {
-        let Some(Tun { side: tun, .. }) = &self.tunnel.device else { return };
+impl Tunnel {
+    pub(super) fn publish_tun(&mut self, metrics: &mut Publisher) {
+        let Some(Tun { side: tun, .. }) = &self.device else { return };
         let (stats, totals) = (tun.queue.stats(), &tun.totals);
-        let handles = &mut self.metrics.tun;
+        let handles = &mut metrics.tun;
         let [uplink, downlink] = &mut handles.directions;
         uplink.tun_packets.publish(totals.received);
         uplink.tun_bytes.publish(stats.read_bytes);
@@ -246,8 +261,8 @@ impl Worker {
         downlink.tun_errors.publish(stats.write_errors);
         handles.dropped.publish(&totals.dropped);
         handles.answers.publish(&totals.answers);
-        self.metrics.own.tun_mss_clamped.publish(totals.mss_clamped);
-        self.metrics.own.tun_answers_withheld.publish(totals.answers_withheld);
+        metrics.own.tun_mss_clamped.publish(totals.mss_clamped);
+        metrics.own.tun_answers_withheld.publish(totals.answers_withheld);
     }
 }
 

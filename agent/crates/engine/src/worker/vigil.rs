@@ -9,10 +9,11 @@ use wire::{
     messages::Message,
 };
 
+use crate::worker::{Context, LaneHost, Sessions};
 use crate::{
     control::vigil::{Finding, FrameCounts, Look},
     peer::Doubt,
-    worker::{HOUSEKEEPING_INTERVAL, Worker, exchange::Order, keeper::LEAST_SILENCE},
+    worker::{HOUSEKEEPING_INTERVAL, exchange::Order, keeper::LEAST_SILENCE},
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
@@ -26,19 +27,19 @@ pub(super) const LEAST_DEAFNESS: Duration = Duration::from_secs(4);
 /// A peer is not told more often where we are, whatever it asks. A NAT that changes its mind twice within that is found by silence.
 pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Worker {
+impl Sessions {
     /// Once a second: whether a peer answers on the control connection.
-    pub(super) fn check_control(&mut self, id: PeerId, now: Instant) {
-        let Some(session) = self.cx.peers.session(id) else { return };
+    pub(super) fn check_control(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(session) = cx.peers.session(id) else { return };
         let (name, handle) = (session.id, session.handle);
         let has_lanes = session.openings.wanted > 0;
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
-        let Some(quinn) = self.sessions.control.get(handle).map(|connection| connection.quinn()) else {
+        let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else {
             return;
         };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: self.cx.exchange.silence(id, now), rtt };
-        let Some(session) = self.cx.peers.session_mut(id) else { return };
+        let seen = Look { frames: counts(&stats), lanes: cx.exchange.silence(id, now), rtt };
+        let Some(session) = cx.peers.session_mut(id) else { return };
         let waited = session.vigil.waits();
         let finding = session.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now);
         let (begins, dialled) = (session.vigil.waits() && !waited, session.dialled);
@@ -47,85 +48,63 @@ impl Worker {
         let answered = session.vigil.silence(now);
         if begins && dialled && has_lanes {
             // If a NAT gave us another address, pings are too short for an answer.
-            self.sessions.control.send(handle, &Message::Here);
+            self.control.send(handle, &Message::Here);
         } else if finding != Finding::Answers || is_laneless {
             // One without a lane has none to fall silent, and has asked for some.
-            if let Some(quinn) = self.sessions.control.quinn(handle) {
+            if let Some(quinn) = self.control.quinn(handle) {
                 quinn.ping();
             }
         }
         // As long as for an opening that is not answered: it may have gone just when the handshake was complete.
         let limit = LEAST_SILENCE.max(rtt * 6);
         if since.is_some_and(|since| answered.min(now.saturating_duration_since(since)) >= limit) {
-            self.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
+            cx.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
             return;
         }
-        let is_silent = self.cx.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
+        let is_silent = cx.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
         if finding != Finding::Answers && has_lanes && !is_silent {
             // Idle lanes tell whether the peer is there; else it falls silent on them.
-            self.cx.tell_all(|| Order::AskForLife { peer: id, session: name });
+            cx.tell_all(|| Order::AskForLife { peer: id, session: name });
         }
         match finding {
-            Finding::Answers => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false),
+            Finding::Answers => cx.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false),
             Finding::Waits => {}
-            Finding::Deaf => self.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true),
-        }
-    }
-
-    /// The far end of a lane asked whether its packets come from us. If that was not to open it, and we dialled, they reach it from
-    /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
-    pub(super) fn lane_challenged(&mut self, id: LaneId, data: [u8; 8], now: Instant) {
-        let Some(slot) = self.host.lanes.get_mut(id) else { return };
-        if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
-            return;
-        }
-        let (peer, session) = (slot.peer, slot.session);
-        let dialled = self.cx.peers.link_named(peer, session).filter(|link| link.dialled);
-        if let Some(owner) = dialled.map(|link| link.pool.owner()) {
-            self.cx.tell(owner, Order::Challenged { peer, session });
+            Finding::Deaf => cx.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true),
         }
     }
 
     /// A packet on the control connection and on each lane tells the peer where we are, so that what it sends on them comes here:
     /// it cannot follow us before it hears us (RFC 9000 §9.3), and has no other way to ask.
-    pub(super) fn address_doubted(&mut self, peer: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = self.cx.peers.session_named(peer, name) else { return };
+    pub(super) fn address_doubted(&mut self, cx: &mut Context, peer: PeerId, name: SessionId, now: Instant) {
+        let Some(session) = cx.peers.session_named(peer, name) else { return };
         if session.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
             return;
         }
         session.told = Some(now);
         let handle = session.handle;
-        self.sessions.control.send(handle, &Message::Here);
-        self.cx.tell_all(|| Order::AskForLife { peer, session: name });
+        self.control.send(handle, &Message::Here);
+        cx.tell_all(|| Order::AskForLife { peer, session: name });
     }
 
     /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
     /// 9000 §9): unless it is still reached at the old one, too, it takes a new connection.
-    pub(super) fn listener_moved(&mut self, peer: PeerId, name: SessionId) {
-        let Some(handle) = self.cx.peers.session_named(peer, name).map(|session| session.handle) else {
+    pub(super) fn listener_moved(&mut self, cx: &mut Context, peer: PeerId, name: SessionId) {
+        let Some(handle) = cx.peers.session_named(peer, name).map(|session| session.handle) else {
             return;
         };
-        if let Some(quinn) = self.sessions.control.quinn(handle) {
+        if let Some(quinn) = self.control.quinn(handle) {
             quinn.ping();
         }
-        self.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true);
-    }
-
-    /// Asks a peer for a sign of life on all that its session has.
-    pub(super) fn ask_the_session(&mut self, peer: PeerId) {
-        let link = self.cx.peers.get(peer).and_then(|peer| peer.link.as_ref());
-        let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
-        self.cx.tell_all(|| Order::AskForLife { peer, session });
-        self.cx.tell(owner, Order::Challenged { peer, session });
+        cx.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true);
     }
 
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
-    pub(super) fn keep_alive(&mut self, id: PeerId, now: Instant) {
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+    pub(super) fn keep_alive(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref().filter(|link| link.dialled) else { return };
         if let Some(interval) = peer.config.keepalive {
             for lane in link.pool.lanes() {
-                let Some(slot) = self.host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
+                let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
                     continue;
                 };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
@@ -133,20 +112,46 @@ impl Worker {
                 let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
                 if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
                     slot.core.request_ping();
-                    self.host.lanes.touch(lane);
+                    host.lanes.touch(lane);
                 }
             }
         }
         // Without a keepalive the control connection lives for as long as its lanes are used.
-        let used = self.cx.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
+        let used = cx.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
         let interval = peer.config.keepalive.or_else(|| used.then_some(IN_USE));
         if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
             && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
-            && let Some(quinn) = self.sessions.control.quinn(session.handle)
+            && let Some(quinn) = self.control.quinn(session.handle)
         {
             session.pinged = now;
             quinn.ping();
         }
+    }
+}
+
+impl LaneHost {
+    /// The far end of a lane asked whether its packets come from us. If that was not to open it, and we dialled, they reach it from
+    /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
+    pub(super) fn lane_challenged(&mut self, cx: &mut Context, id: LaneId, data: [u8; 8], now: Instant) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
+            return;
+        }
+        let (peer, session) = (slot.peer, slot.session);
+        let dialled = cx.peers.link_named(peer, session).filter(|link| link.dialled);
+        if let Some(owner) = dialled.map(|link| link.pool.owner()) {
+            cx.tell(owner, Order::Challenged { peer, session });
+        }
+    }
+}
+
+impl Context {
+    /// Asks a peer for a sign of life on all that its session has.
+    pub(super) fn ask_the_session(&mut self, peer: PeerId) {
+        let link = self.peers.get(peer).and_then(|peer| peer.link.as_ref());
+        let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
+        self.tell_all(|| Order::AskForLife { peer, session });
+        self.tell(owner, Order::Challenged { peer, session });
     }
 }
 

@@ -15,25 +15,32 @@ use config::defaults;
 use dataplane::lanes::{LaneId, UnderlayId};
 use wire::ids::PeerId;
 
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
 use crate::{
     datapath::uplink::Drained,
     peer::Peers,
-    worker::{Timer, Worker, number},
+    worker::{Timer, number},
 };
 
 /// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
 const DRAIN_SHARE: usize = 128;
 
-impl Worker {
+impl DataPlane {
     /// Sends what waits at every peer, a share from each in turn, as long as there is room.
-    pub(super) fn drain_queues(&mut self, now: Instant) {
-        let (all, first) = (number(self.cx.peers.len()), self.data.first_to_drain);
+    pub(super) fn drain_queues(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        now: Instant,
+    ) {
+        let (all, first) = (number(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
-        let has_queue = |id: &PeerId| self.cx.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
+        let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
-            let drained = self.drain_share(peer, DRAIN_SHARE, now);
+            let drained = self.drain_share(cx, sockets, host, peer, DRAIN_SHARE, now);
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(peer),
@@ -45,51 +52,89 @@ impl Worker {
         // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
         // a socket of their own, do not hold the turn up.
         if let Some(peer) = served {
-            self.data.first_to_drain = (peer.0 + 1) % all;
+            self.first_to_drain = (peer.0 + 1) % all;
         }
     }
 
     /// Sends what waits at a peer, as long as there is room.
-    pub(super) fn drain_queue(&mut self, peer: PeerId, now: Instant) {
-        self.drain_share(peer, usize::MAX, now);
+    pub(super) fn drain_queue(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        peer: PeerId,
+        now: Instant,
+    ) {
+        self.drain_share(cx, sockets, host, peer, usize::MAX, now);
     }
 
     /// Sends up to `most` datagrams of what waits at a peer, and those that came together with the last of them.
-    fn drain_share(&mut self, peer: PeerId, most: usize, now: Instant) -> Drained {
-        self.uplink(peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
+    fn drain_share(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        peer: PeerId,
+        most: usize,
+        now: Instant,
+    ) -> Drained {
+        host.uplink(cx, sockets, self, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
     }
 
     /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
-    pub(super) fn unblocked(&mut self, id: UnderlayId, now: Instant) {
-        self.sessions.control.unblocked(id);
+    pub(super) fn unblocked(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        id: UnderlayId,
+        now: Instant,
+    ) {
+        sessions.control.unblocked(id);
         let lanes: Vec<LaneId> =
-            self.host.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+            host.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
         for lane in lanes {
-            self.host.lanes.touch(lane);
+            host.lanes.touch(lane);
         }
-        self.drain_queues(now);
+        self.drain_queues(cx, sockets, host, now);
     }
 
     /// Makes sure that what sockets without room keep in their outboxes is dropped in time.
-    pub(super) fn watch_outboxes(&mut self, now: Instant) {
-        for id in self.sockets.underlays.take_evicted() {
-            self.unblocked(id, now);
+    pub(super) fn watch_outboxes(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        now: Instant,
+    ) {
+        for id in sockets.underlays.take_evicted() {
+            self.unblocked(cx, sockets, sessions, host, id, now);
         }
-        while let Some(id) = self.sockets.underlays.next_blocked() {
-            self.outbox_timeout(id, now);
+        while let Some(id) = sockets.underlays.next_blocked() {
+            self.outbox_timeout(cx, sockets, sessions, host, id, now);
         }
     }
 
     /// Drops what has waited for room in a socket for longer than its peer's queue allows.
-    pub(super) fn outbox_timeout(&mut self, id: UnderlayId, now: Instant) {
-        let peers = &self.cx.peers;
-        let expiry = self.sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
+    pub(super) fn outbox_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        id: UnderlayId,
+        now: Instant,
+    ) {
+        let peers = &cx.peers;
+        let expiry = sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
-            self.cx.timers.arm(Timer::Outbox(id), at);
+            cx.timers.arm(Timer::Outbox(id), at);
         }
         if expiry.emptied {
             // What is younger takes the place, and goes out as soon as there is room.
-            self.unblocked(id, now);
+            self.unblocked(cx, sockets, sessions, host, id, now);
         }
     }
 }

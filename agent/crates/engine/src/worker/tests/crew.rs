@@ -93,7 +93,7 @@ impl Pair {
         let now = self.world.clock.now();
         let worker = &mut self.world.agent(place).workers[0];
         fill(&mut worker.data.outgoing);
-        worker.hand_over(now);
+        worker.data.hand_over(&mut worker.cx, now);
         self.world.clock.advance(ring);
     }
 }
