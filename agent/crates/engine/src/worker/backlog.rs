@@ -96,12 +96,7 @@ impl TcpForwards {
     }
 
     /// What the next connection to this port would be refused for, if that may change.
-    pub(super) fn obstacle(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        place: usize,
-    ) -> Option<Obstacle> {
+    pub(super) fn obstacle(&self, cx: &Context, sessions: &mut Sessions, place: usize) -> Option<Obstacle> {
         let forward = cx.config.tcp.get(place)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get(id)?;
@@ -115,13 +110,7 @@ impl TcpForwards {
     }
 
     /// Whether connections wait at this port, before an obstacle, and have time left.
-    pub(super) fn lets_wait(
-        &mut self,
-        cx: &mut Context,
-        place: usize,
-        obstacle: Obstacle,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn lets_wait(&self, cx: &mut Context, place: usize, obstacle: Obstacle, now: Instant) -> bool {
         let listener = self.listeners.get(place).and_then(Option::as_ref);
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
@@ -151,7 +140,7 @@ impl TcpForwards {
     }
 
     /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
-    pub(super) fn await_peer(&mut self, cx: &mut Context, place: usize, now: Instant) {
+    pub(super) fn await_peer(&self, cx: &mut Context, place: usize, now: Instant) {
         let Some(id) = cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
             return;
         };

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use dataplane::lanes::{LaneId, LaneSlot, LaneState};
 use quic_core::record::Recorder;
 
-use crate::worker::{Context, LaneHost, Sockets};
 use crate::capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject};
+use crate::worker::{Context, LaneHost, Sockets};
 
 /// A capture, and the lane of this worker that it records, if it is one of them.
 pub(super) struct Armed {
@@ -16,13 +16,7 @@ pub(super) struct Armed {
 
 impl LaneHost {
     /// An operator wants to look at a lane; or it is over, which the end of this turn sees to.
-    pub(super) fn capture(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        capture: Arc<Capture>,
-        now: Instant,
-    ) {
+    pub(super) fn capture(&mut self, cx: &Context, sockets: &Sockets, capture: Arc<Capture>, now: Instant) {
         let known = self.captures.armed.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
         if known || capture.is_over(now) {
             return;
@@ -37,7 +31,7 @@ impl LaneHost {
     }
 
     /// A lane was opened: an operator may be waiting for it.
-    pub(super) fn capture_lane(&mut self, sockets: &mut Sockets, id: LaneId, now: Instant) {
+    pub(super) fn capture_lane(&mut self, sockets: &Sockets, id: LaneId, now: Instant) {
         if self.captures.armed.is_empty() {
             return;
         }
@@ -50,7 +44,7 @@ impl LaneHost {
     }
 
     /// The path of a lane has been validated.
-    pub(super) fn note_path(&mut self, sockets: &mut Sockets, id: LaneId, now: Instant) {
+    pub(super) fn note_path(&mut self, sockets: &Sockets, id: LaneId, now: Instant) {
         let Some(place) = self.capture_of(id) else { return };
         if let Some(began) = self.began(sockets, id) {
             self.note(place, Note::Began(began), now);
@@ -92,7 +86,7 @@ impl LaneHost {
     }
 
     /// Records a lane from now on, in place of the one before.
-    fn arm(&mut self, sockets: &mut Sockets, place: usize, id: LaneId, now: Instant) {
+    fn arm(&mut self, sockets: &Sockets, place: usize, id: LaneId, now: Instant) {
         self.disarm(place);
         let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.armed.get_mut(place)) else {
             return;

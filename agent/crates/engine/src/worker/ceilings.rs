@@ -10,8 +10,8 @@ use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
-use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::worker::LOG_INTERVAL;
+use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -387,7 +387,7 @@ impl Decoy {
     }
 
     /// Publishes what became of strangers' datagrams.
-    pub(super) fn publish_decoy(&mut self, data: &mut DataPlane, metrics: &mut Publisher) {
+    pub(super) fn publish_decoy(&self, data: &DataPlane, metrics: &mut Publisher) {
         let (stats, handles) = (&data.strangers.stats, &mut metrics.decoy);
         for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
         {

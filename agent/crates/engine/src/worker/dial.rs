@@ -24,8 +24,7 @@ use crate::{
     },
     peer::Failure,
     worker::{
-        Source, Timer, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE,
-        vigil::IN_USE,
+        Source, Timer, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE, vigil::IN_USE,
     },
 };
 
@@ -93,7 +92,7 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        tunnel: &mut Tunnel,
+        tunnel: &Tunnel,
         id: PeerId,
         remote: SocketAddr,
         now: Instant,
@@ -144,7 +143,7 @@ impl Sessions {
 
     /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
     pub(super) fn client_config(
-        &mut self,
+        &self,
         cx: &mut Context,
         sockets: &mut Sockets,
         id: PeerId,
@@ -239,7 +238,7 @@ impl Sessions {
 
     /// The kernel learnt that nobody listens where a peer is being dialled.
     pub(super) fn report_unreachable(
-        &mut self,
+        &self,
         cx: &mut Context,
         underlay: UnderlayId,
         error: &io::Error,

@@ -38,7 +38,7 @@ impl Worker {
         for place in 0..self.cx.peers.len() {
             let id = PeerId(number(place));
             if self.cx.is_silent(id, now) {
-                self.host.ask_for_life(&mut self.cx, id);
+                self.host.ask_for_life(&self.cx, id);
                 self.sessions.follow_route(&mut self.cx, &mut self.sockets, &mut self.host, id, now);
             }
             self.sessions.check_control(&mut self.cx, id, now);
@@ -75,7 +75,7 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        sessions: &mut Sessions,
+        sessions: &Sessions,
         order: &LaneOrder,
         now: Instant,
     ) {
@@ -162,7 +162,7 @@ impl LaneHost {
     }
 
     /// A lane carries payloads from now on, or its path has moved.
-    pub(super) fn lane_up(&mut self, cx: &mut Context, sockets: &mut Sockets, id: LaneId, now: Instant) {
+    pub(super) fn lane_up(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
@@ -258,7 +258,7 @@ impl LaneHost {
     }
 
     /// A lane was heard, or may have been: all workers may ask when.
-    pub(super) fn note_heard(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+    pub(super) fn note_heard(&self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let (peer, session) = (slot.peer, slot.session);
         let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
@@ -328,12 +328,7 @@ impl LaneHost {
     }
 
     /// Closes a dialled socket that nothing uses any more.
-    pub(super) fn release_underlay(
-        &mut self,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: UnderlayId,
-    ) {
+    pub(super) fn release_underlay(&self, sockets: &mut Sockets, sessions: &Sessions, id: UnderlayId) {
         let dialled = sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
             || sessions.control.iter().any(|connection| connection.underlay() == id);
@@ -369,7 +364,7 @@ impl LaneHost {
     }
 
     /// Asks a peer for a sign of life on every lane.
-    pub(super) fn ask_for_life(&mut self, cx: &mut Context, id: PeerId) {
+    pub(super) fn ask_for_life(&mut self, cx: &Context, id: PeerId) {
         let Some(link) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
         for lane in link.pool.lanes() {
             if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {

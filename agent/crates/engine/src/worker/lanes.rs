@@ -78,7 +78,7 @@ impl Sessions {
     pub(super) fn lane_asked(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
+        sockets: &Sockets,
         id: PeerId,
         handle: ConnectionHandle,
         offer: &LaneOffer,
@@ -433,7 +433,7 @@ impl Sessions {
     }
 
     /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
-    fn check_openings(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    fn check_openings(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
         let Some(since) = session.openings.asked_since() else { return };
         let name = session.id;

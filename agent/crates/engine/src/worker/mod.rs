@@ -252,7 +252,7 @@ impl Worker {
         self.cx.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
-            self.tcp.add_source(&mut self.cx, &mut self.sockets, token);
+            self.tcp.add_source(&mut self.cx, &self.sockets, token);
         }
         self.fresh = fresh;
         self.data.notes.work = Work::default();
@@ -463,7 +463,7 @@ impl Worker {
             tun.flush(&self.data.batch);
         }
         self.sockets.doors.close_now(&mut self.sockets.locals);
-        self.sockets.renew_upstreams(&mut self.cx, now);
+        self.sockets.renew_upstreams(&self.cx, now);
         self.take_notes(now);
     }
 
@@ -473,7 +473,7 @@ impl Worker {
             self.cx.watch_flow(peer, flow, now);
         }
         while let Some(lane) = self.data.notes.lanes_up.pop() {
-            self.host.lane_up(&mut self.cx, &mut self.sockets, lane, now);
+            self.host.lane_up(&mut self.cx, &self.sockets, lane, now);
             self.settle_effects(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
@@ -628,7 +628,7 @@ impl Worker {
 
 impl TcpForwards {
     /// Notes that a source has, or may have, something.
-    fn add_source(&mut self, cx: &mut Context, sockets: &mut Sockets, token: Token) {
+    fn add_source(&self, cx: &mut Context, sockets: &Sockets, token: Token) {
         let peers = |peer| (Class::Local, Party::Peer(peer));
         let (class, party) = match sockets.doors.source(token) {
             Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),

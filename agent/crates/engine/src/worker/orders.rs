@@ -110,7 +110,7 @@ impl Worker {
                 }
             }
             Order::OpenLane(order) => {
-                self.host.open_lane(&mut self.cx, &mut self.sockets, &mut self.sessions, &order, now)
+                self.host.open_lane(&mut self.cx, &mut self.sockets, &self.sessions, &order, now)
             }
             Order::DrainLane { lane } => {
                 self.host.drain_named(&mut self.cx, &mut self.sockets, &mut self.sessions, lane, now)
@@ -126,7 +126,7 @@ impl Worker {
             ),
             Order::Budget { peer, session, bytes } => {
                 self.host.set_budget(&mut self.cx, SessionRef { peer, session }, bytes, now);
-                self.tunnel.budget_changed(&mut self.cx, peer, now);
+                self.tunnel.budget_changed(&self.cx, peer, now);
             }
             Order::Doubt { peer, session, doubt, holds } => {
                 self.sessions.set_doubt(
@@ -161,7 +161,7 @@ impl Worker {
             }
             Order::AskForLife { peer, session } => {
                 if self.cx.peers.link_named(peer, session).is_some() {
-                    self.host.ask_for_life(&mut self.cx, peer);
+                    self.host.ask_for_life(&self.cx, peer);
                     self.sessions.tell_on_streams(&mut self.cx, peer, now);
                 }
             }
@@ -205,7 +205,7 @@ impl Worker {
             Order::PeerRemoved { id } => self.peer_removed(id, now),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             Order::Configured(new) => self.configured(*new, now),
-            Order::Capture(capture) => self.host.capture(&mut self.cx, &mut self.sockets, capture, now),
+            Order::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
         }
     }
 
@@ -375,7 +375,7 @@ impl Sessions {
 
     /// A session has ended: its lanes drain, its flows stay.
     pub(super) fn link_down(
-        &mut self,
+        &self,
         cx: &mut Context,
         sockets: &mut Sockets,
         host: &mut LaneHost,

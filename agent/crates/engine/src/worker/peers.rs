@@ -268,7 +268,7 @@ impl TcpForwards {
     }
 
     /// The local UDP ports lead to the peers that their forwards name.
-    pub(super) fn point_ingresses(&mut self, cx: &mut Context, sockets: &mut Sockets) {
+    pub(super) fn point_ingresses(&self, cx: &Context, sockets: &mut Sockets) {
         for local in sockets.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
                 && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
@@ -316,7 +316,7 @@ impl TcpForwards {
 
 impl DataPlane {
     /// Drops a batch that came to a port whose peer was removed.
-    pub(super) fn drop_batch_of_removed(&mut self, cx: &mut Context, id: PeerId) {
+    pub(super) fn drop_batch_of_removed(&self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for slot in 0..self.batch.len() {
             let datagrams = self.batch.meta(slot).datagrams() as u64;

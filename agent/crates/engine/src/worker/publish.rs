@@ -404,7 +404,7 @@ impl Worker {
         metrics.publish_sockets(self.sockets.doors.books(), &self.cx.stats.totals.refusals);
         self.cx.report_strangers(self.data.strangers.stats.gave_way, now);
         self.publish_control();
-        self.decoy.publish_decoy(&mut self.data, &mut self.metrics);
+        self.decoy.publish_decoy(&self.data, &mut self.metrics);
         self.tunnel.publish_tun(&mut self.metrics);
         self.metrics.beat(now);
     }

@@ -33,7 +33,7 @@ impl Worker {
         let NewConfig { config, ports } = new;
         self.sockets.doors.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
-        self.tcp.name_forward_peers(&mut self.cx);
+        self.tcp.name_forward_peers(&self.cx);
         self.tcp.follow_services(
             &mut self.cx,
             &mut self.sockets,
@@ -76,9 +76,9 @@ impl Worker {
         for handle in self.sessions.control.handles() {
             self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
-        self.decoy.follow_decoy(&mut self.cx, &mut self.sockets, &mut self.data, now);
+        self.decoy.follow_decoy(&self.cx, &mut self.sockets, &mut self.data, now);
         for id in self.cx.peers.ids() {
-            self.sessions.offer_services(&mut self.cx, id);
+            self.sessions.offer_services(&self.cx, id);
             self.tcp.warn_of_missing_services(&mut self.cx, id, now);
         }
         self.cx.stats.unpublished = true;
@@ -122,7 +122,7 @@ impl Worker {
             self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |peer, place| {
                 peer == id && revoked(place)
             });
-            self.sessions.offer_services(&mut self.cx, id);
+            self.sessions.offer_services(&self.cx, id);
         }
         if self.cx.dialler_of(id) == self.cx.id.index {
             let Some(peer) = self.cx.peers.get_mut(id) else { return };
@@ -146,7 +146,7 @@ impl Worker {
             self.sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
-            self.tunnel.reroute_peer(&mut self.cx, id);
+            self.tunnel.reroute_peer(&self.cx, id);
         }
         self.cx.stats.unpublished = true;
     }
@@ -179,7 +179,7 @@ impl Sessions {
     }
 
     /// Tells a connected peer which of our services it may use, if that has changed since it was told.
-    pub(super) fn offer_services(&mut self, cx: &mut Context, id: PeerId) {
+    pub(super) fn offer_services(&mut self, cx: &Context, id: PeerId) {
         let services = cx.services_for(id);
         let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
         if self.control.get(handle).is_some_and(|connection| connection.told != services) {
@@ -239,7 +239,7 @@ impl LaneHost {
 
 impl TcpForwards {
     /// Which peer each place in [`Config::peers`] means; nobody, until an order says so.
-    fn name_forward_peers(&mut self, cx: &mut Context) {
+    fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
             let bears = |peer: &&crate::peer::Peer| {
                 *peer.name == *named.name && peer.origin != crate::roster::Origin::Open
@@ -384,7 +384,7 @@ impl Sockets {
 }
 
 impl Decoy {
-    fn follow_decoy(&mut self, cx: &mut Context, sockets: &mut Sockets, data: &mut DataPlane, now: Instant) {
+    fn follow_decoy(&mut self, cx: &Context, sockets: &mut Sockets, data: &mut DataPlane, now: Instant) {
         data.strangers.set_decoy(cx.config.access.decoy);
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),

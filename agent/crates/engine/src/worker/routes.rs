@@ -13,8 +13,8 @@ use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 use wire::ids::PeerId;
 
-use crate::worker::{Context, LaneHost, Sessions, Sockets};
 use crate::peer::Failure;
+use crate::worker::{Context, LaneHost, Sessions, Sockets};
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
@@ -122,7 +122,7 @@ impl Sessions {
 
     /// The far end of a control connection is at another address.
     pub(super) fn control_moved(
-        &mut self,
+        &self,
         cx: &mut Context,
         handle: ConnectionHandle,
         from: SocketAddr,
@@ -143,7 +143,7 @@ impl Sessions {
 
 impl Sockets {
     /// Flows whose sockets to their service have an address that this host has lost go on from another one.
-    pub(super) fn renew_upstreams(&mut self, cx: &mut Context, now: Instant) {
+    pub(super) fn renew_upstreams(&mut self, cx: &Context, now: Instant) {
         while let Some(socket) = self.locals.take_unreachable() {
             if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
                 continue;

@@ -380,7 +380,7 @@ impl Worker {
                 now,
             ),
             Message::LaneOpen(offer) if side == Side::Server => {
-                self.sessions.lane_asked(&mut self.cx, &mut self.sockets, peer, handle, &offer, now)
+                self.sessions.lane_asked(&mut self.cx, &self.sockets, peer, handle, &offer, now)
             }
             Message::LaneAccept(offer) if side == Side::Client => {
                 self.sessions.lane_accepted(&mut self.cx, peer, handle, &offer, now)
@@ -556,7 +556,7 @@ impl Worker {
             }
         }
         // They may have changed since the hello was sent.
-        self.sessions.offer_services(&mut self.cx, id);
+        self.sessions.offer_services(&self.cx, id);
         self.tcp.warn_of_missing_services(&mut self.cx, id, now);
         self.tunnel.warn_of_missing_tunnel(&mut self.cx, id, now);
         // A client without lanes may have sent datagrams that overtook its hello.
@@ -663,7 +663,7 @@ impl Sessions {
         }
     }
 
-    fn log_overflow(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+    fn log_overflow(&self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         if let Some(suppressed) = cx.logs.violation.allow(now) {
             tracing::warn!(
                 peer = self.name_of(cx, handle),
@@ -793,7 +793,7 @@ impl Sockets {
 
 impl TcpForwards {
     /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
-    pub(super) fn warn_of_missing_services(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    pub(super) fn warn_of_missing_services(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
         if Some(offered) == peer.known_services.as_ref() {

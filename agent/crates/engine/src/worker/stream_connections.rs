@@ -234,7 +234,7 @@ impl Sessions {
     }
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
-    fn open_stream_connections(&mut self, cx: &mut Context, sockets: &mut Sockets, id: PeerId, now: Instant) {
+    fn open_stream_connections(&self, cx: &mut Context, sockets: &mut Sockets, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
@@ -544,7 +544,7 @@ impl Sessions {
 
     /// Takes a stream connection out of the list of its peer.
     fn forget_stream(
-        &mut self,
+        &self,
         cx: &mut Context,
         id: PeerId,
         handle: ConnectionHandle,
@@ -635,13 +635,7 @@ impl Sessions {
     }
 
     /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
-    fn care_for(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        handle: ConnectionHandle,
-        now: Instant,
-    ) -> Option<Care> {
+    fn care_for(&self, cx: &mut Context, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
         let quinn = self.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: cx.exchange.silence(id, now), rtt };

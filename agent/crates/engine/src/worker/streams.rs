@@ -110,7 +110,7 @@ impl TcpForwards {
 
     /// A stream to the service of a `[[tcp]]` forward.
     fn open_stream(
-        &mut self,
+        &self,
         cx: &mut Context,
         sessions: &mut Sessions,
         place: usize,
@@ -329,7 +329,7 @@ impl TcpForwards {
     }
 
     /// Makes sure that a forward that is never open does not stay.
-    fn watch_opening(&mut self, cx: &mut Context, id: TcpId) {
+    fn watch_opening(&self, cx: &mut Context, id: TcpId) {
         if let Some(until) = self.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by()) {
             cx.timers.arm(Timer::Tcp(id), until);
         }
@@ -407,7 +407,7 @@ impl TcpForwards {
         }
     }
 
-    fn vacant_tcp(&mut self) -> TcpId {
+    fn vacant_tcp(&self) -> TcpId {
         TcpId(crate::worker::number(self.open.vacant_key()))
     }
 

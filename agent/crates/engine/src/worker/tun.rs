@@ -68,7 +68,7 @@ impl Tunnel {
     }
 
     /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
-    pub(super) fn budget_changed(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
+    pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
         let Some(Tun { side: tun, board }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
         if state.session.is_none() || state.config.allowed_ips.is_empty() {
@@ -90,14 +90,14 @@ impl Tunnel {
     }
 
     /// Gives a new peer its inner addresses.
-    pub(super) fn route_peer(&mut self, cx: &mut Context, peer: PeerId) {
+    pub(super) fn route_peer(&mut self, cx: &Context, peer: PeerId) {
         if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.add_peer(peer, &state.config.allowed_ips);
         }
     }
 
     /// A peer has other inner addresses.
-    pub(super) fn reroute_peer(&mut self, cx: &mut Context, peer: PeerId) {
+    pub(super) fn reroute_peer(&mut self, cx: &Context, peer: PeerId) {
         if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.routes.remove(peer);
             tun.add_peer(peer, &state.config.allowed_ips);
@@ -129,7 +129,7 @@ impl Context {
 
 impl Tunnel {
     /// Says of a new session that the peer takes no IP packets, although some are for it.
-    pub(super) fn warn_of_missing_tunnel(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    pub(super) fn warn_of_missing_tunnel(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id).filter(|_| self.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
@@ -146,7 +146,7 @@ impl Tunnel {
     }
 
     /// An IP packet was dropped because its source is not `id`'s.
-    pub(super) fn warn_of_source(&mut self, cx: &mut Context, id: PeerId, source: IpAddr, now: Instant) {
+    pub(super) fn warn_of_source(&self, cx: &mut Context, id: PeerId, source: IpAddr, now: Instant) {
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
         if let Some(suppressed) = cx.logs.source.allow(now) {
@@ -176,7 +176,7 @@ impl Tunnel {
     /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
     /// the tunnel. The configuration's checks know only addresses that are written in it.
     pub(super) fn warn_of_loop(
-        &mut self,
+        &self,
         cx: &mut Context,
         id: Option<PeerId>,
         remote: SocketAddr,
@@ -244,7 +244,7 @@ impl TunHandles {
 }
 
 impl Tunnel {
-    pub(super) fn publish_tun(&mut self, metrics: &mut Publisher) {
+    pub(super) fn publish_tun(&self, metrics: &mut Publisher) {
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         let (stats, totals) = (tun.queue.stats(), &tun.totals);
         let handles = &mut metrics.tun;
