@@ -14,7 +14,7 @@ use std::{
 
 use wire::panics::lock;
 
-use super::{Context, Sessions, Sockets, TcpForwards, Timer, exchange::Order, orders::HURRY_LASTS};
+use super::{Context, Sessions, TcpForwards, Timer, exchange::Order, orders::HURRY_LASTS};
 
 /// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -133,9 +133,9 @@ impl TcpForwards {
     }
 
     /// There may be room for what waits in the listen backlogs.
-    pub(super) fn retry_listeners(&mut self, cx: &mut Context, sockets: &mut Sockets) {
+    pub(super) fn retry_listeners(&mut self, cx: &mut Context) {
         for place in cx.exchange.crowds().places() {
-            self.wake_listener(cx, sockets, place);
+            self.wake_listener(cx, place);
         }
     }
 

@@ -11,7 +11,7 @@ use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
 use crate::worker::LOG_INTERVAL;
-use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
+use crate::worker::{Context, Sessions};
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,15 +246,7 @@ impl Context {
 
 impl Sessions {
     /// The peer behind a connection sends more control messages than it may: it is cut off.
-    pub(super) fn flooded(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        now: Instant,
-    ) {
+    pub(super) fn flooded(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
             return;
         }
@@ -266,7 +258,7 @@ impl Sessions {
                 "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
             );
         }
-        self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
+        self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use config::Config;
-use dataplane::lanes::LaneId;
+use dataplane::lanes::{LaneId, UnderlayId};
 use gate::tls::TlsIdentity;
 use net::Ready;
+use quinn_proto::ConnectionHandle;
 use wire::{
     ids::{PeerId, WorkerId},
     rate::Lines,
@@ -56,6 +57,16 @@ pub(super) enum Effect {
     LaneCarries { lane: LaneName, id: LaneId },
     /// A peer fell silent: look for another way to it.
     SeekPeer(PeerId),
+    /// Send what waits for a peer.
+    Drain(PeerId),
+    /// The TCP ports that lead to a peer may have connections for this worker.
+    WakeListeners(PeerId),
+    /// A connection is gone: reset the TCP side of its forwards.
+    AbortForwards(ConnectionHandle),
+    /// Dial the stream connections that a peer's forwards need and that are missing.
+    OpenStreams(PeerId),
+    /// Close a dialled socket unless something still uses it.
+    ReleaseSocket(UnderlayId),
 }
 
 impl Context {

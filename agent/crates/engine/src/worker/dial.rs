@@ -15,7 +15,7 @@ use rand::{RngExt, seq::IndexedRandom};
 use wire::{ids::PeerId, messages::CloseReason};
 use zeroize::Zeroizing;
 
-use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards, Tunnel};
+use crate::worker::{Context, Sessions, Sockets, Tunnel};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
@@ -205,9 +205,6 @@ impl Sessions {
     pub(super) fn connection_lost(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         reason: &ConnectionError,
         now: Instant,
@@ -216,7 +213,7 @@ impl Sessions {
         let (peer, side) = (connection.peer, connection.side());
         let words = in_words(reason);
         if let Some(id) = peer
-            && self.stream_connection_lost(cx, sockets, tcp, id, handle, Some(reason), now)
+            && self.stream_connection_lost(cx, id, handle, Some(reason), now)
         {
             return;
         }
@@ -233,7 +230,7 @@ impl Sessions {
             cx.report_failure(id, &words, likely_causes(reason), now);
         }
         let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
-        self.lose_as(cx, sockets, host, tcp, handle, &words, planned, now);
+        self.lose_as(cx, handle, &words, planned, now);
     }
 
     /// The kernel learnt that nobody listens where a peer is being dialled.

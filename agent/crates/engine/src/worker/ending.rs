@@ -9,10 +9,10 @@ use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
 use wire::{context, ids::PeerId, messages::CloseReason};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards};
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
 use crate::{
     peer::Failure,
-    worker::{Timer, Worker},
+    worker::{Timer, Worker, context::Effect, exchange::Order},
 };
 
 impl Worker {
@@ -42,23 +42,8 @@ impl Worker {
         }
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         for id in self.cx.peers.ids() {
-            self.sessions.end_session(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                id,
-                Some(CloseReason::Shutdown),
-                now,
-            );
-            self.sessions.end_stream_connections(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.tcp,
-                id,
-                CloseReason::Shutdown,
-                now,
-            );
+            self.sessions.end_session(&mut self.cx, id, Some(CloseReason::Shutdown), now);
+            self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::Shutdown, now);
         }
         for handle in self.sessions.control.handles() {
             self.sessions.control.close(handle, CloseReason::Shutdown, now);
@@ -69,43 +54,31 @@ impl Worker {
 
 impl Sessions {
     /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
-    pub(super) fn lose(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        words: &str,
-        now: Instant,
-    ) {
-        self.lose_as(cx, sockets, host, tcp, handle, words, false, now);
+    pub(super) fn lose(&mut self, cx: &mut Context, handle: ConnectionHandle, words: &str, now: Instant) {
+        self.lose_as(cx, handle, words, false, now);
     }
 
     /// A connection is gone; `planned` if the far end said so.
     pub(super) fn lose_as(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         words: &str,
         planned: bool,
         now: Instant,
     ) {
-        tcp.abort_streams(cx, sockets, self, handle);
+        cx.effects.push_back(Effect::AbortForwards(handle));
         let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else {
             return;
         };
-        if self.stream_connection_lost(cx, sockets, tcp, id, handle, None, now) {
+        if self.stream_connection_lost(cx, id, handle, None, now) {
             return;
         }
         cx.forget_attempt(id, handle);
         if cx.peers.session(id).is_none_or(|session| session.handle != handle) {
             return;
         }
-        self.end_session(cx, sockets, host, tcp, id, None, now);
+        self.end_session(cx, id, None, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
         if let Some(suppressed) = peer.connections_log.allow(now) {
@@ -121,9 +94,6 @@ impl Sessions {
     pub(super) fn end_session(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         id: PeerId,
         close: Option<CloseReason>,
         now: Instant,
@@ -131,43 +101,32 @@ impl Sessions {
         let Some(session) = cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
             return;
         };
-        tcp.abort_streams(cx, sockets, self, session.handle);
+        cx.effects.push_back(Effect::AbortForwards(session.handle));
         cx.exchange.end(id, session.id, cx.id.index);
-        self.link_down(cx, sockets, host, tcp, id, session.id, now);
+        cx.effects.push_back(Effect::Order(Order::Disconnected { peer: id, session: session.id }));
         if let Some(reason) = close {
             self.control.close(session.handle, reason, now);
         }
     }
 
     /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
-    pub(super) fn close(
+    pub(super) fn close_connection(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         reason: CloseReason,
         now: Instant,
     ) {
         self.control.close(handle, reason, now);
-        self.lose(cx, sockets, host, tcp, handle, reason.words(), now);
+        self.lose(cx, handle, reason.words(), now);
     }
 
     /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
-    pub(super) fn drained(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        now: Instant,
-    ) {
-        self.lose(cx, sockets, host, tcp, handle, "it is gone", now);
+    pub(super) fn connection_drained(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+        self.lose(cx, handle, "it is gone", now);
         self.admission_ended(handle);
         if let Some(underlay) = self.control.remove(handle) {
-            host.release_underlay(sockets, self, underlay);
+            cx.effects.push_back(Effect::ReleaseSocket(underlay));
         }
     }
 }

@@ -43,14 +43,7 @@ impl Worker {
             }
             self.sessions.check_control(&mut self.cx, id, now);
             self.settle_effects(now);
-            self.sessions.see_to_stream_connections(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                id,
-                now,
-            );
+            self.sessions.see_to_stream_connections(&mut self.cx, &mut self.sockets, id, now);
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
@@ -75,7 +68,6 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        sessions: &Sessions,
         order: &LaneOrder,
         now: Instant,
     ) {
@@ -88,7 +80,7 @@ impl LaneHost {
             return;
         };
         let Some(core) = self.lane_core(cx, order) else {
-            self.release_underlay(sockets, sessions, underlay);
+            cx.effects.push_back(Effect::ReleaseSocket(underlay));
             cx.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
@@ -207,15 +199,7 @@ impl LaneHost {
     }
 
     /// A lane cannot go on.
-    pub(super) fn end_lane(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: LaneId,
-        why: LaneLoss,
-        now: Instant,
-    ) {
+    pub(super) fn end_lane(&mut self, cx: &mut Context, id: LaneId, why: LaneLoss, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let lane = name_of_lane(slot);
         let mut current = false;
@@ -225,7 +209,7 @@ impl LaneHost {
             link.pool.set(lane.index, None);
             current = true;
         }
-        self.remove_lane(cx, sockets, sessions, id, now);
+        self.remove_lane(cx, id, now);
         if current {
             cx.report_lane(lane, why);
         }
@@ -275,14 +259,7 @@ impl LaneHost {
     }
 
     /// Lets the lane of an opening drain.
-    pub(super) fn drain_named(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        lane: LaneName,
-        now: Instant,
-    ) {
+    pub(super) fn drain_named(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(link) = cx.peers.link_named(lane.peer, lane.session) else { return };
         let Some(id) = link.pool.get(lane.index) else { return };
         if self.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
@@ -293,7 +270,7 @@ impl LaneHost {
                 self.drain_lane(cx, id, now);
             } else {
                 // Nothing can be under way on it.
-                self.remove_lane(cx, sockets, sessions, id, now);
+                self.remove_lane(cx, id, now);
             }
         }
     }
@@ -307,14 +284,7 @@ impl LaneHost {
         self.note_phase(id, Phase::Draining, now);
     }
 
-    pub(super) fn remove_lane(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: LaneId,
-        now: Instant,
-    ) {
+    pub(super) fn remove_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
             cx.exchange.lane_gone(slot.peer);
@@ -323,7 +293,7 @@ impl LaneHost {
                 cx.tell_owner(lane, Order::FormerGone { lane });
             }
             cx.stats.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
-            self.release_underlay(sockets, sessions, slot.underlay);
+            cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
         }
     }
 

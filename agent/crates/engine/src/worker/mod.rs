@@ -481,14 +481,7 @@ impl Worker {
             self.settle_effects(now);
         }
         while let Some((lane, error)) = self.data.notes.violations.pop() {
-            self.host.end_lane(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.sessions,
-                lane,
-                LaneLoss::Ended(Some(error)),
-                now,
-            );
+            self.host.end_lane(&mut self.cx, lane, LaneLoss::Ended(Some(error)), now);
             self.settle_effects(now);
         }
         while let Some(peer) = self.data.notes.incomplete.pop() {
@@ -504,14 +497,9 @@ impl Worker {
         self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => self.host.lane_timeout(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.data,
-                &mut self.sessions,
-                id,
-                now,
-            ),
+            Timer::Lane(id) => {
+                self.host.lane_timeout(&mut self.cx, &mut self.sockets, &mut self.data, id, now)
+            }
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.greet(handle, now),
             Timer::Flow(peer, flow) => {
@@ -523,15 +511,8 @@ impl Worker {
                 }
                 self.cx.watch_queue(peer, now);
             }
-            Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, &mut self.sockets, place),
-            Timer::Join(handle) => self.sessions.early_join_timeout(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            ),
+            Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, place),
+            Timer::Join(handle) => self.sessions.early_join_timeout(&mut self.cx, handle, now),
             Timer::Outbox(id) => self.data.outbox_timeout(
                 &mut self.cx,
                 &mut self.sockets,
@@ -569,14 +550,7 @@ impl Worker {
             let Some(slot) = self.host.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
             if slot.exhausted {
-                self.host.end_lane(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.sessions,
-                    id,
-                    LaneLoss::Ended(None),
-                    now,
-                );
+                self.host.end_lane(&mut self.cx, id, LaneLoss::Ended(None), now);
                 self.settle_effects(now);
                 continue;
             }
@@ -702,7 +676,6 @@ impl LaneHost {
         cx: &mut Context,
         sockets: &mut Sockets,
         _data: &mut DataPlane,
-        sessions: &mut Sessions,
         id: LaneId,
         now: Instant,
     ) {
@@ -718,8 +691,8 @@ impl LaneHost {
                 self.check_silence(cx, id, now);
             }
             Due::Moved => self.lane_up(cx, sockets, id, now),
-            Due::Reopen => self.end_lane(cx, sockets, sessions, id, LaneLoss::Unvalidated, now),
-            Due::Remove => self.remove_lane(cx, sockets, sessions, id, now),
+            Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),
+            Due::Remove => self.remove_lane(cx, id, now),
         }
     }
 

@@ -18,6 +18,7 @@ use wire::{
 };
 
 use crate::worker::context::Effect;
+use crate::worker::sources::{Class, Party};
 use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::{
     datapath::{
@@ -67,6 +68,19 @@ impl Worker {
                 Effect::SeekPeer(peer) => {
                     self.sessions.seek(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
                 }
+                Effect::Drain(peer) => {
+                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
+                }
+                Effect::WakeListeners(peer) => self.tcp.wake_listeners(&mut self.cx, peer),
+                Effect::AbortForwards(handle) => {
+                    self.tcp.abort_streams(&mut self.cx, &mut self.sockets, &mut self.sessions, handle);
+                }
+                Effect::OpenStreams(peer) => {
+                    self.sessions.open_stream_connections(&mut self.cx, &mut self.sockets, peer, now);
+                }
+                Effect::ReleaseSocket(id) => {
+                    self.host.release_underlay(&mut self.sockets, &self.sessions, id);
+                }
             }
             self.cx.effects.extend(later);
         }
@@ -81,40 +95,21 @@ impl Worker {
                         &mut self.sockets,
                         &mut self.data,
                         &mut self.host,
-                        &mut self.tcp,
                         &connected,
                         now,
                     );
                 }
             }
-            Order::Disconnected { peer, session } => self.sessions.link_down(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                peer,
-                session,
-                now,
-            ),
+            Order::Disconnected { peer, session } => {
+                self.sessions.link_down(&mut self.cx, &mut self.sockets, &mut self.host, peer, session, now)
+            }
             Order::EndSession { peer, session, reason } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
-                    self.sessions.end_session(
-                        &mut self.cx,
-                        &mut self.sockets,
-                        &mut self.host,
-                        &mut self.tcp,
-                        peer,
-                        Some(reason),
-                        now,
-                    );
+                    self.sessions.end_session(&mut self.cx, peer, Some(reason), now);
                 }
             }
-            Order::OpenLane(order) => {
-                self.host.open_lane(&mut self.cx, &mut self.sockets, &self.sessions, &order, now)
-            }
-            Order::DrainLane { lane } => {
-                self.host.drain_named(&mut self.cx, &mut self.sockets, &mut self.sessions, lane, now)
-            }
+            Order::OpenLane(order) => self.host.open_lane(&mut self.cx, &mut self.sockets, &order, now),
+            Order::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
             Order::LanesUp { peer, session, up, wanted } => self.host.set_lanes(
                 &mut self.cx,
                 &mut self.sockets,
@@ -132,9 +127,6 @@ impl Worker {
                 self.sessions.set_doubt(
                     &mut self.cx,
                     &mut self.sockets,
-                    &mut self.data,
-                    &mut self.host,
-                    &mut self.tcp,
                     SessionRef { peer, session },
                     doubt,
                     holds,
@@ -191,7 +183,7 @@ impl Worker {
             Order::StreamEnded { peer, number, outcome } => {
                 self.sessions.stream_ended(&mut self.cx, &mut self.sockets, peer, number, outcome, now)
             }
-            Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, &mut self.sockets, place),
+            Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
             Order::PeerAdded { id, peer, origin } => self.metrics.peer_added(
                 &mut self.cx,
                 &mut self.sockets,
@@ -292,7 +284,6 @@ impl Sessions {
         sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         connected: &Arc<Connected>,
         now: Instant,
     ) {
@@ -303,7 +294,7 @@ impl Sessions {
         }
         if let Some(old) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
             let old = old.session;
-            self.link_down(cx, sockets, host, tcp, id, old, now);
+            self.link_down(cx, sockets, host, id, old, now);
         }
         self.stop_dialling(cx, id, now);
         let plain = if wanted == 0 && owner == cx.id.index {
@@ -345,7 +336,7 @@ impl Sessions {
         if same_process {
             self.ask_stream_connections(cx, id);
         } else {
-            self.end_stream_connections(cx, sockets, tcp, id, CloseReason::Replaced, now);
+            self.end_stream_connections(cx, id, CloseReason::Replaced, now);
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !same_process {
@@ -368,9 +359,9 @@ impl Sessions {
         }
         cx.settle_flows(id);
         self.note_carrier(cx, id);
-        self.take_early_joins(cx, sockets, host, tcp, id, now);
-        tcp.wake_listeners(cx, sockets, id);
-        data.drain_queue(cx, sockets, host, id, now);
+        self.take_early_joins(cx, id, now);
+        cx.effects.push_back(Effect::WakeListeners(id));
+        cx.effects.push_back(Effect::Drain(id));
     }
 
     /// A session has ended: its lanes drain, its flows stay.
@@ -379,7 +370,6 @@ impl Sessions {
         cx: &mut Context,
         sockets: &mut Sockets,
         host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         id: PeerId,
         session: SessionId,
         now: Instant,
@@ -395,7 +385,7 @@ impl Sessions {
             cx.settle_plain(id, DropReason::LaneClosed);
         }
         self.note_carrier(cx, id);
-        tcp.wake_listeners(cx, sockets, id);
+        cx.effects.push_back(Effect::WakeListeners(id));
         sockets.redial(cx, id, now);
     }
 
@@ -403,9 +393,6 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        data: &mut DataPlane,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         of: SessionRef,
         doubt: Doubt,
         holds: bool,
@@ -434,10 +421,10 @@ impl Sessions {
                     self.stop_dialling(cx, id, now);
                 }
                 // What came meanwhile waits.
-                tcp.wake_listeners(cx, sockets, id);
+                cx.effects.push_back(Effect::WakeListeners(id));
                 if doubt == Doubt::Silent {
                     cx.settle_flows(id);
-                    data.drain_queue(cx, sockets, host, id, now);
+                    cx.effects.push_back(Effect::Drain(id));
                 }
             }
         }
@@ -624,25 +611,20 @@ impl LaneHost {
 
 impl TcpForwards {
     /// Whose turn it is to accept a peer's TCP connections may have changed.
-    pub(super) fn wake_listeners(&mut self, cx: &mut Context, sockets: &mut Sockets, id: PeerId) {
-        let mut tokens = Vec::new();
+    pub(super) fn wake_listeners(&self, cx: &mut Context, id: PeerId) {
         for (listener, forward) in self.listeners.iter().zip(&cx.config.tcp) {
             if let Some((_, token)) = listener
                 && self.peers.get(forward.peer) == Some(&id)
             {
-                tokens.push(*token);
+                cx.sources.add(*token, Class::Other, Party::Source(*token));
             }
-        }
-        for token in tokens {
-            self.add_source(cx, sockets, token);
         }
     }
 
     /// A port may have connections for this worker.
-    pub(super) fn wake_listener(&mut self, cx: &mut Context, sockets: &mut Sockets, place: usize) {
+    pub(super) fn wake_listener(&self, cx: &mut Context, place: usize) {
         if let Some(Some((_, token))) = self.listeners.get(place) {
-            let token = *token;
-            self.add_source(cx, sockets, token);
+            cx.sources.add(*token, Class::Other, Party::Source(*token));
         }
     }
 }

@@ -120,46 +120,15 @@ impl Worker {
         for token in peer.dialler.take_abandoned() {
             self.sockets.doors.release(token);
         }
-        self.sessions.end_session(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.host,
-            &mut self.tcp,
-            id,
-            Some(CloseReason::KeyRemoved),
-            now,
-        );
+        self.sessions.end_session(&mut self.cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
             // Wherever its control connection is.
-            self.sessions.link_down(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                id,
-                session,
-                now,
-            );
+            self.sessions.link_down(&mut self.cx, &mut self.sockets, &mut self.host, id, session, now);
         }
-        self.sessions.end_stream_connections(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.tcp,
-            id,
-            CloseReason::KeyRemoved,
-            now,
-        );
+        self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::KeyRemoved, now);
         for handle in self.sessions.control.handles() {
             if self.sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
-                self.sessions.close(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    handle,
-                    CloseReason::KeyRemoved,
-                    now,
-                );
+                self.sessions.close_connection(&mut self.cx, handle, CloseReason::KeyRemoved, now);
             }
         }
         let Some(peer) = self.cx.peers.get_mut(id) else { return };

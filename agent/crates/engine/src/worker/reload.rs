@@ -92,20 +92,11 @@ impl Worker {
         peer.relay.set_bounds(&wanted, &self.cx.config.limits);
         peer.allowances.set(&self.cx.config.limits);
         if old.public_keys != wanted.public_keys {
-            self.sessions.end_connections_of_other_keys(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                id,
-                &wanted.public_keys,
-                now,
-            );
+            self.sessions.end_connections_of_other_keys(&mut self.cx, id, &wanted.public_keys, now);
             self.host.remove_lanes_of_other_keys(
                 &mut self.cx,
                 &mut self.sockets,
                 &mut self.sessions,
-                &mut self.tcp,
                 id,
                 &wanted.public_keys,
                 now,
@@ -129,15 +120,7 @@ impl Worker {
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
             self.sockets.watch_dialler(&mut self.cx, id);
             for attempt in surplus {
-                self.sessions.close(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    attempt,
-                    CloseReason::Replaced,
-                    now,
-                );
+                self.sessions.close_connection(&mut self.cx, attempt, CloseReason::Replaced, now);
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
@@ -156,9 +139,6 @@ impl Sessions {
     fn end_connections_of_other_keys(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         id: PeerId,
         keys: &[PublicKey],
         now: Instant,
@@ -168,12 +148,12 @@ impl Sessions {
         let proved =
             session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
         if is_other(proved) {
-            self.end_session(cx, sockets, host, tcp, id, Some(CloseReason::KeyRemoved), now);
+            self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         }
         for handle in self.control.handles() {
             let of_peer = self.control.get(handle).filter(|connection| connection.peer == Some(id));
             if of_peer.is_some_and(|connection| is_other(connection.key)) {
-                self.close(cx, sockets, host, tcp, handle, CloseReason::KeyRemoved, now);
+                self.close_connection(cx, handle, CloseReason::KeyRemoved, now);
             }
         }
     }
@@ -196,7 +176,6 @@ impl LaneHost {
         cx: &mut Context,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        tcp: &mut TcpForwards,
         id: PeerId,
         keys: &[PublicKey],
         now: Instant,
@@ -205,13 +184,13 @@ impl LaneHost {
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
-            sessions.link_down(cx, sockets, self, tcp, id, session, now);
+            sessions.link_down(cx, sockets, self, id, session, now);
         }
         let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
         let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
-            self.remove_lane(cx, sockets, sessions, lane, now);
+            self.remove_lane(cx, lane, now);
         }
     }
 

@@ -31,7 +31,7 @@ use wire::{
     messages::{self, CloseReason, Features, Hello, Message, MessageError},
 };
 
-use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards, Tunnel};
+use crate::worker::{Context, Sessions, Sockets, TcpForwards, Tunnel};
 use crate::{
     control::{driver::Event, session_name::session_name, vigil::Vigil},
     peer::Session,
@@ -116,84 +116,30 @@ impl Worker {
         match event {
             Event::Connected { key } => self.connected(handle, &key, now),
             Event::Message { message, units } => {
-                if self.sessions.may_say(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    handle,
-                    units,
-                    now,
-                ) {
+                if self.sessions.may_say(&mut self.cx, handle, units, now) {
                     self.message(handle, message, now);
                 }
             }
             Event::Violation { error, units } => {
-                if self.sessions.may_say(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    handle,
-                    units,
-                    now,
-                ) {
-                    self.sessions.control_violation(
-                        &mut self.cx,
-                        &mut self.sockets,
-                        &mut self.host,
-                        &mut self.tcp,
-                        handle,
-                        &error,
-                        now,
-                    );
+                if self.sessions.may_say(&mut self.cx, handle, units, now) {
+                    self.sessions.control_violation(&mut self.cx, handle, &error, now);
                 }
             }
             Event::Opened => {
                 self.tcp.streams_opened(&mut self.cx, &mut self.sockets, &mut self.sessions, handle, now)
             }
             Event::Stream(stream) => self.tcp.stream_ready(handle, stream),
-            Event::Lost(reason) => self.sessions.connection_lost(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                &reason,
-                now,
-            ),
+            Event::Lost(reason) => self.sessions.connection_lost(&mut self.cx, handle, &reason, now),
             Event::Mtu => self.sessions.mtu_changed(&mut self.cx, handle),
             Event::Moved { from, to } => self.sessions.control_moved(&mut self.cx, handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => {
                 self.sessions.log_overflow(&mut self.cx, handle, now);
-                self.sessions.close(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    handle,
-                    CloseReason::LimitReached,
-                    now,
-                );
+                self.sessions.close_connection(&mut self.cx, handle, CloseReason::LimitReached, now);
             }
-            Event::Flooded => self.sessions.flooded(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            ),
-            Event::MoreStreams => self.tcp.retry_listeners(&mut self.cx, &mut self.sockets),
-            Event::Drained => self.sessions.drained(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            ),
+            Event::Flooded => self.sessions.flooded(&mut self.cx, handle, now),
+            Event::MoreStreams => self.tcp.retry_listeners(&mut self.cx),
+            Event::Drained => self.sessions.connection_drained(&mut self.cx, handle, now),
         }
     }
 
@@ -209,15 +155,7 @@ impl Worker {
                     "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
                 );
             }
-            self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::SelfConnect,
-                now,
-            );
+            self.sessions.close_connection(&mut self.cx, handle, CloseReason::SelfConnect, now);
             return;
         }
         let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
@@ -236,43 +174,17 @@ impl Worker {
                 if reason == CloseReason::LimitReached {
                     self.sessions.note_refusal(handle, Why::Guests, now);
                 }
-                self.sessions.close(
-                    &mut self.cx,
-                    &mut self.sockets,
-                    &mut self.host,
-                    &mut self.tcp,
-                    handle,
-                    reason,
-                    now,
-                );
+                self.sessions.close_connection(&mut self.cx, handle, reason, now);
                 return;
             }
         };
-        if side == Side::Client
-            && self.sessions.stream_connected(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.tcp,
-                handle,
-                peer,
-                key,
-                now,
-            )
-        {
+        if side == Side::Client && self.sessions.stream_connected(&mut self.cx, handle, peer, key, now) {
             return;
         }
         let linked = self.cx.peers.get(peer).is_some_and(|state| state.link.is_some());
         if side == Side::Client && linked && !self.cx.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
-            self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::Replaced,
-                now,
-            );
+            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Replaced, now);
             return;
         }
         if side == Side::Client
@@ -326,16 +238,7 @@ impl Worker {
             return;
         };
         if connection.stream_number.is_some() {
-            return self.sessions.stream_message(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                peer,
-                &message,
-                now,
-            );
+            return self.sessions.stream_message(&mut self.cx, handle, peer, &message, now);
         }
         let established = self.cx.peers.session(peer).is_some_and(|session| session.handle == handle);
         match message {
@@ -346,11 +249,8 @@ impl Worker {
                 if side == Side::Server {
                     if !self.sessions.possesses(handle, &key, hello.possession.as_ref()) {
                         self.sessions.note_refusal(handle, Why::Possession, now);
-                        self.sessions.close(
+                        self.sessions.close_connection(
                             &mut self.cx,
-                            &mut self.sockets,
-                            &mut self.host,
-                            &mut self.tcp,
                             handle,
                             CloseReason::ProtocolViolation,
                             now,
@@ -363,22 +263,8 @@ impl Worker {
                 self.establish(peer, handle, side, key, hello, now);
             }
             // Before its hello, or of a connection that another one has replaced meanwhile.
-            _ if !established => self.sessions.out_of_order(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            ),
-            Message::Hello(_) => self.sessions.out_of_order(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            ),
+            _ if !established => self.sessions.out_of_order(&mut self.cx, handle, now),
+            Message::Hello(_) => self.sessions.out_of_order(&mut self.cx, handle, now),
             Message::LaneOpen(offer) if side == Side::Server => {
                 self.sessions.lane_asked(&mut self.cx, &self.sockets, peer, handle, &offer, now)
             }
@@ -386,18 +272,18 @@ impl Worker {
                 self.sessions.lane_accepted(&mut self.cx, peer, handle, &offer, now)
             }
             Message::LaneRefuse(end) if side == Side::Client => self.cx.lane_refused(peer, &end, now),
-            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => self
-                .sessions
-                .out_of_order(&mut self.cx, &mut self.sockets, &mut self.host, &mut self.tcp, handle, now),
+            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
+                self.sessions.out_of_order(&mut self.cx, handle, now)
+            }
             Message::LaneClose(end) => self.sessions.lane_closed(&mut self.cx, peer, &end, now),
             // quinn-proto has seen where it came from.
             Message::Here => {}
             Message::StreamsWanted if side == Side::Client => {
                 self.sessions.peer_wants_streams(&mut self.cx, &mut self.sockets, peer, now)
             }
-            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => self
-                .sessions
-                .out_of_order(&mut self.cx, &mut self.sockets, &mut self.host, &mut self.tcp, handle, now),
+            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
+                self.sessions.out_of_order(&mut self.cx, handle, now)
+            }
             Message::ServicesChanged(services) => {
                 let Some(state) = self.cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
@@ -422,15 +308,7 @@ impl Worker {
         now: Instant,
     ) {
         if self.cx.stopping {
-            self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::Shutdown,
-                now,
-            );
+            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Shutdown, now);
             return;
         }
         let dialled = side == Side::Client;
@@ -471,27 +349,11 @@ impl Worker {
                     "a second connection was not needed"
                 );
             }
-            self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::Replaced,
-                now,
-            );
+            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Replaced, now);
             return;
         };
         if replaced.is_some_and(|old| old.owner == self.cx.id.index) {
-            self.sessions.end_session(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                id,
-                Some(CloseReason::Replaced),
-                now,
-            );
+            self.sessions.end_session(&mut self.cx, id, Some(CloseReason::Replaced), now);
         }
         self.sessions.control.established(handle, now);
         let hello = connected.hello.clone();
@@ -545,7 +407,6 @@ impl Worker {
             &mut self.sockets,
             &mut self.data,
             &mut self.host,
-            &mut self.tcp,
             &connected,
             now,
         );
@@ -566,16 +427,7 @@ impl Worker {
 
 impl Sessions {
     /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
-    fn may_say(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        units: u32,
-        now: Instant,
-    ) -> bool {
+    fn may_say(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
         let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
             return false;
         };
@@ -583,7 +435,7 @@ impl Sessions {
         if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
             return true;
         }
-        self.flooded(cx, sockets, host, tcp, handle, now);
+        self.flooded(cx, handle, now);
         false
     }
 
@@ -673,15 +525,7 @@ impl Sessions {
         }
     }
 
-    pub(super) fn out_of_order(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        now: Instant,
-    ) {
+    pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         cx.stats.totals.out_of_order += 1;
         if let Some(suppressed) = cx.logs.violation.allow(now) {
             tracing::warn!(
@@ -690,15 +534,12 @@ impl Sessions {
                 "a control message came out of order; closing the connection"
             );
         }
-        self.close(cx, sockets, host, tcp, handle, CloseReason::ProtocolViolation, now);
+        self.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
     }
 
     fn control_violation(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         error: &MessageError,
         now: Instant,
@@ -714,7 +555,7 @@ impl Sessions {
                         "bad control message; closing the connection"
                     );
                 }
-                self.close(cx, sockets, host, tcp, handle, reason, now);
+                self.close_connection(cx, handle, reason, now);
             }
             None => {
                 if let Some(suppressed) = cx.logs.details.allow(now) {

@@ -25,7 +25,8 @@ use wire::{
     messages::{self, CloseReason, Message},
 };
 
-use crate::worker::{Context, LaneHost, Sessions, Sockets, TcpForwards};
+use crate::worker::context::Effect;
+use crate::worker::{Context, Sessions, Sockets};
 use crate::{
     control::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
@@ -111,50 +112,20 @@ impl Worker {
     ) {
         if !self.sessions.possesses(handle, &key, join.possession.as_ref()) {
             self.sessions.note_refusal(handle, Why::Possession, now);
-            self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::ProtocolViolation,
-                now,
-            );
+            self.sessions.close_connection(&mut self.cx, handle, CloseReason::ProtocolViolation, now);
             return;
         }
         // Among them may be the one that tells of the session.
         self.read_orders(now);
         let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if peer.streams.early.iter().any(|early| early.handle == handle) {
-            return self.sessions.out_of_order(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                now,
-            );
+            return self.sessions.out_of_order(&mut self.cx, handle, now);
         }
         if peer.streams.early.len() >= MOST_EARLY {
-            return self.sessions.close(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tcp,
-                handle,
-                CloseReason::LimitReached,
-                now,
-            );
+            return self.sessions.close_connection(&mut self.cx, handle, CloseReason::LimitReached, now);
         }
         peer.streams.early.push(EarlyJoin { handle, join });
-        self.sessions.take_early_joins(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.host,
-            &mut self.tcp,
-            id,
-            now,
-        );
+        self.sessions.take_early_joins(&mut self.cx, id, now);
         let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
         if self.cx.peers.get(id).is_some_and(waits) {
             self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
@@ -234,7 +205,13 @@ impl Sessions {
     }
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
-    fn open_stream_connections(&self, cx: &mut Context, sockets: &mut Sockets, id: PeerId, now: Instant) {
+    pub(super) fn open_stream_connections(
+        &self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        id: PeerId,
+        now: Instant,
+    ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
@@ -245,13 +222,16 @@ impl Sessions {
             return;
         };
         let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
-        while let Some(number) = cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) {
-            let keeper = pool::keeper(cx.id.index, number, cx.id.count);
-            let choice = sockets.doors.rng().random();
-            let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-            let order = StreamOrder { peer: id, session: name, number, remote, key, first };
-            cx.tell(keeper, Order::DialStream(Box::new(order)));
-        }
+        let Some(number) = cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) else {
+            return;
+        };
+        let keeper = pool::keeper(cx.id.index, number, cx.id.count);
+        let choice = sockets.doors.rng().random();
+        let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
+        let order = StreamOrder { peer: id, session: name, number, remote, key, first };
+        cx.tell(keeper, Order::DialStream(Box::new(order)));
+        // The next one after this one has been dialled.
+        cx.effects.push_back(Effect::OpenStreams(id));
     }
 
     /// The owner of a session wants a stream connection to be dialled here.
@@ -332,8 +312,6 @@ impl Sessions {
     pub(super) fn stream_connected(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         id: PeerId,
         key: &[u8; 32],
@@ -349,7 +327,7 @@ impl Sessions {
         let session = peer.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
             // The session has ended meanwhile: the next one has it dialled again.
-            self.end_stream_connection(cx, sockets, tcp, id, handle, CloseReason::Replaced, now);
+            self.end_stream_connection(cx, id, handle, CloseReason::Replaced, now);
             return true;
         };
         stream.enter(Stage::Joining, now);
@@ -358,15 +336,7 @@ impl Sessions {
     }
 
     /// Lets join who waited for the session that there is.
-    pub(super) fn take_early_joins(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn take_early_joins(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.as_ref() else { return };
         let (name, instance) = (link.name, peer.instance);
@@ -374,37 +344,28 @@ impl Sessions {
             |early: &mut EarlyJoin| early.join.session == name && Some(early.join.instance) == instance;
         let known: Vec<EarlyJoin> = peer.streams.early.extract_if(.., is_known).collect();
         for early in known {
-            self.let_join(cx, sockets, host, tcp, id, &early, now);
+            self.let_join(cx, id, &early, now);
         }
     }
 
     /// A connection joins the session of a peer.
-    fn let_join(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        id: PeerId,
-        early: &EarlyJoin,
-        now: Instant,
-    ) {
+    fn let_join(&mut self, cx: &mut Context, id: PeerId, early: &EarlyJoin, now: Instant) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let link = peer.link.as_ref();
         // Only who dialled the session dials stream connections.
         if link.is_none_or(|link| link.connections <= 1 || link.dialled) || cx.stopping {
-            return self.close(cx, sockets, host, tcp, handle, CloseReason::NoSession, now);
+            return self.close_connection(cx, handle, CloseReason::NoSession, now);
         }
         let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
         let replaced: Vec<ConnectionHandle> =
             peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
         let forwards = Arc::clone(&peer.forwards);
         for old in replaced {
-            self.end_stream_connection(cx, sockets, tcp, id, old, CloseReason::Replaced, now);
+            self.end_stream_connection(cx, id, old, CloseReason::Replaced, now);
         }
         if !forwards.connection_up(MOST_CONNECTIONS) {
-            return self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
+            return self.close_connection(cx, handle, CloseReason::LimitReached, now);
         }
         self.control.established(handle, now);
         if let Some(connection) = self.control.get_mut(handle) {
@@ -416,41 +377,26 @@ impl Sessions {
             peer.streams.all.push(connection);
         }
         self.control.send(handle, &Message::Joined);
-        self.stream_is_up(cx, sockets, tcp, id, number);
+        self.stream_is_up(cx, id, number);
     }
 
     /// A join has waited for its session for long enough.
-    pub(super) fn early_join_timeout(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        handle: ConnectionHandle,
-        now: Instant,
-    ) {
+    pub(super) fn early_join_timeout(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         let peer = self.control.get(handle).and_then(|connection| connection.peer);
         let peer = peer.and_then(|id| cx.peers.get_mut(id));
         let waits =
             |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
         if peer.is_some_and(waits) {
             cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
-            self.close(cx, sockets, host, tcp, handle, CloseReason::NoSession, now);
+            self.close_connection(cx, handle, CloseReason::NoSession, now);
         }
     }
 
-    fn stream_is_up(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
-        id: PeerId,
-        number: u8,
-    ) {
+    fn stream_is_up(&mut self, cx: &mut Context, id: PeerId, number: u8) {
         cx.stats.totals.streams.opened += 1;
         tracing::debug!(peer = cx.peers.name(id), number, "stream connection up");
         self.note_carrier(cx, id);
-        tcp.wake_listeners(cx, sockets, id);
+        cx.effects.push_back(Effect::WakeListeners(id));
         cx.stats.unpublished = true;
     }
 
@@ -458,9 +404,6 @@ impl Sessions {
     pub(super) fn stream_message(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         handle: ConnectionHandle,
         id: PeerId,
         message: &Message,
@@ -473,16 +416,16 @@ impl Sessions {
         match message {
             Message::Joined if stage == Stage::Joining => {
                 if !forwards.connection_up(MOST_CONNECTIONS) {
-                    return self.close(cx, sockets, host, tcp, handle, CloseReason::LimitReached, now);
+                    return self.close_connection(cx, handle, CloseReason::LimitReached, now);
                 }
                 stream.enter(Stage::Up, now);
                 self.control.established(handle, now);
                 cx.report_stream(id, number, Outcome::Up);
-                self.stream_is_up(cx, sockets, tcp, id, number);
+                self.stream_is_up(cx, id, number);
             }
             Message::Release if !dialled => {
                 if stream.forwards == 0 {
-                    self.end_stream_connection(cx, sockets, tcp, id, handle, CloseReason::Idle, now);
+                    self.end_stream_connection(cx, id, handle, CloseReason::Idle, now);
                 }
             }
             // quinn-proto has seen where it came from.
@@ -496,7 +439,7 @@ impl Sessions {
             | Message::Join(_)
             | Message::Joined
             | Message::StreamsWanted
-            | Message::Release => self.out_of_order(cx, sockets, host, tcp, handle, now),
+            | Message::Release => self.out_of_order(cx, handle, now),
         }
     }
 
@@ -505,8 +448,6 @@ impl Sessions {
     pub(super) fn stream_connection_lost(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
         id: PeerId,
         handle: ConnectionHandle,
         reason: Option<&ConnectionError>,
@@ -518,7 +459,7 @@ impl Sessions {
         if number.is_none() {
             return false;
         }
-        tcp.abort_streams(cx, sockets, self, handle);
+        cx.effects.push_back(Effect::AbortForwards(handle));
         let Some(stream) = self.forget_stream(cx, id, handle) else { return true };
         let failure = match stream.stage {
             Stage::Handshake => Some(StreamFailure::Handshake),
@@ -564,14 +505,12 @@ impl Sessions {
     fn end_stream_connection(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
         id: PeerId,
         handle: ConnectionHandle,
         reason: CloseReason,
         now: Instant,
     ) {
-        tcp.abort_streams(cx, sockets, self, handle);
+        cx.effects.push_back(Effect::AbortForwards(handle));
         self.control.close(handle, reason, now);
         if let Some(stream) = self.forget_stream(cx, id, handle).filter(|stream| stream.dialled) {
             cx.report_stream(id, stream.number, Outcome::Ended);
@@ -582,8 +521,6 @@ impl Sessions {
     pub(super) fn end_stream_connections(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
         id: PeerId,
         reason: CloseReason,
         now: Instant,
@@ -591,7 +528,7 @@ impl Sessions {
         let Some(peer) = cx.peers.get(id) else { return };
         let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
         for handle in handles {
-            self.end_stream_connection(cx, sockets, tcp, id, handle, reason, now);
+            self.end_stream_connection(cx, id, handle, reason, now);
         }
     }
 
@@ -600,8 +537,6 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
         id: PeerId,
         now: Instant,
     ) {
@@ -611,10 +546,10 @@ impl Sessions {
                 peer.streams.all.iter().map(|stream| stream.handle).collect();
             for handle in handles {
                 match self.care_for(cx, id, handle, now) {
-                    Some(Care::GiveUp) => self.close(cx, sockets, host, tcp, handle, CloseReason::Idle, now),
+                    Some(Care::GiveUp) => self.close_connection(cx, handle, CloseReason::Idle, now),
                     Some(Care::Dead) => {
                         cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
-                        self.close(cx, sockets, host, tcp, handle, CloseReason::Idle, now);
+                        self.close_connection(cx, handle, CloseReason::Idle, now);
                     }
                     Some(Care::Release) => self.control.send(handle, &Message::Release),
                     Some(Care::Tell) => {

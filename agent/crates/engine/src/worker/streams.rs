@@ -453,7 +453,7 @@ impl TcpForwards {
         if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards = forwards.saturating_sub(1);
         }
-        self.retry_listeners(cx, sockets);
+        self.retry_listeners(cx);
     }
 }
 
