@@ -118,7 +118,7 @@ impl Sessions {
             }
         };
         let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
-        if self.place_lane(cx, id, offer.lane, offer.epoch, cids, port, now) {
+        if self.place_lane(cx, id, OpeningId { index: offer.lane, epoch: offer.epoch }, cids, port, now) {
             // Its keeper has heard of it before its first packet can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
             self.control.send(handle, &Message::LaneAccept(answer));
@@ -147,7 +147,7 @@ impl Sessions {
             _ => LanePort::Dial(remote),
         };
         let cids = LaneCids { local: opening.local_cid, remote: ConnectionId(offer.connection_id) };
-        self.place_lane(cx, id, opening.index, opening.epoch, cids, port, now);
+        self.place_lane(cx, id, OpeningId { index: opening.index, epoch: opening.epoch }, cids, port, now);
     }
 
     /// Tells its keeper to keep a lane, with the keys that both ends derive from the control connection.
@@ -155,12 +155,12 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         id: PeerId,
-        index: u8,
-        epoch: u64,
+        of: OpeningId,
         cids: LaneCids,
         port: LanePort,
         now: Instant,
     ) -> bool {
+        let OpeningId { index, epoch } = of;
         let Some((session, handle)) = cx.peers.session(id).map(|session| (session.id, session.handle)) else {
             return false;
         };
@@ -171,7 +171,7 @@ impl Sessions {
         let mut secrets = [Zeroizing::new([0; 48]), Zeroizing::new([0; 48])];
         for (secret, from_dialler) in secrets.iter_mut().zip([dialled, !dialled]) {
             let secret = &mut secret[..Suite::secret_len(suite)];
-            if !pool::derive_secret(crypto, OpeningId { index, epoch }, from_dialler, secret) {
+            if !pool::derive_secret(crypto, of, from_dialler, secret) {
                 return false;
             }
         }

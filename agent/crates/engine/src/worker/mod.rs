@@ -611,7 +611,7 @@ impl TcpForwards {
                 None => return,
             },
             Some(Source::Tcp(id)) => match self.open.get(id.0 as usize) {
-                Some((_, peer, _)) => peers(*peer),
+                Some(opened) => peers(opened.peer),
                 None => return,
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),

@@ -110,15 +110,9 @@ impl Worker {
             }
             Order::OpenLane(order) => self.host.open_lane(&mut self.cx, &mut self.sockets, &order, now),
             Order::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
-            Order::LanesUp { peer, session, up, wanted } => self.host.set_lanes(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.data,
-                SessionRef { peer, session },
-                up,
-                wanted,
-                now,
-            ),
+            Order::LanesUp { peer, session, up, wanted } => {
+                self.cx.set_lanes(SessionRef { peer, session }, up, wanted);
+            }
             Order::Budget { peer, session, bytes } => {
                 self.host.set_budget(&mut self.cx, SessionRef { peer, session }, bytes, now);
                 self.tunnel.budget_changed(&self.cx, peer, now);
@@ -184,16 +178,7 @@ impl Worker {
                 self.sessions.stream_ended(&mut self.cx, &mut self.sockets, peer, number, outcome, now)
             }
             Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
-            Order::PeerAdded { id, peer, origin } => self.metrics.peer_added(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.tcp,
-                &mut self.tunnel,
-                id,
-                &peer,
-                origin,
-                now,
-            ),
+            Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
             Order::PeerRemoved { id } => self.peer_removed(id, now),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             Order::Configured(new) => self.configured(*new, now),
@@ -582,18 +567,9 @@ impl Context {
     }
 }
 
-impl LaneHost {
-    fn set_lanes(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        SessionRef { peer, session }: SessionRef,
-        up: u64,
-        wanted: u8,
-        now: Instant,
-    ) {
-        let Some(link) = cx.peers.link_named(peer, session) else { return };
+impl Context {
+    fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8) {
+        let Some(link) = self.peers.link_named(peer, session) else { return };
         let more = up & !link.pool.up != 0;
         let wider = wanted != link.pool.wanted;
         link.pool.up = up;
@@ -601,10 +577,10 @@ impl LaneHost {
             link.pool.wanted = wanted;
         }
         if wider {
-            cx.settle_flows(peer);
+            self.settle_flows(peer);
         }
         if more {
-            data.drain_queue(cx, sockets, self, peer, now);
+            self.effects.push_back(Effect::Drain(peer));
         }
     }
 }

@@ -80,13 +80,20 @@ pub(super) struct LaneHost {
     pub(super) limits: LaneLimits,
 }
 
+/// A TCP forward and the stream that carries it.
+pub(super) struct OpenForward {
+    pub(super) key: StreamKey,
+    pub(super) peer: PeerId,
+    pub(super) forward: TcpForward,
+}
+
 /// TCP forwards of this worker.
 pub(super) struct TcpForwards {
     /// By index in [`config::Config::tcp`]; `None` where the port is closed.
     pub(super) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     /// By index in [`config::Config::peers`]: the peer that bears that name now.
     pub(super) peers: Vec<PeerId>,
-    pub(super) open: Slab<(StreamKey, PeerId, TcpForward)>,
+    pub(super) open: Slab<OpenForward>,
     /// Keyed by streams, whose numbers a peer chooses.
     pub(super) by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have something to say, each once.

@@ -21,7 +21,7 @@ use wire::{
     throttle::Throttle,
 };
 
-use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tunnel};
+use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards};
 use crate::{
     control::dial::Dialler,
     metrics::{PeerDirectionMetrics, PeerMetrics},
@@ -161,37 +161,25 @@ impl Worker {
         }
         if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
     }
-}
 
-impl Publisher {
     /// The roster has a peer more. Ports of the configuration that name it are its from now on.
-    pub(super) fn peer_added(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tcp: &mut TcpForwards,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        peer: &Arc<config::Peer>,
-        origin: Origin,
-        now: Instant,
-    ) {
-        let own_key = *cx.identity.public_key();
-        let (config, exchange) = (&*cx.config, &*cx.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: cx.id };
+    pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
+        let own_key = *self.cx.identity.public_key();
+        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
         let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
-        made.generation = cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
-        if let Some(old) = cx.peers.insert(made) {
-            cx.stats.totals.retire(&old.relay);
+        made.generation = self.cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
+        if let Some(old) = self.cx.peers.insert(made) {
+            self.cx.stats.totals.retire(&old.relay);
         }
-        self.bind_peer(id, &peer.name, origin);
-        tunnel.route_peer(cx, id);
-        tcp.point_forwards(cx, sockets, &peer.name, id);
+        self.metrics.bind_peer(id, &peer.name, origin);
+        self.tunnel.route_peer(&self.cx, id);
+        self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
         if let Some(at) = deadline {
-            cx.timers.arm(Timer::Dial(id), at);
+            self.cx.timers.arm(Timer::Dial(id), at);
         }
-        if cx.dialler_of(id) == cx.id.index {
+        if self.cx.dialler_of(id) == self.cx.id.index {
             match origin {
                 Origin::Config | Origin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
@@ -200,9 +188,11 @@ impl Publisher {
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
-        cx.stats.unpublished = true;
+        self.cx.stats.unpublished = true;
     }
+}
 
+impl Publisher {
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.
     fn vacate(&mut self, cx: &mut Context, id: PeerId) {
         let own_key = *cx.identity.public_key();

@@ -34,16 +34,7 @@ impl Worker {
         self.sockets.doors.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.tcp.name_forward_peers(&self.cx);
-        self.tcp.follow_services(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.data,
-            &mut self.sessions,
-            &mut self.host,
-            &old.services,
-            &config.services,
-            now,
-        );
+        self.follow_services(&old.services, &config.services, now);
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in &mut self.cx.peers {
@@ -58,15 +49,7 @@ impl Worker {
                 peer.brakes.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.sockets.follow_udp(
-            &mut self.cx,
-            &mut self.data,
-            &mut self.host,
-            &mut self.tcp,
-            &old,
-            &config,
-            now,
-        );
+        self.follow_udp(&old, &config, now);
         self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
         self.cx.exchange.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
@@ -132,6 +115,81 @@ impl Worker {
             self.tunnel.reroute_peer(&self.cx, id);
         }
         self.cx.stats.unpublished = true;
+    }
+
+    /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
+    fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
+        let fate = |place: usize| match (old.get(place), new.get(place)) {
+            (Some(old), Some(new)) => {
+                let moved = old.upstream != new.upstream;
+                (moved || !new.udp, moved || !new.tcp, new.idle)
+            }
+            (_, _) => (true, true, std::time::Duration::ZERO),
+        };
+        for id in self.cx.peers.ids() {
+            self.host.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.data, id, now, |origin| {
+                match origin {
+                    Origin::Upstream { service, .. } => fate(*service).0,
+                    Origin::Ingress { .. } => false,
+                }
+            });
+            let Some(peer) = self.cx.peers.get_mut(id) else { continue };
+            for flow in peer.relay.flows.accepted() {
+                let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
+                if let Origin::Upstream { service, .. } = flow_state.origin {
+                    let idle = fate(service).2;
+                    if idle < flow_state.idle {
+                        self.cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
+                    }
+                    flow_state.idle = idle;
+                }
+            }
+        }
+        self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |_, place| fate(place).1);
+    }
+
+    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
+    fn follow_udp(&mut self, old: &Config, new: &Config, now: Instant) {
+        for (place, forward) in new.udp.iter().enumerate() {
+            let ingress = IngressId(number(place));
+            let before = old.udp.get(place).filter(|before| before.open);
+            let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
+            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
+            let same = forward.open
+                && before.is_some_and(|before| before.service == forward.service)
+                && led_to == leads_to;
+            if before.is_some() && !same {
+                for id in self.cx.peers.ids() {
+                    self.host.end_flows_where(
+                        &mut self.cx,
+                        &mut self.sockets,
+                        &mut self.data,
+                        id,
+                        now,
+                        |origin| match origin {
+                            Origin::Ingress { ingress: of, .. } => *of == ingress,
+                            Origin::Upstream { .. } => false,
+                        },
+                    );
+                }
+            }
+            let peer = self.tcp.forward_peer(forward);
+            match (before, forward.open) {
+                (None, true) => self.sockets.open_ingress(forward, Local::Ingress { ingress, peer }),
+                (Some(_), false) => {
+                    let is_it = |local: &Local| match local {
+                        Local::Ingress { ingress: of, .. } => *of == ingress,
+                        Local::Upstream { .. } => false,
+                    };
+                    for id in self.sockets.locals.find(is_it) {
+                        self.sockets.doors.close_later(id);
+                    }
+                    self.sockets.doors.close_now(&mut self.sockets.locals);
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+        }
+        self.tcp.point_ingresses(&self.cx, &mut self.sockets);
     }
 }
 
@@ -231,45 +289,6 @@ impl TcpForwards {
         self.peers = cx.config.peers.iter().map(id_of).collect();
     }
 
-    /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
-    fn follow_services(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        sessions: &mut Sessions,
-        host: &mut LaneHost,
-        old: &[Service],
-        new: &[Service],
-        now: Instant,
-    ) {
-        let fate = |place: usize| match (old.get(place), new.get(place)) {
-            (Some(old), Some(new)) => {
-                let moved = old.upstream != new.upstream;
-                (moved || !new.udp, moved || !new.tcp, new.idle)
-            }
-            (_, _) => (true, true, std::time::Duration::ZERO),
-        };
-        for id in cx.peers.ids() {
-            host.end_flows_where(cx, sockets, data, id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => fate(*service).0,
-                Origin::Ingress { .. } => false,
-            });
-            let Some(peer) = cx.peers.get_mut(id) else { continue };
-            for flow in peer.relay.flows.accepted() {
-                let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
-                if let Origin::Upstream { service, .. } = flow_state.origin {
-                    let idle = fate(service).2;
-                    if idle < flow_state.idle {
-                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
-                    }
-                    flow_state.idle = idle;
-                }
-            }
-        }
-        self.end_served(cx, sockets, sessions, |_, place| fate(place).1);
-    }
-
     /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
     fn follow_tcp(
         &mut self,
@@ -308,52 +327,6 @@ impl TcpForwards {
 }
 
 impl Sockets {
-    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
-    fn follow_udp(
-        &mut self,
-        cx: &mut Context,
-        data: &mut DataPlane,
-        host: &mut LaneHost,
-        tcp: &mut TcpForwards,
-        old: &Config,
-        new: &Config,
-        now: Instant,
-    ) {
-        for (place, forward) in new.udp.iter().enumerate() {
-            let ingress = IngressId(number(place));
-            let before = old.udp.get(place).filter(|before| before.open);
-            let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
-            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
-            let same = forward.open
-                && before.is_some_and(|before| before.service == forward.service)
-                && led_to == leads_to;
-            if before.is_some() && !same {
-                for id in cx.peers.ids() {
-                    host.end_flows_where(cx, self, data, id, now, |origin| match origin {
-                        Origin::Ingress { ingress: of, .. } => *of == ingress,
-                        Origin::Upstream { .. } => false,
-                    });
-                }
-            }
-            let peer = tcp.forward_peer(forward);
-            match (before, forward.open) {
-                (None, true) => self.open_ingress(forward, Local::Ingress { ingress, peer }),
-                (Some(_), false) => {
-                    let is_it = |local: &Local| match local {
-                        Local::Ingress { ingress: of, .. } => *of == ingress,
-                        Local::Upstream { .. } => false,
-                    };
-                    for id in self.locals.find(is_it) {
-                        self.doors.close_later(id);
-                    }
-                    self.doors.close_now(&mut self.locals);
-                }
-                (Some(_), true) | (None, false) => {}
-            }
-        }
-        tcp.point_ingresses(cx, self);
-    }
-
     fn open_ingress(&mut self, forward: &Forward, local: Local) {
         if let Err(error) = self.doors.ingress(&mut self.locals, forward.listen, local) {
             // The port itself is bound already.

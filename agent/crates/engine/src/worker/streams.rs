@@ -13,6 +13,7 @@ use wire::{
     messages::{StreamAnswer, StreamOpen},
 };
 
+use crate::worker::parts::OpenForward;
 use crate::worker::{Context, Sessions, Sockets, TcpForwards};
 use crate::worker::{Source, StreamKey, Timer, ceilings::socket_remedy};
 
@@ -60,9 +61,11 @@ impl TcpForwards {
                             cx,
                             sockets,
                             sessions,
-                            StreamKey { connection: handle.0, stream: id },
-                            peer,
-                            forward,
+                            OpenForward {
+                                key: StreamKey { connection: handle.0, stream: id },
+                                peer,
+                                forward,
+                            },
                             now,
                         );
                         cx.want_stream_connections(peer, now);
@@ -192,9 +195,7 @@ impl TcpForwards {
             cx,
             sockets,
             sessions,
-            StreamKey { connection: handle.0, stream },
-            peer,
-            forward,
+            OpenForward { key: StreamKey { connection: handle.0, stream }, peer, forward },
             now,
         );
     }
@@ -203,7 +204,7 @@ impl TcpForwards {
     /// served once, after all have been heard.
     pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
         if let Some(id) = self.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
-            && let Some((_, _, forward)) = self.open.get_mut(id.0 as usize)
+            && let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize)
             && !std::mem::replace(&mut forward.stirred, true)
         {
             self.stirred.push(id);
@@ -220,10 +221,10 @@ impl TcpForwards {
         now: Instant,
     ) {
         let mut stirred = std::mem::take(&mut self.stirred);
-        let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |(_, _, forward)| forward.served);
+        let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |open| open.forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
-            if let Some((_, _, forward)) = self.open.get_mut(id.0 as usize) {
+            if let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
                 self.pump(cx, sockets, sessions, id, now);
             }
@@ -233,7 +234,7 @@ impl TcpForwards {
 
     /// Bytes that a forward has moved so far, in both directions.
     pub(super) fn tcp_bytes(&self, id: TcpId) -> usize {
-        let (out, back) = self.open.get(id.0 as usize).map_or((0, 0), |(_, _, forward)| forward.bytes());
+        let (out, back) = self.open.get(id.0 as usize).map_or((0, 0), |open| open.forward.bytes());
         usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
@@ -246,7 +247,7 @@ impl TcpForwards {
         id: TcpId,
         now: Instant,
     ) {
-        let Some((key, peer, forward)) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
         let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
@@ -271,7 +272,7 @@ impl TcpForwards {
                     cx.ready.mark(token);
                 }
             }
-            Pumped::Wants(open) => self.connect_service(cx, sockets, sessions, id, peer, &open, now),
+            Pumped::Wants(open) => self.connect_service(cx, sockets, sessions, id, &open, now),
             Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sockets, sessions, id, now),
             Pumped::Answered(answer) => {
                 cx.report_service(peer, &answer, now);
@@ -296,10 +297,10 @@ impl TcpForwards {
         sockets: &mut Sockets,
         sessions: &mut Sessions,
         id: TcpId,
-        peer: PeerId,
         open: &StreamOpen,
         now: Instant,
     ) {
+        let Some(peer) = self.open.get(id.0 as usize).map(|opened| opened.peer) else { return };
         let place = open.service as usize;
         let service = cx.config.services.get(place).filter(|service| service.tcp);
         let allowed = cx.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
@@ -310,7 +311,7 @@ impl TcpForwards {
                 sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
-        let Some((key, _, forward)) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
@@ -330,7 +331,7 @@ impl TcpForwards {
 
     /// Makes sure that a forward that is never open does not stay.
     fn watch_opening(&self, cx: &mut Context, id: TcpId) {
-        if let Some(until) = self.open.get(id.0 as usize).and_then(|(_, _, forward)| forward.open_by()) {
+        if let Some(until) = self.open.get(id.0 as usize).and_then(|open| open.forward.open_by()) {
             cx.timers.arm(Timer::Tcp(id), until);
         }
     }
@@ -344,7 +345,7 @@ impl TcpForwards {
         id: TcpId,
         now: Instant,
     ) {
-        let Some((key, _, forward)) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for a forward that had this place before.
@@ -367,7 +368,7 @@ impl TcpForwards {
         sessions: &mut Sessions,
         handle: ConnectionHandle,
     ) {
-        self.abort_forwards(cx, sockets, sessions, |key, _, _| key.connection == handle.0);
+        self.abort_forwards(cx, sockets, sessions, |open| open.key.connection == handle.0);
     }
 
     /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
@@ -378,15 +379,15 @@ impl TcpForwards {
         sessions: &mut Sessions,
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
-        for (_, (key, peer, forward)) in &mut self.open {
+        for (_, OpenForward { key, peer, forward }) in &mut self.open {
             if forward.service().is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
             {
                 forward.reset(quinn);
             }
         }
-        self.abort_forwards(cx, sockets, sessions, |_, peer, forward| {
-            forward.service().is_some_and(|service| ends(peer, service as usize))
+        self.abort_forwards(cx, sockets, sessions, |open| {
+            open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
     }
 
@@ -395,12 +396,12 @@ impl TcpForwards {
         cx: &mut Context,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        ends: impl Fn(&StreamKey, PeerId, &TcpForward) -> bool,
+        ends: impl Fn(&OpenForward) -> bool,
     ) {
-        let gone = self.open.iter().filter(|(_, (key, peer, forward))| ends(key, *peer, forward));
+        let gone = self.open.iter().filter(|(_, open)| ends(open));
         let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
         for place in gone {
-            if let Some((_, _, forward)) = self.open.get_mut(place) {
+            if let Some(OpenForward { forward, .. }) = self.open.get_mut(place) {
                 forward.abort();
             }
             self.remove_tcp(cx, sockets, sessions, TcpId(crate::worker::number(place)));
@@ -416,13 +417,11 @@ impl TcpForwards {
         cx: &mut Context,
         sockets: &mut Sockets,
         sessions: &mut Sessions,
-        key: StreamKey,
-        peer: PeerId,
-        forward: TcpForward,
+        opened: OpenForward,
         now: Instant,
     ) {
-        let held = forward.held();
-        let id = TcpId(crate::worker::number(self.open.insert((key, peer, forward))));
+        let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
+        let id = TcpId(crate::worker::number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
         cx.exchange.streams().enter(held);
         cx.stats.totals.tcp.opened += 1;
@@ -437,7 +436,7 @@ impl TcpForwards {
     }
 
     fn remove_tcp(&mut self, cx: &mut Context, sockets: &mut Sockets, sessions: &mut Sessions, id: TcpId) {
-        let Some((key, peer, forward)) = self.open.try_remove(id.0 as usize) else { return };
+        let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
             sockets.doors.release(token);
