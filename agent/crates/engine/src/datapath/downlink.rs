@@ -20,6 +20,7 @@ use net::{
     steering,
 };
 use quic_core::{ConnectionId, OpenError};
+use rand::{Rng, rngs::StdRng};
 use wire::{
     context::{Context, FlowNumber, Header},
     ids::{LaneRef, LocalId, PeerId, WorkerId},
@@ -37,6 +38,13 @@ use crate::{
     peer::Peers,
     worker::{Doors, Outgoing, Strangers},
 };
+
+/// Random data of a PATH_CHALLENGE frame, which an off-path attacker cannot guess (RFC 9000 §8.2.1).
+pub fn challenge_data(rng: &mut StdRng) -> [u8; 8] {
+    let mut data = [0; 8];
+    rng.fill_bytes(&mut data);
+    data
+}
 
 /// What the downlink of a worker needs.
 pub struct Downlink<'a> {
@@ -56,6 +64,8 @@ pub struct Downlink<'a> {
     pub tun: Option<&'a mut TunSide>,
     /// Opens the sockets of new flows.
     pub doors: &'a mut Doors,
+    /// Data of PATH_CHALLENGE frames.
+    pub rng: &'a mut StdRng,
     /// The services that peers may use.
     pub config: &'a Config,
     /// What to do when the batch is done, and scratch space.
@@ -332,7 +342,7 @@ impl Downlink<'_> {
             (opened.path_challenge, opened.path_response, opened.packet_number);
         let peer = slot.peer;
         let lane = LaneRef { peer, lane: slot.index };
-        slot.came_by(&origins.path, number, place.len(), || self.doors.random_bytes(), self.now);
+        slot.came_by(&origins.path, number, place.len(), || challenge_data(self.rng), self.now);
         if let Some(data) = response
             && slot.on_path_response(data, self.now)
         {

@@ -7,6 +7,7 @@ use dataplane::lanes::{LaneId, UnderlayId};
 use gate::tls::TlsIdentity;
 use net::Ready;
 use quinn_proto::ConnectionHandle;
+use rand::rngs::StdRng;
 use wire::{
     ids::{PeerId, WorkerId},
     rate::Lines,
@@ -36,6 +37,7 @@ pub(super) struct Context {
     pub(super) exchange: Arc<Exchange>,
     pub(super) roster: Arc<Roster>,
     pub(super) peers: Peers,
+    pub(super) rng: StdRng,
     pub(super) timers: Timers<Timer>,
     pub(super) ready: Ready,
     /// Sources that have, or may have, something to read.

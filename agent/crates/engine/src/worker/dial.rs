@@ -97,7 +97,7 @@ impl Sessions {
         remote: SocketAddr,
         now: Instant,
     ) {
-        let Some(client) = self.client_config(cx, sockets, id, None, now) else { return };
+        let Some(client) = self.client_config(cx, id, None, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
         let underlay = match sockets.doors.dial(&mut sockets.underlays, remote) {
@@ -145,7 +145,6 @@ impl Sessions {
     pub(super) fn client_config(
         &self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         id: PeerId,
         stream: Option<&StreamOrder>,
         now: Instant,
@@ -179,7 +178,7 @@ impl Sessions {
             transport.qlog_stream(cx.exchange.taps().stream(id, now));
         }
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
-        let choice = keys.choose(sockets.doors.rng());
+        let choice = keys.choose(&mut cx.rng);
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
             if let Some(suppressed) = peer.attempts_log.allow(now) {
                 tracing::error!(
@@ -194,7 +193,7 @@ impl Sessions {
             own: Arc::clone(self.own.agreement()),
             server: Arc::new(server),
             unix_seconds: self.clock.unix_seconds(),
-            ephemeral: Zeroizing::new(sockets.doors.rng().random()),
+            ephemeral: Zeroizing::new(cx.rng.random()),
         };
         let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
         let client = client::arm(crypto, knock, self.ids.initial_from(first));
@@ -253,14 +252,14 @@ impl Sessions {
 }
 
 impl Sockets {
-    fn next_step(&mut self, cx: &mut Context, id: PeerId, now: Instant) -> Option<Step> {
+    fn next_step(&self, cx: &mut Context, id: PeerId, now: Instant) -> Option<Step> {
         let peer = cx.peers.get_mut(id)?;
         let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
         let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
         // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
         let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
-        peer.dialler.step(waiting, slowest, now, self.doors.rng())
+        peer.dialler.step(waiting, slowest, now, &mut cx.rng)
     }
 
     fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {

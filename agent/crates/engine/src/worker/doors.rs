@@ -16,7 +16,6 @@ use net::{
     wildcard_for,
 };
 use quinn_proto::StreamId;
-use rand::{Rng, rngs::StdRng};
 use slab::Slab;
 use wire::ids::{LocalId, PeerId};
 
@@ -50,7 +49,6 @@ const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 pub struct Doors {
     net: Box<dyn Net>,
     tokens: Slab<Source>,
-    rng: StdRng,
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
@@ -116,17 +114,9 @@ pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
 impl Doors {
     /// Doors to `net`, as the operator wants sockets to be.
     #[must_use]
-    pub fn new(net: Box<dyn Net>, config: &Config, rng: StdRng) -> Self {
+    pub fn new(net: Box<dyn Net>, config: &Config) -> Self {
         let udp = UdpDefaults::new(config);
-        Self {
-            net,
-            tokens: Slab::new(),
-            rng,
-            udp,
-            closing: Vec::new(),
-            books: SocketBooks::default(),
-            opened: 0,
-        }
+        Self { net, tokens: Slab::new(), udp, closing: Vec::new(), books: SocketBooks::default(), opened: 0 }
     }
 
     /// How many sockets and connections it has opened, or tried to.
@@ -143,18 +133,6 @@ impl Doors {
     /// What all sockets did, those that are closed included.
     pub fn books(&mut self) -> &mut SocketBooks {
         &mut self.books
-    }
-
-    /// Random bytes that an outsider cannot guess.
-    pub fn random_bytes(&mut self) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        self.rng.fill_bytes(&mut bytes);
-        bytes
-    }
-
-    /// The generator, for jitter.
-    pub fn rng(&mut self) -> &mut StdRng {
-        &mut self.rng
     }
 
     /// What stands behind a token; `None` if that has been closed meanwhile.

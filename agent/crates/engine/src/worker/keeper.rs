@@ -8,6 +8,7 @@ use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{LaneRef, PeerId, SessionRef};
 
+use crate::datapath::downlink;
 use crate::worker::context::Effect;
 use crate::worker::{Context, LaneHost, Sessions, Sockets};
 use crate::{
@@ -43,7 +44,7 @@ impl Worker {
             }
             self.sessions.check_control(&mut self.cx, id, now);
             self.settle_effects(now);
-            self.sessions.see_to_stream_connections(&mut self.cx, &mut self.sockets, id, now);
+            self.sessions.see_to_stream_connections(&mut self.cx, id, now);
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
@@ -89,7 +90,11 @@ impl LaneHost {
         let mut slot = LaneSlot::new(core, owner, opening, order.local_cid, underlay, order.budget, now);
         slot.largest_packet = order.largest;
         if let Some(destination) = remote {
-            slot.validate(Path { destination, source: None, tos: 0 }, sockets.doors.random_bytes(), now);
+            slot.validate(
+                Path { destination, source: None, tos: 0 },
+                downlink::challenge_data(&mut cx.rng),
+                now,
+            );
         }
         let id = self.lanes.insert(slot);
         self.capture_lane(sockets, id, now);

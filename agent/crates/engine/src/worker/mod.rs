@@ -450,6 +450,7 @@ impl Worker {
             locals: &mut self.sockets.locals,
             tun: self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun),
             doors: &mut self.sockets.doors,
+            rng: &mut self.cx.rng,
             config: &self.cx.config,
             notes: &mut self.data.notes,
             outgoing: &mut self.data.outgoing,
@@ -498,7 +499,7 @@ impl Worker {
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => {
-                self.host.lane_timeout(&mut self.cx, &mut self.sockets, &mut self.data, id, now)
+                self.host.lane_timeout(&mut self.cx, &self.sockets, &self.data, id, now)
             }
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.greet(handle, now),
@@ -674,8 +675,8 @@ impl LaneHost {
     fn lane_timeout(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
-        _data: &mut DataPlane,
+        sockets: &Sockets,
+        _data: &DataPlane,
         id: LaneId,
         now: Instant,
     ) {

@@ -76,7 +76,7 @@ impl Worker {
                     self.tcp.abort_streams(&mut self.cx, &mut self.sockets, &mut self.sessions, handle);
                 }
                 Effect::OpenStreams(peer) => {
-                    self.sessions.open_stream_connections(&mut self.cx, &mut self.sockets, peer, now);
+                    self.sessions.open_stream_connections(&mut self.cx, peer, now);
                 }
                 Effect::ReleaseSocket(id) => {
                     self.host.release_underlay(&mut self.sockets, &self.sessions, id);
@@ -101,7 +101,7 @@ impl Worker {
                 }
             }
             Order::Disconnected { peer, session } => {
-                self.sessions.link_down(&mut self.cx, &mut self.sockets, &mut self.host, peer, session, now)
+                self.sessions.link_down(&mut self.cx, &self.sockets, &mut self.host, peer, session, now)
             }
             Order::EndSession { peer, session, reason } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
@@ -120,7 +120,7 @@ impl Worker {
             Order::Doubt { peer, session, doubt, holds } => {
                 self.sessions.set_doubt(
                     &mut self.cx,
-                    &mut self.sockets,
+                    &self.sockets,
                     SessionRef { peer, session },
                     doubt,
                     holds,
@@ -169,13 +169,13 @@ impl Worker {
                 }
             }
             Order::StreamsWanted { peer, session } => {
-                self.sessions.streams_wanted(&mut self.cx, &mut self.sockets, peer, session, now)
+                self.sessions.streams_wanted(&mut self.cx, peer, session, now)
             }
             Order::DialStream(order) => {
                 self.sessions.dial_stream(&mut self.cx, &mut self.sockets, &order, now)
             }
             Order::StreamEnded { peer, number, outcome } => {
-                self.sessions.stream_ended(&mut self.cx, &mut self.sockets, peer, number, outcome, now)
+                self.sessions.stream_ended(&mut self.cx, peer, number, outcome, now)
             }
             Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
             Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
@@ -353,7 +353,7 @@ impl Sessions {
     pub(super) fn link_down(
         &self,
         cx: &mut Context,
-        sockets: &mut Sockets,
+        sockets: &Sockets,
         host: &mut LaneHost,
         id: PeerId,
         session: SessionId,
@@ -377,7 +377,7 @@ impl Sessions {
     fn set_doubt(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
+        sockets: &Sockets,
         of: SessionRef,
         doubt: Doubt,
         holds: bool,
@@ -433,13 +433,13 @@ impl Sessions {
 
 impl Sockets {
     /// The session with a peer has ended somewhere: the worker that dials it does so again.
-    fn redial(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    fn redial(&self, cx: &mut Context, id: PeerId, now: Instant) {
         if cx.stopping || cx.dialler_of(id) != cx.id.index || !cx.peers.is_live(id) {
             return;
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(None, now, self.doors.rng());
+            peer.dialler.restart(None, now, &mut cx.rng);
         }
         if let Some(at) = peer.dialler.deadline() {
             cx.timers.arm(Timer::Dial(id), at);
@@ -447,7 +447,7 @@ impl Sockets {
     }
 
     /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
-    fn dial_anew(&mut self, cx: &mut Context, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
+    fn dial_anew(&self, cx: &mut Context, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
         if cx.dialler_of(id) != cx.id.index {
             return;
         }
@@ -458,7 +458,7 @@ impl Sockets {
         if let Some(suppressed) = state.brakes.silent.allow(now) {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
-        state.dialler.restart(Some(delay), now, self.doors.rng());
+        state.dialler.restart(Some(delay), now, &mut cx.rng);
         if let Some(at) = state.dialler.deadline() {
             cx.timers.arm(Timer::Dial(id), at);
         }

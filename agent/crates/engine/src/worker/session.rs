@@ -279,7 +279,7 @@ impl Worker {
             // quinn-proto has seen where it came from.
             Message::Here => {}
             Message::StreamsWanted if side == Side::Client => {
-                self.sessions.peer_wants_streams(&mut self.cx, &mut self.sockets, peer, now)
+                self.sessions.peer_wants_streams(&mut self.cx, peer, now)
             }
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
                 self.sessions.out_of_order(&mut self.cx, handle, now)
@@ -323,7 +323,7 @@ impl Worker {
         let session = self.cx.exchange.name_session();
         // One that has none is closing: nobody can join it.
         let name = self.sessions.control.get(handle).and_then(session_name);
-        let name = name.unwrap_or_else(|| self.sockets.doors.rng().random());
+        let name = name.unwrap_or_else(|| self.cx.rng.random());
         let connected = Arc::new(Connected {
             peer: id,
             session,

@@ -194,7 +194,7 @@ impl Worker {
             rng: StdRng::from_seed(rng.random()),
         });
         let most_segments = net.most_segments();
-        let mut doors = Doors::new(net, &config, rng);
+        let mut doors = Doors::new(net, &config);
         let inbox_token = doors.token(Source::Inbox);
         let inbox = shell::Inbox::new(ready.clone(), inbox_token);
         exchange.join(worker, ready.clone(), inbox_token);
@@ -213,6 +213,7 @@ impl Worker {
                 exchange,
                 roster,
                 peers: Peers::new(peers),
+                rng,
                 timers: Timers::default(),
                 ready,
                 sources: Sources::new(),

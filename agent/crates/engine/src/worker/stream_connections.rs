@@ -172,17 +172,10 @@ impl Sessions {
     }
 
     /// Some worker has forwards for stream connections of the session that this one owns.
-    pub(super) fn streams_wanted(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        id: PeerId,
-        name: SessionId,
-        now: Instant,
-    ) {
+    pub(super) fn streams_wanted(&mut self, cx: &mut Context, id: PeerId, name: SessionId, now: Instant) {
         let Some(session) = cx.peers.session_named(id, name) else { return };
         if session.dialled {
-            self.peer_wants_streams(cx, sockets, id, now);
+            self.peer_wants_streams(cx, id, now);
         } else {
             let handle = session.handle;
             self.control.send(handle, &Message::StreamsWanted);
@@ -190,28 +183,16 @@ impl Sessions {
     }
 
     /// The peer of a dialled session, or a worker, has forwards for stream connections.
-    pub(super) fn peer_wants_streams(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn peer_wants_streams(&self, cx: &mut Context, id: PeerId, now: Instant) {
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.wish(now);
         }
-        self.open_stream_connections(cx, sockets, id, now);
+        self.open_stream_connections(cx, id, now);
         self.note_carrier(cx, id);
     }
 
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
-    pub(super) fn open_stream_connections(
-        &self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn open_stream_connections(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
             return;
@@ -226,7 +207,7 @@ impl Sessions {
             return;
         };
         let keeper = pool::keeper(cx.id.index, number, cx.id.count);
-        let choice = sockets.doors.rng().random();
+        let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
         let order = StreamOrder { peer: id, session: name, number, remote, key, first };
         cx.tell(keeper, Order::DialStream(Box::new(order)));
@@ -261,7 +242,7 @@ impl Sessions {
         now: Instant,
     ) -> Option<()> {
         let (id, number) = (order.peer, order.number);
-        let client = self.client_config(cx, sockets, id, Some(order), now)?;
+        let client = self.client_config(cx, id, Some(order), now)?;
         let underlay = match sockets.doors.dial(&mut sockets.underlays, order.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
@@ -294,9 +275,8 @@ impl Sessions {
 
     /// A worker says what became of a stream connection that it was to dial.
     pub(super) fn stream_ended(
-        &mut self,
+        &self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         id: PeerId,
         number: u8,
         outcome: Outcome,
@@ -305,7 +285,7 @@ impl Sessions {
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.ended(number, outcome, now);
         }
-        self.open_stream_connections(cx, sockets, id, now);
+        self.open_stream_connections(cx, id, now);
     }
 
     /// A dialled connection has completed its handshake; false if it is no stream connection.
@@ -392,7 +372,7 @@ impl Sessions {
         }
     }
 
-    fn stream_is_up(&mut self, cx: &mut Context, id: PeerId, number: u8) {
+    fn stream_is_up(&self, cx: &mut Context, id: PeerId, number: u8) {
         cx.stats.totals.streams.opened += 1;
         tracing::debug!(peer = cx.peers.name(id), number, "stream connection up");
         self.note_carrier(cx, id);
@@ -446,7 +426,7 @@ impl Sessions {
     /// A connection is gone, for `reason` if that was not ours; false if it was no stream connection. Its forwards end with it, and
     /// nothing else.
     pub(super) fn stream_connection_lost(
-        &mut self,
+        &self,
         cx: &mut Context,
         id: PeerId,
         handle: ConnectionHandle,
@@ -533,13 +513,7 @@ impl Sessions {
     }
 
     /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
-    pub(super) fn see_to_stream_connections(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn see_to_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get(id) else { return };
         if !peer.streams.all.is_empty() {
             let handles: Vec<ConnectionHandle> =
@@ -566,7 +540,7 @@ impl Sessions {
                 }
             }
         }
-        self.open_stream_connections(cx, sockets, id, now);
+        self.open_stream_connections(cx, id, now);
     }
 
     /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
