@@ -48,7 +48,7 @@ impl Sessions {
             }
             return;
         }
-        while let Some(step) = sockets.next_step(cx, id, now) {
+        while let Some(step) = cx.next_step(id, now) {
             match step {
                 Step::LookUp(endpoint) => sockets.look_up(cx, id, &endpoint, now),
                 Step::Dial(remote) => self.dial_address(cx, sockets, tunnel, id, remote, now),
@@ -252,16 +252,6 @@ impl Sessions {
 }
 
 impl Sockets {
-    fn next_step(&self, cx: &mut Context, id: PeerId, now: Instant) -> Option<Step> {
-        let peer = cx.peers.get_mut(id)?;
-        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
-        let awaited = peer.awaited_until.is_some_and(|until| until > now);
-        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
-        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
-        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
-        peer.dialler.step(waiting, slowest, now, &mut cx.rng)
-    }
-
     fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {
         tracing::debug!(peer = cx.peers.name(id), %endpoint, "looking up");
         let token = self.doors.token(Source::Resolve(id));
@@ -284,6 +274,16 @@ impl Sockets {
 }
 
 impl Context {
+    fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
+        let peer = self.peers.get_mut(id)?;
+        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
+        let awaited = peer.awaited_until.is_some_and(|until| until > now);
+        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
+        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
+        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
+        peer.dialler.step(waiting, slowest, now, &mut self.rng)
+    }
+
     /// Whether no worker has a session with a peer that is one, or something speaks against that.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
         let linked = self.peers.get(id).is_some_and(|peer| peer.link.is_some());

@@ -498,9 +498,7 @@ impl Worker {
         self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => {
-                self.host.lane_timeout(&mut self.cx, &self.sockets, &self.data, id, now)
-            }
+            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, &self.data, id, now),
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.greet(handle, now),
             Timer::Flow(peer, flow) => {

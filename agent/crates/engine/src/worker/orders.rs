@@ -101,7 +101,7 @@ impl Worker {
                 }
             }
             Order::Disconnected { peer, session } => {
-                self.sessions.link_down(&mut self.cx, &self.sockets, &mut self.host, peer, session, now)
+                self.sessions.link_down(&mut self.cx, &mut self.host, peer, session, now)
             }
             Order::EndSession { peer, session, reason } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
@@ -118,14 +118,7 @@ impl Worker {
                 self.tunnel.budget_changed(&self.cx, peer, now);
             }
             Order::Doubt { peer, session, doubt, holds } => {
-                self.sessions.set_doubt(
-                    &mut self.cx,
-                    &self.sockets,
-                    SessionRef { peer, session },
-                    doubt,
-                    holds,
-                    now,
-                );
+                self.sessions.set_doubt(&mut self.cx, SessionRef { peer, session }, doubt, holds, now);
             }
             Order::Services { peer, session, services } => {
                 if self.cx.peers.link_named(peer, session).is_some()
@@ -279,7 +272,7 @@ impl Sessions {
         }
         if let Some(old) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
             let old = old.session;
-            self.link_down(cx, sockets, host, id, old, now);
+            self.link_down(cx, host, id, old, now);
         }
         self.stop_dialling(cx, id, now);
         let plain = if wanted == 0 && owner == cx.id.index {
@@ -353,7 +346,6 @@ impl Sessions {
     pub(super) fn link_down(
         &self,
         cx: &mut Context,
-        sockets: &Sockets,
         host: &mut LaneHost,
         id: PeerId,
         session: SessionId,
@@ -371,18 +363,10 @@ impl Sessions {
         }
         self.note_carrier(cx, id);
         cx.effects.push_back(Effect::WakeListeners(id));
-        sockets.redial(cx, id, now);
+        cx.redial(id, now);
     }
 
-    fn set_doubt(
-        &mut self,
-        cx: &mut Context,
-        sockets: &Sockets,
-        of: SessionRef,
-        doubt: Doubt,
-        holds: bool,
-        now: Instant,
-    ) {
+    fn set_doubt(&mut self, cx: &mut Context, of: SessionRef, doubt: Doubt, holds: bool, now: Instant) {
         let SessionRef { peer: id, session } = of;
         let Some(link) = cx.peers.link_named(id, session) else { return };
         *link.doubts.of(doubt) = holds;
@@ -393,7 +377,7 @@ impl Sessions {
             (Doubt::Deaf, true) => {
                 let what =
                     "the peer does not answer on the control connection, only on lanes; dialling it anew";
-                sockets.dial_anew(cx, id, Duration::ZERO, what, now);
+                cx.dial_anew(id, Duration::ZERO, what, now);
             }
             (_, false) => {
                 if cx.peers.session(id).is_some()
@@ -427,45 +411,43 @@ impl Sessions {
         let moved = self.follow_route(cx, sockets, host, id, now);
         // What the session says from another address may be answered: a new one would cost its TCP forwards.
         let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-        sockets.dial_anew(cx, id, delay, "the peer fell silent; dialling it anew", now);
+        cx.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
     }
 }
 
-impl Sockets {
-    /// The session with a peer has ended somewhere: the worker that dials it does so again.
-    fn redial(&self, cx: &mut Context, id: PeerId, now: Instant) {
-        if cx.stopping || cx.dialler_of(id) != cx.id.index || !cx.peers.is_live(id) {
-            return;
-        }
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        if !peer.dialler.is_scheduled() {
-            peer.dialler.restart(None, now, &mut cx.rng);
-        }
-        if let Some(at) = peer.dialler.deadline() {
-            cx.timers.arm(Timer::Dial(id), at);
-        }
-    }
-
+impl Context {
     /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
-    fn dial_anew(&self, cx: &mut Context, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
-        if cx.dialler_of(id) != cx.id.index {
+    fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
+        if self.dialler_of(id) != self.id.index {
             return;
         }
-        let Some(state) = cx.peers.get_mut(id) else { return };
+        let Some(state) = self.peers.get_mut(id) else { return };
         if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
             return;
         }
         if let Some(suppressed) = state.brakes.silent.allow(now) {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
-        state.dialler.restart(Some(delay), now, &mut cx.rng);
+        state.dialler.restart(Some(delay), now, &mut self.rng);
         if let Some(at) = state.dialler.deadline() {
-            cx.timers.arm(Timer::Dial(id), at);
+            self.timers.arm(Timer::Dial(id), at);
         }
     }
-}
 
-impl Context {
+    /// The session with a peer has ended somewhere: the worker that dials it does so again.
+    fn redial(&mut self, id: PeerId, now: Instant) {
+        if self.stopping || self.dialler_of(id) != self.id.index || !self.peers.is_live(id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !peer.dialler.is_scheduled() {
+            peer.dialler.restart(None, now, &mut self.rng);
+        }
+        if let Some(at) = peer.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
     /// The worker that dials a peer: always the same, so that its lanes are where they were.
     pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
         u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)

@@ -123,7 +123,7 @@ impl Worker {
         self.sessions.end_session(&mut self.cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
             // Wherever its control connection is.
-            self.sessions.link_down(&mut self.cx, &self.sockets, &mut self.host, id, session, now);
+            self.sessions.link_down(&mut self.cx, &mut self.host, id, session, now);
         }
         self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::KeyRemoved, now);
         for handle in self.sessions.control.handles() {

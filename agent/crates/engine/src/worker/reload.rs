@@ -78,7 +78,6 @@ impl Worker {
             self.sessions.end_connections_of_other_keys(&mut self.cx, id, &wanted.public_keys, now);
             self.host.remove_lanes_of_other_keys(
                 &mut self.cx,
-                &mut self.sockets,
                 &mut self.sessions,
                 id,
                 &wanted.public_keys,
@@ -232,7 +231,6 @@ impl LaneHost {
     fn remove_lanes_of_other_keys(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         id: PeerId,
         keys: &[PublicKey],
@@ -242,7 +240,7 @@ impl LaneHost {
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
-            sessions.link_down(cx, sockets, self, id, session, now);
+            sessions.link_down(cx, self, id, session, now);
         }
         let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
         let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);

@@ -410,6 +410,7 @@ impl Worker {
             &connected,
             now,
         );
+        self.settle_effects(now);
         self.sessions.begin_budget(&mut self.cx, &mut self.tunnel, id, now);
         if dialled {
             for index in 0..wanted {
