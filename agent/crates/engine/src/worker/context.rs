@@ -65,6 +65,8 @@ pub(super) enum Effect {
     WakeListeners(PeerId),
     /// A connection is gone: reset the TCP side of its forwards.
     AbortForwards(ConnectionHandle),
+    /// End a stream connection of a process that has been replaced.
+    EndStream { peer: PeerId, handle: ConnectionHandle },
     /// Dial the stream connections that a peer's forwards need and that are missing.
     OpenStreams(PeerId),
     /// Close a dialled socket unless something still uses it.

@@ -75,6 +75,13 @@ impl Worker {
                 Effect::AbortForwards(handle) => {
                     self.tcp.abort_streams(&mut self.cx, &mut self.sockets, &mut self.sessions, handle);
                 }
+                Effect::EndStream { peer, handle } => self.sessions.end_stream_connection(
+                    &mut self.cx,
+                    peer,
+                    handle,
+                    CloseReason::Replaced,
+                    now,
+                ),
                 Effect::OpenStreams(peer) => {
                     self.sessions.open_stream_connections(&mut self.cx, peer, now);
                 }
@@ -314,7 +321,9 @@ impl Sessions {
         if same_process {
             self.ask_stream_connections(cx, id);
         } else {
-            self.end_stream_connections(cx, id, CloseReason::Replaced, now);
+            let handles = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
+            let ends = handles.map(|stream| Effect::EndStream { peer: id, handle: stream.handle });
+            cx.effects.extend(ends.collect::<Vec<_>>());
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !same_process {

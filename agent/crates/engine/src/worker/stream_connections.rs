@@ -482,7 +482,7 @@ impl Sessions {
     }
 
     /// Ends one stream connection, and the forwards on it.
-    fn end_stream_connection(
+    pub(super) fn end_stream_connection(
         &mut self,
         cx: &mut Context,
         id: PeerId,
