@@ -1,247 +1,204 @@
-//! One check per kind of value, whatever section it stands in; `resolve.rs` calls them.
+//! What the keys read so far have claimed, and the checks that hold a value against them.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    ops::{Range, RangeInclusive},
-    str::FromStr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc};
 
 use gate::identity::PublicKey;
+use net::ports;
 
 use crate::{
-    PeerOrigin,
-    field::{Amount, Field, Leaf},
+    Forward, PeerOrigin,
+    kinds::{self, Given, Kind, Shown, Text},
     problem::Report,
+    section::{At, Names},
     tun::{Claim, LookedUp},
-    value::{self, Bad},
+    value::{self, Bad, bad},
 };
 
-/// What a key that must be there is, when it is not.
-pub(super) const MISSING: &str = "is missing";
-
 /// What the checks of all sections share.
+#[derive(Default)]
 pub(super) struct Checks {
     pub(super) report: Report,
-    pub(super) keys: Vec<PinnedKey>,
-    /// Names of removed peers that a forward still names.
+    /// Our services, by their index.
+    pub(super) services: Vec<Arc<str>>,
+    /// The peers that were read, by their index.
+    pub(super) peers: Vec<Arc<str>>,
+    /// The peer that is being read.
+    pub(super) peer: Arc<str>,
+    /// Names of removed peers, and those of them that a forward still names.
+    pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
+    pub(super) keys: Vec<PinnedKey>,
+    pub(super) listeners: Vec<Listener>,
     /// Prefixes of `[tun]` and `peer.allowed_ips`.
     pub(super) overlay: Vec<Claim>,
     /// Addresses of `transport.listen` and `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
-    pub(super) udp_listeners: Vec<Listener>,
-    pub(super) tcp_listeners: Vec<Listener>,
 }
 
 /// A public key that a file names, and where.
 pub(super) struct PinnedKey {
     pub(super) key: PublicKey,
-    pub(super) origin: PeerOrigin,
-    pub(super) at: String,
-    pub(super) span: Range<usize>,
-}
-
-/// A value with its position.
-pub(super) struct At<T> {
-    pub(super) value: T,
-    pub(super) span: Range<usize>,
+    pub(super) at: At,
 }
 
 /// A local address that something is to be bound to.
 pub(super) struct Listener {
-    pub(super) address: SocketAddr,
-    pub(super) at: String,
-    pub(super) span: Range<usize>,
+    address: SocketAddr,
+    at: At,
 }
 
+impl Listener {
+    fn is_udp(&self) -> bool {
+        self.at.path.starts_with("udp") || self.at.path.starts_with("transport")
+    }
+
+    /// Whether what is sent to `address` arrives here. Which addresses a wildcard has is the kernel's to say.
+    fn gets(&self, address: SocketAddr) -> bool {
+        let own = self.address;
+        let wildcard = own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4();
+        own.port() == address.port()
+            && (own.ip() == address.ip()
+                || wildcard && (address.ip().is_loopback() || ports::is_own(address)))
+    }
+}
+
+/// An address and a port.
+pub(super) const ADDRESS: Text<SocketAddr> = Text::new("address", value::socket_address, ToString::to_string);
+
+/// The name of a peer or a service.
+pub(super) const NAME: Text<Arc<str>> = Text::new("name", value::name, ToString::to_string);
+
 impl Checks {
-    pub(super) fn new(report: Report) -> Self {
-        Self {
-            report,
-            keys: Vec::new(),
-            closed: Vec::new(),
-            overlay: Vec::new(),
-            underlay: Vec::new(),
-            looked_up: Vec::new(),
-            udp_listeners: Vec::new(),
-            tcp_listeners: Vec::new(),
-        }
+    /// An address that we bind.
+    pub(super) fn listener(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
+        self.listeners.push(Listener { address: *address, at: at.clone() });
+        Ok(())
     }
 
-    /// The value if the key is there and has the right TOML type.
-    pub(super) fn take<T: Leaf>(&mut self, at: &str, field: Option<Field<T>>) -> Option<At<T>> {
-        let field = field?;
-        match field.value {
-            Ok(value) => Some(At { value, span: field.span }),
-            Err(found) => {
-                let remedy = format!("write {}", T::EXPECTED);
-                self.report.add(at, Some(field.span), format!("is {found}"), remedy);
-                None
+    /// An address that we send to.
+    pub(super) fn sendable(&mut self, address: &SocketAddr, _: &At) -> Result<(), Bad> {
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(bad("cannot be sent to", "write where it listens, as in \"127.0.0.1:53\""));
+        }
+        Ok(())
+    }
+
+    /// A UDP listener of ours that gets what is sent to `address`, in words.
+    pub(super) fn own_listener(&self, address: SocketAddr) -> Option<String> {
+        let own = self.listeners.iter().find(|own| own.is_udp() && own.gets(address))?;
+        Some(format!("{} ({})", own.at.path, own.address))
+    }
+
+    /// Reports listeners of one protocol that the kernel would refuse together.
+    pub(super) fn clashes(&mut self) {
+        for (index, second) in self.listeners.iter().enumerate() {
+            let clash = |first: &&Listener| {
+                first.is_udp() == second.is_udp() && value::clashes(first.address, second.address)
+            };
+            if let Some(first) = self.listeners.iter().take(index).find(clash) {
+                let problem = format!("{} is taken by {} ({})", second.address, first.at.path, first.address);
+                self.report.add(&second.at, problem, "choose another port");
             }
         }
     }
 
-    /// The same for a key that must be there; `header` is its table.
-    pub(super) fn require<T: Leaf>(
-        &mut self,
-        at: &str,
-        field: Option<Field<T>>,
-        header: &Range<usize>,
-        remedy: &str,
-    ) -> Option<At<T>> {
-        if field.is_none() {
-            self.report.add(at, Some(header.clone()), MISSING, remedy);
+    /// A key that a peer may prove.
+    pub(super) fn pin(&mut self, key: &PublicKey, at: &At) -> Result<(), Bad> {
+        if let Some(first) = self.keys.iter().find(|pinned| pinned.key == *key) {
+            let problem = format!("is the same key as {}", first.at.seen_from(at.file));
+            return Err(bad(problem, "each peer has a key of its own: remove one"));
         }
-        self.take(at, field)
+        self.keys.push(PinnedKey { key: *key, at: at.clone() });
+        Ok(())
     }
 
-    pub(super) fn read<T>(
-        &mut self,
-        at: &str,
-        text: &At<String>,
-        how: fn(&str) -> Result<T, Bad>,
-    ) -> Option<T> {
-        let bad = match how(&text.value) {
-            Ok(value) => return Some(value),
-            Err(bad) => bad,
+    /// Reports every key that is our own.
+    pub(super) fn own_key(&mut self, own: PublicKey) {
+        for pinned in self.keys.iter().filter(|pinned| pinned.key == own) {
+            let remedy = "write the peer's key, as culvert pubkey prints it there";
+            self.report.add(&pinned.at, "is our own public key", remedy);
+        }
+    }
+
+    /// Reports that the name that stands at `at` is taken.
+    pub(super) fn taken(&mut self, at: &At, name: &str, taker: &str) {
+        self.report.add(at, format!("{name:?} is taken by {taker}"), "choose another name");
+    }
+}
+
+impl At {
+    /// The key path, for a problem that is reported in `file`.
+    pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
+        if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
+    }
+}
+
+/// The name of a service or a peer, as its index.
+pub(super) enum Named {
+    Service,
+    Peer,
+}
+
+impl Kind<usize> for Named {
+    fn words(&self) -> String {
+        "name".to_owned()
+    }
+
+    fn read(&self, given: Given<'_>) -> Result<usize, Bad> {
+        let name = value::name(given.text(|| self.words())?)?;
+        let checks = given.checks;
+        let (section, names) = match self {
+            Self::Service => ("service", &checks.services),
+            Self::Peer => ("peer", &checks.peers),
         };
-        self.report.add(at, Some(text.span.clone()), bad.problem, bad.remedy);
-        None
-    }
-
-    pub(super) fn parse<T: FromStr<Err: fmt::Display>>(
-        &mut self,
-        at: &str,
-        text: &At<String>,
-        remedy: &str,
-    ) -> Option<T> {
-        match text.value.parse() {
-            Ok(value) => Some(value),
-            Err(error) => {
-                self.report.add(at, Some(text.span.clone()), error.to_string(), remedy);
-                None
-            }
+        if let Some(index) = names.iter().position(|known| *known == name) {
+            return Ok(index);
         }
-    }
-
-    /// The elements that are texts, each with its own key path.
-    pub(super) fn list(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-    ) -> Vec<(String, At<String>)> {
-        match self.take(at, field) {
-            Some(list) => self.elements(at, list.value),
-            None => Vec::new(),
+        if checks.removed.contains(&name) && matches!(self, Self::Peer) {
+            let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
+            let remedy = format!("add the peer again, or remove this [[{}]]", given.at.list().path);
+            checks.report.note(given.at, problem, remedy);
+            checks.closed.push(name.to_string());
+            return Ok(Forward::NOBODY);
         }
+        let remedy = format!("add that [[{section}]]");
+        let remedy =
+            if names.is_empty() { remedy } else { format!("{remedy}, or use {}", names.join(" or ")) };
+        Err(bad(format!("no [[{section}]] is named {name:?}"), remedy))
     }
 
-    pub(super) fn elements(&mut self, at: &str, list: Vec<Field<String>>) -> Vec<(String, At<String>)> {
-        let mut texts = Vec::with_capacity(list.len());
-        for (index, element) in list.into_iter().enumerate() {
-            let at = format!("{at}[{index}]");
-            if let Some(text) = self.take(&at, Some(element)) {
-                texts.push((at, text));
-            }
-        }
-        texts
-    }
-
-    pub(super) fn choice<T: Copy>(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        choices: &[(&str, T)],
-    ) -> Option<T> {
-        let text = self.take(at, field)?;
-        let found = choices.iter().find(|(name, _)| *name == text.value);
-        if found.is_none() {
-            let names: Vec<String> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
-            let remedy = format!("write {}", names.join(" or "));
-            self.report.add(at, Some(text.span), format!("{:?} is not a choice here", text.value), remedy);
-        }
-        found.map(|(_, value)| *value)
-    }
-
-    pub(super) fn number<T: TryFrom<i64>>(
-        &mut self,
-        at: &str,
-        field: Option<Field<i64>>,
-        range: RangeInclusive<i64>,
-        default: T,
-    ) -> T {
-        let Some(number) = self.take(at, field) else { return default };
-        match T::try_from(number.value) {
-            Ok(value) if range.contains(&number.value) => value,
-            Ok(_) | Err(_) => {
-                let remedy = format!("write a number from {} to {}", range.start(), range.end());
-                self.report.add(at, Some(number.span), format!("{} is out of range", number.value), remedy);
-                default
-            }
-        }
-    }
-
-    pub(super) fn size(
-        &mut self,
-        at: &str,
-        field: Option<Field<Amount>>,
-        range: RangeInclusive<u64>,
-        default: usize,
-    ) -> usize {
-        let Some(amount) = self.take(at, field) else { return default };
-        let bytes = match amount.value {
-            Amount::Number(number) => u64::try_from(number).ok(),
-            Amount::Text(value) => {
-                let text = At { value, span: amount.span.clone() };
-                let Some(bytes) = self.read(at, &text, value::size) else { return default };
-                Some(bytes)
-            }
+    fn show(&self, value: &usize, names: Names<'_>) -> Option<Shown> {
+        let name = match self {
+            Self::Service => &names.services.get(*value)?.name,
+            Self::Peer => &names.peers.get(*value)?.name,
         };
-        let bytes = bytes.filter(|bytes| range.contains(bytes)).and_then(|bytes| usize::try_from(bytes).ok());
-        bytes.unwrap_or_else(|| {
-            let remedy = format!("write {} KiB to {} MiB", range.start() >> 10, range.end() >> 20);
-            self.report.add(at, Some(amount.span), "is out of range", remedy);
-            default
+        NAME.show(name, names)
+    }
+}
+
+/// A list of names of services, each once.
+pub(super) struct Granted;
+
+impl Kind<Vec<usize>> for Granted {
+    fn words(&self) -> String {
+        "list of names".to_owned()
+    }
+
+    fn read(&self, given: Given<'_>) -> Result<Vec<usize>, Bad> {
+        let mut granted = Vec::new();
+        given.elements(|Given { value, at, checks }| {
+            let index = Given { value, at, checks: &mut *checks }.read(&Named::Service)?;
+            if granted.contains(&index) {
+                checks.report.add(at, "is named twice", "remove one");
+            }
+            granted.push(index);
+            Some(index)
         })
     }
 
-    pub(super) fn duration(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        range: RangeInclusive<Duration>,
-        default: Duration,
-    ) -> Duration {
-        let Some(text) = self.take(at, field) else { return default };
-        let Some(duration) = self.read(at, &text, value::duration) else { return default };
-        if !range.contains(&duration) {
-            let (least, most) =
-                (humantime::format_duration(*range.start()), humantime::format_duration(*range.end()));
-            let problem = format!("{:?} is out of range", text.value);
-            self.report.add(at, Some(text.span), problem, format!("write \"{least}\" to \"{most}\""));
-        }
-        duration
-    }
-
-    /// A name that is well formed and not taken (`taken` says by whom); what is wrong stays usable for the checks that follow.
-    pub(super) fn unique_name(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        header: &Range<usize>,
-        taken: impl Fn(&str) -> Option<&'static str>,
-    ) -> Arc<str> {
-        let Some(name) = self.require(at, field, header, "give it a name") else { return "".into() };
-        self.read(at, &name, value::check_name);
-        if let Some(taker) = taken(&name.value) {
-            let problem = format!("{:?} is taken by {taker}", name.value);
-            self.report.add(at, Some(name.span), problem, "choose another name");
-        }
-        name.value.into()
+    fn show(&self, value: &Vec<usize>, names: Names<'_>) -> Option<Shown> {
+        kinds::list(value.iter().filter_map(|index| Named::Service.show(index, names)))
     }
 }

@@ -6,8 +6,8 @@ use std::{
     fmt::{self, Write as _},
     fs::{self, File, TryLockError},
     io::{self, Write as _},
-    mem,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -18,11 +18,10 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
-    checks::{Checks, PinnedKey},
-    field::{Field, OneOrMany},
-    file,
+    checks::{Checks, NAME, PinnedKey},
+    kinds::List,
     peers::Around,
-    problem::Report,
+    section::{self, At},
     tun::allowed_prefix,
 };
 
@@ -139,35 +138,32 @@ pub fn check(
     new: &NewPeer,
 ) -> Result<Peer, ConfigProblems> {
     let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
-    let mut report = Report::new(text.clone(), None);
-    let table = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
-    let mut checks = Checks::new(report);
+    let mut checks = Checks::default();
     for peer in known {
-        let pinned = |key: &PublicKey| PinnedKey {
-            key: *key,
-            origin: peer.origin,
-            at: format!("the key of {:?}", peer.name),
-            span: 0..0,
-        };
+        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
+        let pinned = |key: &PublicKey| PinnedKey { key: *key, at: at.clone() };
         checks.keys.extend(peer.public_keys.iter().map(pinned));
     }
-    let listens = !config.transport.listen.is_empty();
-    let tunnel = config.tun.is_some();
-    let around = Around { services: &config.services, listens, tunnel, origin: PeerOrigin::State };
+    checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
     checks.claimed(config, known);
+    let around = Around { listens: !config.transport.listen.is_empty(), tunnel: config.tun.is_some() };
     let mut peers = known.to_vec();
-    checks.peers(table.peer.into_iter().enumerate(), around, &mut peers);
+    let entries = section::parse(&text, PeerOrigin::State, &mut checks.report);
+    let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
+    let tables = root.tables("peer", &mut checks.report);
+    checks.read_peers(tables, around, &mut peers);
     if let Some(tun) = &config.tun {
-        checks.collisions(tun, config.transport.mark, None);
+        checks.collisions(tun, config.transport.mark);
     }
     let peer = peers.pop().filter(|_| peers.len() == known.len());
-    if peer.as_ref().is_some_and(|peer| peer.public_keys.contains(&own_key)) {
-        let remedy = "write the peer's key, as culvert pubkey prints it there";
-        checks.report.add("peer[0].public_key", None, "is our own public key", remedy);
-    }
+    checks.own_key(own_key);
     if known.len() >= config.limits.peers {
-        let problem = format!("there are {} peers already", known.len());
-        checks.report.add("limits.peers", None, problem, "raise it, or remove peers");
+        let at = At { path: "limits.peers".to_owned(), ..At::file(PeerOrigin::State) };
+        checks.report.add(
+            &at,
+            format!("there are {} peers already", known.len()),
+            "raise it, or remove peers",
+        );
     }
     let (mut problems, _) = checks.report.into_parts();
     match peer {
@@ -385,21 +381,10 @@ fn has_prefix(peer: &Value, prefixes: &[String]) -> bool {
 }
 
 /// Whether one of `peers` has the name and a key of `table`.
-fn is_among(table: &file::Peer, peers: &[Peer]) -> bool {
-    let Some(Ok(keys)) = table.public_key.as_ref().map(|field| &field.value) else { return false };
-    let texts: Vec<&str> = match keys {
-        OneOrMany::One(text) => vec![text],
-        OneOrMany::Many(list) => list.iter().filter_map(|field| text_of(Some(field))).collect(),
-    };
-    let keys: Vec<PublicKey> = texts.into_iter().filter_map(|text| text.parse().ok()).collect();
-    let name = text_of(table.name.as_ref());
-    peers
-        .iter()
-        .any(|peer| name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own)))
-}
-
-fn text_of(field: Option<&Field<String>>) -> Option<&str> {
-    field?.value.as_deref().ok()
+fn is_among(table: &section::Table<'_>, peers: &[Peer]) -> bool {
+    let keys: Vec<PublicKey> = table.texts("public_key").filter_map(|text| text.parse().ok()).collect();
+    let same = |peer: &&Peer| *peer.name == *table.text("name");
+    peers.iter().filter(same).any(|peer| peer.public_keys.iter().any(|own| keys.contains(own)))
 }
 
 /// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
@@ -450,32 +435,26 @@ fn render(state: &Table) -> String {
 }
 
 impl Checks {
-    /// Checks the state file and appends its peers; returns what is wrong with it and the names that it calls removed.
-    pub(super) fn state(
-        &mut self,
-        text: String,
-        path: PathBuf,
-        around: Around<'_>,
-        peers: &mut Vec<Peer>,
-    ) -> (Report, Vec<String>) {
-        let mut report = Report::new(text.clone(), Some(path));
-        let state = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
-        // What is found until the end of this function is found in the state file.
-        let config_report = mem::replace(&mut self.report, report);
-        let (twins, others): (Vec<_>, Vec<_>) =
-            state.peer.into_iter().enumerate().partition(|(_, table)| is_among(table.as_ref(), peers));
-        for (index, table) in twins {
-            let name = text_of(table.as_ref().name.as_ref()).unwrap_or_default();
+    /// Checks the state file at `path` and appends its peers.
+    pub(super) fn read_state(&mut self, text: &str, path: PathBuf, around: Around, peers: &mut Vec<Peer>) {
+        self.report.read_state(text, path);
+        let entries = section::parse(text, PeerOrigin::State, &mut self.report);
+        let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
+        let removed: Option<Vec<Arc<str>>> = root.value("removed", &List::of(NAME), self);
+        let tables = root.tables("peer", &mut self.report);
+        root.end(&mut self.report);
+        let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
+        for table in twins {
+            let name = table.text("name");
             let problem = format!("{name:?} is the same peer as that [[peer]] of the configuration");
             let remedy = format!(
                 "culvert peer remove {name}, then culvert reload: the connection is made anew, with what the \
                  configuration says"
             );
-            self.report.add(&format!("peer[{index}]"), Some(table.span()), problem, remedy);
+            self.report.add(&table.at, problem, remedy);
         }
-        self.peers(others, around, peers);
-        let removed = self.list("removed", state.removed).into_iter().map(|(_, name)| name.value).collect();
-        (mem::replace(&mut self.report, config_report), removed)
+        self.read_peers(others, around, peers);
+        self.removed = removed.unwrap_or_default();
     }
 }
 

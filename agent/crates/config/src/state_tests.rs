@@ -1,7 +1,10 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    time::Duration,
 };
+
+use gate::identity::PublicKey;
 
 use super::*;
 use crate::tests::*;
@@ -118,7 +121,7 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
         "2",
         "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration",
     );
-    refused(&peer("open-door", KEY_2), "2", "peer[0].name: \"open-door\" is kept for peers of open mode");
+    refused(&peer("open-door", KEY_2), "3", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
     refused("[log]\n", "1", "log: unknown key");
