@@ -7,9 +7,9 @@ use net::ports;
 
 use crate::{
     Forward, PeerOrigin,
-    kinds::{self, Given, Kind, Shown, Text},
+    kinds::{Given, Kind, Shown, text},
     problem::Report,
-    section::{At, Names},
+    section::At,
     tun::{Claim, LookedUp},
     value::{self, Bad, bad},
 };
@@ -65,10 +65,61 @@ impl Listener {
 }
 
 /// An address and a port.
-pub(super) const ADDRESS: Text<SocketAddr> = Text::new("address", value::socket_address, ToString::to_string);
+pub(super) fn address() -> Kind<SocketAddr> {
+    text("address", value::socket_address, ToString::to_string)
+}
 
 /// The name of a peer or a service.
-pub(super) const NAME: Text<Arc<str>> = Text::new("name", value::name, ToString::to_string);
+pub(super) fn name() -> Kind<Arc<str>> {
+    text("name", value::name, ToString::to_string)
+}
+
+/// The name of a service, as its index.
+pub(super) fn service_name() -> Kind<usize> {
+    let read = |Given { value, at, checks }: Given<'_>| {
+        let Some(name) = name().read(value, at, checks) else { return Ok(0) };
+        index_of(&name, &checks.services, "service")
+    };
+    Kind::new("name", read, |index, names| Shown::text(&names.services.get(*index)?.name))
+}
+
+/// The name of a peer, as its index; that of a peer that was removed leads nowhere.
+pub(super) fn peer_name() -> Kind<usize> {
+    let read = |Given { value, at, checks }: Given<'_>| {
+        let Some(name) = name().read(value, at, checks) else { return Ok(Forward::NOBODY) };
+        let found = index_of(&name, &checks.peers, "peer");
+        if found.is_ok() || !checks.removed.contains(&name) {
+            return found;
+        }
+        let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
+        let remedy = format!("add the peer again, or remove this [[{}]]", at.list().path);
+        checks.report.note(at, problem, remedy);
+        checks.closed.push(name.to_string());
+        Ok(Forward::NOBODY)
+    };
+    Kind::new("name", read, |index, names| Shown::text(&names.peers.get(*index)?.name))
+}
+
+fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize, Bad> {
+    names.iter().position(|known| known == name).ok_or_else(|| {
+        let or_use = if names.is_empty() { "" } else { ", or use " };
+        let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
+        bad(format!("no [[{section}]] is named {name:?}"), remedy)
+    })
+}
+
+/// A list of names of services, each once.
+pub(super) fn granted() -> Kind<Vec<usize>> {
+    service_name().list().then(|checks, granted, at| {
+        for (place, index) in granted.iter().enumerate() {
+            if granted[..place].contains(index) {
+                let at = at.element(place, at.span.clone());
+                checks.report.add(&at, "is named twice", "remove one");
+            }
+        }
+        Ok(())
+    })
+}
 
 impl Checks {
     /// An address that we bind.
@@ -132,73 +183,5 @@ impl At {
     /// The key path, for a problem that is reported in `file`.
     pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
         if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
-    }
-}
-
-/// The name of a service or a peer, as its index.
-pub(super) enum Named {
-    Service,
-    Peer,
-}
-
-impl Kind<usize> for Named {
-    fn words(&self) -> String {
-        "name".to_owned()
-    }
-
-    fn read(&self, given: Given<'_>) -> Result<usize, Bad> {
-        let name = value::name(given.text(|| self.words())?)?;
-        let checks = given.checks;
-        let (section, names) = match self {
-            Self::Service => ("service", &checks.services),
-            Self::Peer => ("peer", &checks.peers),
-        };
-        if let Some(index) = names.iter().position(|known| *known == name) {
-            return Ok(index);
-        }
-        if checks.removed.contains(&name) && matches!(self, Self::Peer) {
-            let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
-            let remedy = format!("add the peer again, or remove this [[{}]]", given.at.list().path);
-            checks.report.note(given.at, problem, remedy);
-            checks.closed.push(name.to_string());
-            return Ok(Forward::NOBODY);
-        }
-        let remedy = format!("add that [[{section}]]");
-        let remedy =
-            if names.is_empty() { remedy } else { format!("{remedy}, or use {}", names.join(" or ")) };
-        Err(bad(format!("no [[{section}]] is named {name:?}"), remedy))
-    }
-
-    fn show(&self, value: &usize, names: Names<'_>) -> Option<Shown> {
-        let name = match self {
-            Self::Service => &names.services.get(*value)?.name,
-            Self::Peer => &names.peers.get(*value)?.name,
-        };
-        NAME.show(name, names)
-    }
-}
-
-/// A list of names of services, each once.
-pub(super) struct Granted;
-
-impl Kind<Vec<usize>> for Granted {
-    fn words(&self) -> String {
-        "list of names".to_owned()
-    }
-
-    fn read(&self, given: Given<'_>) -> Result<Vec<usize>, Bad> {
-        let mut granted = Vec::new();
-        given.elements(|Given { value, at, checks }| {
-            let index = Given { value, at, checks: &mut *checks }.read(&Named::Service)?;
-            if granted.contains(&index) {
-                checks.report.add(at, "is named twice", "remove one");
-            }
-            granted.push(index);
-            Some(index)
-        })
-    }
-
-    fn show(&self, value: &Vec<usize>, names: Names<'_>) -> Option<Shown> {
-        kinds::list(value.iter().filter_map(|index| Named::Service.show(index, names)))
     }
 }

@@ -30,7 +30,7 @@ struct Rows<'r> {
 }
 
 impl Walker for Rows<'_> {
-    fn key<T: Clone>(&mut self, key: &Key, kind: &impl kinds::Kind<T>, default: &mut T, _: &T) {
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &kinds::Kind<T>, default: &mut T, _: &T) {
         let default = match kind.show(default, Names::default()) {
             _ if key.required.is_some() => "required".to_owned(),
             Some(shown) => format!("`{}`", shown.toml()),
@@ -38,7 +38,7 @@ impl Walker for Rows<'_> {
         };
         let text = key.doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
         let (key, effect) = (format!("{}.{}", self.section, key.name), key.effect);
-        self.rows.push(Row { key, words: kind.words(), default, effect, text });
+        self.rows.push(Row { key, words: kind.words.clone(), default, effect, text });
     }
 
     fn table<S: Section>(&mut self, name: &'static str, default: &mut S, other: &S) {

@@ -220,7 +220,7 @@ struct Comparison<'c> {
 }
 
 impl Walker for Comparison<'_> {
-    fn key<T: Clone>(&mut self, key: &Key, kind: &impl kinds::Kind<T>, value: &mut T, other: &T) {
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &kinds::Kind<T>, value: &mut T, other: &T) {
         let effect = if self.waits.contains(&key.name) { Effect::Restart } else { key.effect };
         let [old, new] = [kind.show(other, self.names[0]), kind.show(value, self.names[1])];
         self.changes.key(format!("{}{}", self.what, key.name), effect, old, new);

@@ -11,13 +11,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::{
-    Peer, PeerOrigin, Service,
-    checks::Checks,
-    kinds::{Given, Kind},
-    problem::Report,
-    reload::Effect,
-};
+use crate::{Peer, PeerOrigin, Service, checks::Checks, kinds::Kind, problem::Report, reload::Effect};
 
 /// Where something stands in one of the two files.
 #[derive(Clone, Debug)]
@@ -45,8 +39,8 @@ impl At {
         Self { path: path.to_owned(), ..self.clone() }
     }
 
-    pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
-        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
+    pub(super) fn element(&self, index: usize, span: impl Into<Option<Range<usize>>>) -> Self {
+        Self { path: format!("{}[{index}]", self.path), span: span.into(), ..*self }
     }
 }
 
@@ -95,15 +89,14 @@ impl<'t> Table<'t> {
     }
 
     /// The value of `key`, checked; `None` if it is missing or wrong.
-    pub(super) fn value<T>(
+    pub(super) fn value<T: 'static>(
         &mut self,
         key: &'static str,
-        kind: &impl Kind<T>,
+        kind: &Kind<T>,
         checks: &mut Checks,
     ) -> Option<T> {
         self.known.push(key);
-        let value = self.get(key)?.get_ref();
-        Given { value, at: &self.place(key), checks }.read(kind)
+        kind.read(self.get(key)?.get_ref(), &self.place(key), checks)
     }
 
     /// The table `key`; one that is not there, or has the wrong shape, has no keys.
@@ -213,7 +206,7 @@ pub(super) struct Key {
 /// What is done with the keys of a section.
 pub(super) trait Walker {
     /// A key of the section, and its value in the other one.
-    fn key<T: Clone>(&mut self, key: &Key, kind: &impl Kind<T>, value: &mut T, other: &T);
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &Kind<T>, value: &mut T, other: &T);
 
     /// A table of the section.
     fn table<S: Section>(&mut self, name: &'static str, section: &mut S, other: &S);
@@ -232,7 +225,7 @@ struct Reader<'r, 't> {
 }
 
 impl Walker for Reader<'_, '_> {
-    fn key<T: Clone>(&mut self, key: &Key, kind: &impl Kind<T>, value: &mut T, _: &T) {
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &Kind<T>, value: &mut T, _: &T) {
         if let Some(read) = self.table.value(key.name, kind, self.checks) {
             *value = read;
         }

@@ -18,8 +18,7 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
-    checks::{Checks, NAME, PinnedKey},
-    kinds::List,
+    checks::{Checks, PinnedKey, name},
     peers::Around,
     section::{self, At},
     tun::allowed_prefix,
@@ -440,7 +439,7 @@ impl Checks {
         self.report.read_state(text, path);
         let entries = section::parse(text, PeerOrigin::State, &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
-        let removed: Option<Vec<Arc<str>>> = root.value("removed", &List::of(NAME), self);
+        let removed: Option<Vec<Arc<str>>> = root.value("removed", &name().list(), self);
         let tables = root.tables("peer", &mut self.report);
         root.end(&mut self.report);
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));

@@ -21,7 +21,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::{
     Config, Peer, PeerOrigin,
     checks::Checks,
-    kinds::{List, OneOf, Size, Text, Truth, or},
+    kinds::{Kind, one_of, or, size, text, truth},
     section::{At, section},
     value::{Bad, bad},
 };
@@ -29,37 +29,34 @@ use crate::{
 /// What to write for our own addresses.
 const ADDRESS_REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
 
-const DEVICE_NAME: Text<Arc<str>> =
-    Text::new("1 to 15 of `A-Z a-z 0-9 _ . -`", device_name, ToString::to_string);
-
-const INNER_ADDRESS: Text<IpNet> = Text::new("prefix", inner_address, ToString::to_string);
-
 /// A prefix of a peer.
-pub(super) const PREFIX: Text<IpNet> = Text::new("prefix", allowed_prefix, ToString::to_string);
+pub(super) fn prefix() -> Kind<IpNet> {
+    text("prefix", allowed_prefix, ToString::to_string)
+}
 
 section! {
     /// `[tun]`: the TUN device.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Tun {
         /// What the interface is called.
-        name: Arc<str> = "culvert0".into(), DEVICE_NAME, Restart;
+        name: Arc<str> = "culvert0".into(), text("1 to 15 of `A-Z a-z 0-9 _ . -`", device_name, ToString::to_string), Restart;
         /// Our own inner addresses, each with the prefix of its link, as in `"10.9.0.1/24"`. No two share a link, and nothing
         /// outside the tunnel may use an address of these links.
         addresses as address: Vec<IpNet> = Vec::new(),
-            List::of(INNER_ADDRESS.then(Checks::joins_link)).not_empty(ADDRESS_REMEDY), Restart,
+            text("prefix", inner_address, ToString::to_string).then(Checks::joins_link).list().not_empty(ADDRESS_REMEDY), Restart,
             required ADDRESS_REMEDY;
         /// The largest inner packet in bytes. `"auto"` is what fits into one packet to the peer, as its path is now; a number is
         /// a bound below that.
         // So that nothing is cut or lost on the way.
         // RFC 8200 §5: every link carries IPv6 packets of 1280 bytes. An IPv4 packet ends at 65535.
-        mtu: InnerMtu = InnerMtu::Auto, or!("auto", Size(1280..=65_535), InnerMtu::{Auto, Bytes}), Restart;
+        mtu: InnerMtu = InnerMtu::Auto, or!(size(1280..=65_535), "auto", InnerMtu::{Auto, Bytes}), Restart;
         /// Whether TCP and UDP pass between us and the kernel in pieces that are larger than a packet. It is probed; `"off"`
         /// costs throughput.
         // Without it the kernel hands over every packet by itself.
-        offload: bool = true, OneOf, Restart;
+        offload: bool = true, one_of(), Restart;
         /// Whether routes for the peers' `allowed_ips` are set, and taken away at the end. `false` leaves them to you.
         // Who names a peer's addresses wants to reach them.
-        routes: bool = true, Truth, Restart;
+        routes: bool = true, truth(), Restart;
     }
 }
 
@@ -308,7 +305,7 @@ fn inner_address(text: &str) -> Result<IpNet, Bad> {
         );
         return Err(bad(format!("{text:?} has no prefix length"), remedy));
     }
-    let net = prefix(text)?;
+    let net = any_prefix(text)?;
     let whole = net.prefix_len() + 1 >= net.max_prefix_len();
     let (problem, remedy) = if !whole && net.addr() == net.network() {
         ("is the network, not an address in it", "write one of its addresses")
@@ -333,8 +330,8 @@ fn first_host(net: IpNet) -> IpNet {
 /// A prefix of a peer; an address alone is that address.
 pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
     let net = match text.parse::<IpAddr>() {
-        Ok(address) => prefix(&IpNet::from(address).to_string())?,
-        Err(_) => prefix(text)?,
+        Ok(address) => any_prefix(&IpNet::from(address).to_string())?,
+        Err(_) => any_prefix(text)?,
     };
     if net.addr() == net.network() {
         return Ok(net);
@@ -348,7 +345,7 @@ pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
 }
 
 /// A prefix that a packet's source or destination may lie in.
-fn prefix(text: &str) -> Result<IpNet, Bad> {
+fn any_prefix(text: &str) -> Result<IpNet, Bad> {
     const SPECIAL: &str = "write the addresses that a host in the tunnel has";
     let Ok(net) = text.parse::<IpNet>() else {
         let remedy = "write an address and a length, as in \"10.9.0.0/24\" or \"fd09::/64\"";
