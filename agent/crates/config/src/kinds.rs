@@ -14,11 +14,15 @@ use crate::{
 pub(super) struct Kind<T> {
     /// What may be written, as the reference says it.
     pub(super) words: String,
-    /// The value, or what is wrong with it; problems of its elements are reported.
-    read: Box<dyn Fn(Given<'_>) -> Result<T, Bad>>,
-    /// The value as it is written; `None`: nothing is.
-    show: Box<dyn Fn(&T, Names<'_>) -> Option<Shown>>,
+    read: Read<T>,
+    show: Show<T>,
 }
+
+/// The value, or what is wrong with it; problems of its elements are reported.
+type Read<T> = Box<dyn Fn(Given<'_>) -> Result<T, Bad>>;
+
+/// The value as it is written; `None`: nothing is.
+type Show<T> = Box<dyn Fn(&T, Names<'_>) -> Option<Shown>>;
 
 /// A value of a file, where it stands, and what was read before it.
 pub(super) struct Given<'g> {
@@ -174,10 +178,10 @@ impl<T: 'static> Kind<Vec<T>> {
     /// The same, or one element `one` by itself.
     pub(super) fn or_one(self, one: Kind<T>) -> Self {
         let read = self.read;
-        let read = move |given: Given<'_>| match given.value {
-            DeValue::String(_) => (one.read)(given).map(|one| vec![one]),
-            DeValue::Array(_) => read(given),
-            _ => Err(given.wrong_type("write a text in quotes, or a list of them")),
+        let read = move |given: Given<'_>| match given.value.as_array() {
+            None if given.value.is_str() => (one.read)(given).map(|one| vec![one]),
+            None => Err(given.wrong_type("write a text in quotes, or a list of them")),
+            Some(_) => read(given),
         };
         Self { words: format!("{}, or {}", one.words, self.words), read: Box::new(read), ..self }
     }

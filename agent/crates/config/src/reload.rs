@@ -192,20 +192,15 @@ impl Differences {
             format!("{} with [{}]", tun.name, addresses.join(", "))
         };
         match (old, new) {
-            (None, None) => None,
-            (None, Some(new)) => {
-                self.added("tun", described(&new), Effect::Restart);
-                None
-            }
-            (Some(old), None) => {
-                self.removed("tun", described(old), Effect::Restart);
-                Some(old.clone())
-            }
+            (None, None) => {}
+            (None, Some(new)) => self.added("tun", described(&new), Effect::Restart),
+            (Some(old), None) => self.removed("tun", described(old), Effect::Restart),
             (Some(old), Some(mut new)) => {
                 self.section("tun.", old, &mut new, Names::default(), &[]);
-                Some(new)
+                return Some(new);
             }
         }
+        old.cloned()
     }
 }
 

@@ -3,7 +3,7 @@
 //! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
 
 use std::{
-    fmt::{self, Write as _},
+    fmt::Write as _,
     fs::{self, File, TryLockError},
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -20,7 +20,7 @@ use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
     checks::{Checks, PinnedKey, name},
     peers::Around,
-    section::{self, At},
+    section::{self, At, spelled},
     tun::allowed_prefix,
 };
 
@@ -74,7 +74,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// It was changed while the daemon ran.
-    #[error("{}: has a peer of that {what}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
+    #[error("{}: has a peer of that {}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display(), what.label())]
     Exists {
         /// The file.
         path: PathBuf,
@@ -91,24 +91,21 @@ pub enum StateError {
     },
 }
 
-/// What no two peers share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// The name.
-    Name,
-    /// A public key.
-    Key,
-    /// A prefix of `allowed_ips`.
-    Prefix,
+/// What makes an error of the kernel's refusal.
+fn unusable(path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    let path = path.to_owned();
+    |cause| StateError::Unusable { path, cause }
 }
 
-impl fmt::Display for Taken {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Name => "name",
-            Self::Key => "key",
-            Self::Prefix => "prefix",
-        })
+spelled! {
+    /// What no two peers share.
+    pub enum Taken {
+        /// The name.
+        Name = "name",
+        /// A public key.
+        Key = "key",
+        /// A prefix of `allowed_ips`.
+        Prefix = "prefix",
     }
 }
 
@@ -158,26 +155,21 @@ pub fn check(
     checks.own_key(own_key);
     if known.len() >= config.limits.peers {
         let at = At { path: "limits.peers".to_owned(), ..At::file(PeerOrigin::State) };
-        checks.report.add(
-            &at,
-            format!("there are {} peers already", known.len()),
-            "raise it, or remove peers",
-        );
+        let problem = format!("there are {} peers already", known.len());
+        checks.report.add(&at, problem, "raise it, or remove peers");
     }
     let (mut problems, _) = checks.report.into_parts();
-    match peer {
-        Some(peer) if problems.is_empty() => Ok(peer),
-        Some(_) | None => {
-            for problem in &mut problems {
-                // The place in a text that nobody has written says nothing.
-                problem.line = None;
-                if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
-                    problem.key_path = key.to_owned();
-                }
-            }
-            Err(ConfigProblems { file: None, problems })
+    if let Some(peer) = peer.filter(|_| problems.is_empty()) {
+        return Ok(peer);
+    }
+    for problem in &mut problems {
+        // The place in a text that nobody has written says nothing.
+        problem.line = None;
+        if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
+            problem.key_path = key.to_owned();
         }
     }
+    Err(ConfigProblems { file: None, problems })
 }
 
 /// The state file while it is being changed: nobody else changes it until this is dropped.
@@ -200,10 +192,6 @@ impl Edit {
     }
 
     pub(super) fn begin_within(path: &Path, patience: Duration) -> Result<Self, StateError> {
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            |cause| StateError::Unusable { path, cause }
-        };
         let of = path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
         folder::make(of).map_err(unusable(of))?;
         let folder = File::open(of).map_err(unusable(of))?;
@@ -228,15 +216,13 @@ impl Edit {
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
         for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
-            let exists = |what| Err(StateError::Exists { path: self.path.clone(), what });
-            if is_named(peer, &new.name) {
-                return exists(Taken::Name);
-            }
-            if has_key(peer, &new.public_key) {
-                return exists(Taken::Key);
-            }
-            if has_prefix(peer, &new.allowed_ips) {
-                return exists(Taken::Prefix);
+            let taken = [
+                (Taken::Name, is_named(peer, &new.name)),
+                (Taken::Key, has_key(peer, &new.public_key)),
+                (Taken::Prefix, has_prefix(peer, &new.allowed_ips)),
+            ];
+            if let Some((what, _)) = taken.into_iter().find(|(_, taken)| *taken) {
+                return Err(StateError::Exists { path: self.path.clone(), what });
             }
         }
         // What is not a list was reported when it was checked.
@@ -298,10 +284,6 @@ impl Edit {
     /// # Errors
     /// The kernel's refusal; the old file is still there.
     pub fn commit(self) -> Result<(), StateError> {
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            |cause| StateError::Unusable { path, cause }
-        };
         let new_path = self.path.with_extension("toml.new");
         let write = || {
             // What a killed writer left, or a link that somebody planted to have another file overwritten.
@@ -327,22 +309,18 @@ impl Edit {
 
 impl NewPeer {
     fn to_table(&self) -> Table {
-        let mut table = Table::new();
-        table.insert("name".to_owned(), self.name.as_str().into());
-        table.insert("public_key".to_owned(), self.public_key.as_str().into());
-        if !self.endpoints.is_empty() {
-            table.insert("endpoints".to_owned(), self.endpoints.clone().into());
-        }
-        if let Some(lanes) = self.lanes {
-            table.insert("lanes".to_owned(), i64::from(lanes).into());
-        }
-        if !self.services.is_empty() {
-            table.insert("services".to_owned(), self.services.clone().into());
-        }
-        if !self.allowed_ips.is_empty() {
-            table.insert("allowed_ips".to_owned(), self.allowed_ips.clone().into());
-        }
-        table
+        let texts = [("name", &self.name), ("public_key", &self.public_key)];
+        let lists = [
+            ("endpoints", &self.endpoints),
+            ("services", &self.services),
+            ("allowed_ips", &self.allowed_ips),
+        ];
+        let texts = texts.map(|(key, text)| (key, Value::from(text.as_str())));
+        let lists = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        let lists = lists.map(|(key, list)| (key, Value::from(list.clone())));
+        let lanes = self.lanes.map(|lanes| ("lanes", Value::from(i64::from(lanes))));
+        let all = texts.into_iter().chain(lists).chain(lanes);
+        all.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 }
 
