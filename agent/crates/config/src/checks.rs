@@ -1,6 +1,6 @@
 //! What the keys read so far have claimed, and the checks that hold a value against them.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use gate::identity::PublicKey;
 use net::ports;
@@ -27,6 +27,8 @@ pub(super) struct Checks {
     /// Names of removed peers, and those of them that a forward still names.
     pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
+    /// Which service was granted where.
+    pub(super) granted: BTreeSet<String>,
     pub(super) keys: Vec<PinnedKey>,
     pub(super) listeners: Vec<Listener>,
     /// Prefixes of `[tun]` and `peer.allowed_ips`.
@@ -74,26 +76,32 @@ pub(super) fn name() -> Kind<Arc<str>> {
     text("name", value::name, ToString::to_string)
 }
 
-/// The name of a service, as its index.
-pub(super) fn service_name() -> Kind<usize> {
+/// What somebody else may have as his name, right or wrong.
+fn named() -> Kind<Arc<str>> {
+    text("name", |text| Ok(text.into()), ToString::to_string)
+}
+
+/// A list of names of services, each once, as their indices.
+pub(super) fn granted() -> Kind<Vec<usize>> {
     let read = |Given { value, at, checks }: Given<'_>| {
-        let Some(name) = name().read(value, at, checks) else { return Ok(0) };
-        index_of(&name, &checks.services, "service")
+        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
+        let index = index_of(&name, &checks.services, "service")?;
+        let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
+        is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
     };
-    Kind::new("name", read, |index, names| Shown::text(&names.services.get(*index)?.name))
+    Kind::new("name", read, |index, names| Shown::text(&names.services.get(*index)?.name)).list()
 }
 
 /// The name of a peer, as its index; that of a peer that was removed leads nowhere.
 pub(super) fn peer_name() -> Kind<usize> {
     let read = |Given { value, at, checks }: Given<'_>| {
-        let Some(name) = name().read(value, at, checks) else { return Ok(Forward::NOBODY) };
+        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
         let found = index_of(&name, &checks.peers, "peer");
         if found.is_ok() || !checks.removed.contains(&name) {
             return found;
         }
         let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
-        let remedy = format!("add the peer again, or remove this [[{}]]", at.list().path);
-        checks.report.note(at, problem, remedy);
+        checks.report.note(at, problem, format!("add the peer again, or remove this [[{}]]", at.list()));
         checks.closed.push(name.to_string());
         Ok(Forward::NOBODY)
     };
@@ -105,19 +113,6 @@ fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize,
         let or_use = if names.is_empty() { "" } else { ", or use " };
         let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
         bad(format!("no [[{section}]] is named {name:?}"), remedy)
-    })
-}
-
-/// A list of names of services, each once.
-pub(super) fn granted() -> Kind<Vec<usize>> {
-    service_name().list().then(|checks, granted, at| {
-        for (place, index) in granted.iter().enumerate() {
-            if granted[..place].contains(index) {
-                let at = at.element(place, at.span.clone());
-                checks.report.add(&at, "is named twice", "remove one");
-            }
-        }
-        Ok(())
     })
 }
 

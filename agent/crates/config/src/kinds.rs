@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct Kind<T> {
     /// What may be written, as the reference says it.
     pub(super) words: String,
-    read: Read<T>,
+    pub(super) read: Read<T>,
     show: Show<T>,
 }
 

@@ -178,7 +178,8 @@ impl Checks {
         for mut table in tables {
             let file = table.at.file;
             let name: Arc<str> = table.text("name").into();
-            let taker = peers.iter().find(|peer| peer.name == name).map(|peer| match peer.origin {
+            let same = |peer: &&Peer| !name.is_empty() && peer.name == name;
+            let taker = peers.iter().find(same).map(|peer| match peer.origin {
                 origin if origin == file => "an earlier one",
                 PeerOrigin::Config => "a [[peer]] of the configuration",
                 PeerOrigin::State => "a peer of the state file",
@@ -191,7 +192,8 @@ impl Checks {
                 self.report.add(&table.place("name"), problem, "choose another name");
             }
             self.peer = name;
-            let peer = Peer { origin: file, ..table.fill(self) };
+            // A name that is wrong stays usable for the checks that follow.
+            let peer = Peer { name: Arc::clone(&self.peer), origin: file, ..table.fill(self) };
             if !around.listens && !table.has("endpoints") {
                 let remedy = "add endpoints, or transport.listen so that it can dial us";
                 let problem = "missing, and nobody can dial us either: this peer can never be connected";

@@ -349,12 +349,9 @@ impl Plan {
 /// Who a peer is, in a line.
 fn described(peer: &Peer) -> String {
     let keys: Vec<String> = peer.public_keys.iter().map(ToString::to_string).collect();
-    let keys = keys.join(" or ");
-    if peer.endpoints.is_empty() {
-        return format!("{keys}, which dials us");
-    }
     let endpoints: Vec<String> = peer.endpoints.iter().map(ToString::to_string).collect();
-    format!("{keys} at {}", endpoints.join(" or "))
+    let way = if endpoints.is_empty() { ", which dials us" } else { " at " };
+    format!("{}{way}{}", keys.join(" or "), endpoints.join(" or "))
 }
 
 /// What the forwards of one section are held against.

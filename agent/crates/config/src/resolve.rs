@@ -49,7 +49,7 @@ impl Draft {
 
         let mut table = root.table("identity", &mut checks.report);
         let identity: sections::Identity = table.fill(&mut checks);
-        let key_file = table.has("key_file").then(|| table.place("key_file"));
+        let key_file = table.texts("key_file").next().map(|_| table.place("key_file"));
         let state_at = table.place("state_dir");
         let no_state = identity.state_dir.as_os_str().is_empty();
         let state_dir = if no_state { PathBuf::new() } else { base.join(&identity.state_dir) };
@@ -169,8 +169,12 @@ impl Checks {
     fn read_services(&mut self, root: &mut Table<'_>) -> Vec<Service> {
         let tables = root.tables("service", &mut self.report);
         if let Some(first) = tables.get(MAX_SERVICES) {
-            let (at, problem) = (first.at.list(), format!("more than {MAX_SERVICES} services"));
-            self.report.add(&at, problem, "split them over several agents");
+            let at = At { path: "service".to_owned(), ..first.at.clone() };
+            self.report.add(
+                &at,
+                format!("more than {MAX_SERVICES} services"),
+                "split them over several agents",
+            );
         }
         let mut services = Vec::with_capacity(tables.len());
         for mut table in tables {
@@ -223,13 +227,16 @@ impl Checks {
     fn read_control(&mut self, root: &mut Table<'_>, base: &Path) -> Option<PathBuf> {
         let mut table = root.table("control", &mut self.report);
         let socket = table.fill::<Control>(self).socket;
-        let path = base.join(&socket);
+        if socket.as_os_str().is_empty() {
+            return None;
+        }
+        let path = base.join(socket);
         // `sun_path` of unix(7) has 108 bytes, the last one zero; the socket is made under a name with ".new" appended.
         if path.as_os_str().len() > 103 || path.as_os_str().as_encoded_bytes().contains(&0) {
             let problem = format!("{} is too long for a socket", path.display());
             self.report.add(&table.place("socket"), problem, "write at most 103 bytes");
         }
-        (!socket.as_os_str().is_empty()).then_some(path)
+        Some(path)
     }
 
     fn read_limits(&mut self, root: &mut Table<'_>, peers: usize) -> Limits {

@@ -33,14 +33,13 @@ impl At {
         Self { path, span, ..*self }
     }
 
-    /// The list that this is an element of, and where this is.
-    pub(super) fn list(&self) -> Self {
-        let path = self.path.split('[').next().unwrap_or_default();
-        Self { path: path.to_owned(), ..self.clone() }
+    /// The path of the innermost list that this is in.
+    pub(super) fn list(&self) -> &str {
+        self.path.rsplit_once('[').map_or("", |(list, _)| list)
     }
 
-    pub(super) fn element(&self, index: usize, span: impl Into<Option<Range<usize>>>) -> Self {
-        Self { path: format!("{}[{index}]", self.path), span: span.into(), ..*self }
+    pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
+        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
     }
 }
 

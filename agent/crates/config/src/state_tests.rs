@@ -32,6 +32,13 @@ fn load_names_file_line_and_remedy() {
     assert_eq!(config.identity_key_file, folder.path().join("id.key"));
     assert_eq!(loaded.public_key(), identity.public_key());
 
+    fs::write(&path, base.replace("\"id.key\"", "3")).unwrap();
+    let Err(LoadError::Problems(wrong)) = Config::load(&path) else { panic!("it is refused") };
+    assert_eq!(wrong.problems.len(), 1, "a key file that is no text is not looked for: {wrong}");
+    fs::write(&path, base.replace("\"id.key\"", "\"\"")).unwrap();
+    let Err(LoadError::Problems(wrong)) = Config::load(&path) else { panic!("it is refused") };
+    assert_eq!(wrong.problems.len(), 1, "an empty name is no file: {wrong}");
+
     fs::write(&path, base.replace(KEY, &identity.public_key().to_string())).unwrap();
     let own = Config::load(&path).unwrap_err().to_string();
     let expected = format!("{}:9: peer[0].public_key: is our own public key", path.display());

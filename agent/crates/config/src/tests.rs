@@ -479,3 +479,26 @@ fn a_socket_is_a_queue_as_long_as_the_longest_of_its_peers() {
     assert_eq!(bytes("queue.time = \"1ms\"", "receive_rate = \"1MiB\""), 64 << 10, "the least");
     assert_eq!(bytes("queue.time = \"1s\"", "receive_buffer = \"1MiB\""), 1 << 20, "as it was set");
 }
+
+#[test]
+fn one_mistake_is_one_problem() {
+    // A wrong name goes on to be a name, and one that is missing is not taken.
+    expect(
+        "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"exit\"\nservice = 5\n",
+        12,
+        "udp[0].service",
+        "in quotes: name",
+    );
+    let nameless = format!("[[peer]]\npublic_key = \"{KEY_2}\"\n");
+    expect(&nameless, 9, "peer[1].name", "is missing (remedy: give it a name)");
+    let odd = BASE.replace("name = \"exit\"", "name = \"e xit\"");
+    let forward = "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"e xit\"\nservice = \"x\"\n";
+    assert_eq!(problems(&format!("{odd}{forward}")), [(7, "peer[0].name".to_owned())]);
+    // Elements keep their places and lines when others are wrong.
+    let services = "services = [\"web\",\n\"dns\",\n\"dns\"]\n";
+    let expected = [(9, "peer[0].services[0]".to_owned()), (11, "peer[0].services[2]".to_owned())];
+    assert_eq!(problems(&format!("{BASE}{services}")), expected);
+    // A socket that is switched off has no path that could be too long.
+    let far = PathBuf::from(format!("/{}", "x".repeat(200)));
+    assert_eq!(Config::parse(&format!("{BASE}[control]\nsocket = \"\"\n"), &far).unwrap().control, None);
+}
