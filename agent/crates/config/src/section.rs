@@ -202,18 +202,18 @@ pub(super) struct Key {
     pub(super) doc: &'static [&'static str],
 }
 
-/// What is done with the keys of a section.
+/// What is done with each key of a section: it is read, compared or written into the reference.
 pub(super) trait Walker {
-    /// A key of the section, and its value in the other one.
+    /// Visits a key with its value in the section, and in the other section that is walked beside it.
     fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &Kind<T>, value: &mut T, other: &T);
 
-    /// A table of the section.
+    /// Visits a table of the section, likewise.
     fn table<S: Section>(&mut self, name: &'static str, section: &mut S, other: &S);
 }
 
 /// A section of the file, as `section!` declares it.
 pub(super) trait Section: Default {
-    /// Shows the walker all keys, in the order of the reference.
+    /// Takes the walker to all keys, in the order of the reference; `other` is what the section is compared with.
     fn walk(&mut self, other: &Self, walker: &mut impl Walker);
 }
 

@@ -390,7 +390,7 @@ fn render(state: &Table) -> String {
     const FIRST: [&str; 2] = ["name", "public_key"];
     let mut text = HEADER.to_owned();
     let line = |text: &mut String, key: &str, value: &Value| {
-        // Every key that the mirror knows is a bare one; writing to a String cannot fail.
+        // Every key is a bare one; writing to a String cannot fail.
         writeln!(text, "{key} = {value}").ok();
     };
     for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
