@@ -79,14 +79,14 @@ fn table(lines: &mut Peekable<Lines<'_>>, roff: &mut Roff) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         roff.control("TP", []);
         match cells[..] {
-            [key, kind, default, consequence] => {
+            [key, kind, default, effect, consequence] => {
                 let default = match default {
                     "\u{2014}" => String::new(),
                     "required" => "; required".to_owned(),
                     value => format!("; default {value}"),
                 };
                 let mut head = inlines(key);
-                head.extend(inlines(&format!(" ({kind}{default})")));
+                head.extend(inlines(&format!(" ({kind}{default}; in effect with the {effect})")));
                 roff.text(head);
                 roff.text(inlines(consequence));
             }
@@ -141,16 +141,16 @@ mod tests {
     #[test]
     fn every_kind_of_block_is_converted() {
         let text = "# T\n\nOne\ntwo `x`.\n\n## `[a]` and b\n\nSee [the end](#end) **now**.\n\n* first\n  more\n* second\n\n\
-                    | key | type | default | consequence |\n|---|---|---|---|\n| `a.b` | 0 to 3 | `1` | Says. |\n\
-                    | `a.c` | path | \u{2014} | None. |\n| `a.d` | name | required | Must. |\n\n```\ncode \\\n```\nlast\n";
+                    | key | type | default | in effect with | consequence |\n|---|---|---|---|---|\n| `a.b` | 0 to 3 | `1` | reload | Says. |\n\
+                    | `a.c` | path | \u{2014} | next start | None. |\n| `a.d` | name | required | reload | Must. |\n\n```\ncode \\\n```\nlast\n";
         let page = converted(text);
         for part in [
             ".SH DESCRIPTION\nOne two \\fBx\\fR.\n",
             ".SH \"[a] and b\"\nSee the end now.\n",
             ".IP \\(bu 2\nfirst more\n.IP \\(bu 2\nsecond\n",
-            ".TP\n\\fBa.b\\fR (0 to 3; default \\fB1\\fR)\nSays.\n",
-            ".TP\n\\fBa.c\\fR (path)\nNone.\n",
-            ".TP\n\\fBa.d\\fR (name; required)\nMust.\n",
+            ".TP\n\\fBa.b\\fR (0 to 3; default \\fB1\\fR; in effect with the reload)\nSays.\n",
+            ".TP\n\\fBa.c\\fR (path; in effect with the next start)\nNone.\n",
+            ".TP\n\\fBa.d\\fR (name; required; in effect with the reload)\nMust.\n",
             ".nf\n\\fBcode \\\\\\fR\n.fi\n",
         ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
@@ -164,7 +164,7 @@ mod tests {
             assert!(!page.contains(left), "{left} is left");
         }
         let rows = TEXT.lines().filter(|line| line.starts_with('|'));
-        let odd: Vec<&str> = rows.filter(|row| ![2, 4].contains(&(row.matches('|').count() - 1))).collect();
+        let odd: Vec<&str> = rows.filter(|row| ![2, 5].contains(&(row.matches('|').count() - 1))).collect();
         assert_eq!(odd, [""; 0], "rows with another number of cells, or with a '|' in one");
         for key in ["identity.key_file", "peer.allowed_ips", "limits.handshakes"] {
             assert!(page.contains(&format!(".TP\n\\fB{key}\\fR (")), "{key}");

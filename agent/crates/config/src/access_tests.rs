@@ -1,4 +1,4 @@
-use std::net::UdpSocket;
+use std::{net::UdpSocket, time::Duration};
 
 use gate::knock::MAX_CLOCK_WINDOW;
 

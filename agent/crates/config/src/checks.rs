@@ -1,247 +1,182 @@
-//! One check per kind of value, whatever section it stands in; `resolve.rs` calls them.
+//! What the keys read so far have claimed, and the checks that hold a value against them.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    ops::{Range, RangeInclusive},
-    str::FromStr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use gate::identity::PublicKey;
+use net::ports;
 
 use crate::{
-    PeerOrigin,
-    field::{Amount, Field, Leaf},
+    Forward, PeerOrigin,
+    kinds::{Given, Kind, Shown, text},
     problem::Report,
+    section::At,
     tun::{Claim, LookedUp},
-    value::{self, Bad},
+    value::{self, Bad, bad},
 };
 
-/// What a key that must be there is, when it is not.
-pub(super) const MISSING: &str = "is missing";
-
 /// What the checks of all sections share.
+#[derive(Default)]
 pub(super) struct Checks {
     pub(super) report: Report,
-    pub(super) keys: Vec<PinnedKey>,
-    /// Names of removed peers that a forward still names.
+    /// Our services, by their index.
+    pub(super) services: Vec<Arc<str>>,
+    /// The peers that were read, by their index.
+    pub(super) peers: Vec<Arc<str>>,
+    /// The peer that is being read.
+    pub(super) peer: Arc<str>,
+    /// Names of removed peers, and those of them that a forward still names.
+    pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
+    /// Which service was granted where.
+    pub(super) granted: BTreeSet<String>,
+    pub(super) keys: Vec<PinnedKey>,
+    pub(super) listeners: Vec<Listener>,
     /// Prefixes of `[tun]` and `peer.allowed_ips`.
     pub(super) overlay: Vec<Claim>,
     /// Addresses of `transport.listen` and `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
-    pub(super) udp_listeners: Vec<Listener>,
-    pub(super) tcp_listeners: Vec<Listener>,
 }
 
 /// A public key that a file names, and where.
 pub(super) struct PinnedKey {
     pub(super) key: PublicKey,
-    pub(super) origin: PeerOrigin,
-    pub(super) at: String,
-    pub(super) span: Range<usize>,
-}
-
-/// A value with its position.
-pub(super) struct At<T> {
-    pub(super) value: T,
-    pub(super) span: Range<usize>,
+    pub(super) at: At,
 }
 
 /// A local address that something is to be bound to.
 pub(super) struct Listener {
-    pub(super) address: SocketAddr,
-    pub(super) at: String,
-    pub(super) span: Range<usize>,
+    address: SocketAddr,
+    at: At,
+}
+
+impl Listener {
+    fn is_udp(&self) -> bool {
+        self.at.path.starts_with("udp") || self.at.path.starts_with("transport")
+    }
+
+    /// Whether what is sent to `address` arrives here. Which addresses a wildcard has is the kernel's to say.
+    fn gets(&self, address: SocketAddr) -> bool {
+        let own = self.address;
+        let wildcard = own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4();
+        own.port() == address.port()
+            && (own.ip() == address.ip()
+                || wildcard && (address.ip().is_loopback() || ports::is_own(address)))
+    }
+}
+
+/// An address and a port.
+pub(super) fn address() -> Kind<SocketAddr> {
+    text("address", value::socket_address, ToString::to_string)
+}
+
+/// The name of a peer or a service.
+pub(super) fn name() -> Kind<Arc<str>> {
+    text("name", value::name, ToString::to_string)
+}
+
+/// What somebody else may have as his name, right or wrong.
+fn named() -> Kind<Arc<str>> {
+    text("name", |text| Ok(text.into()), ToString::to_string)
+}
+
+/// A list of names of services, each once, as their indices.
+pub(super) fn granted() -> Kind<Vec<usize>> {
+    let read = |Given { value, at, checks }: Given<'_>| {
+        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
+        let index = index_of(&name, &checks.services, "service")?;
+        let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
+        is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
+    };
+    Kind::new("name", read, |index, names| Shown::text(&names.services.get(*index)?.name)).list()
+}
+
+/// The name of a peer, as its index; that of a peer that was removed leads nowhere.
+pub(super) fn peer_name() -> Kind<usize> {
+    let read = |Given { value, at, checks }: Given<'_>| {
+        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
+        let found = index_of(&name, &checks.peers, "peer");
+        if found.is_ok() || !checks.removed.contains(&name) {
+            return found;
+        }
+        let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
+        checks.report.note(at, problem, format!("add the peer again, or remove this [[{}]]", at.list()));
+        checks.closed.push(name.to_string());
+        Ok(Forward::NOBODY)
+    };
+    Kind::new("name", read, |index, names| Shown::text(&names.peers.get(*index)?.name))
+}
+
+fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize, Bad> {
+    names.iter().position(|known| known == name).ok_or_else(|| {
+        let or_use = if names.is_empty() { "" } else { ", or use " };
+        let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
+        bad(format!("no [[{section}]] is named {name:?}"), remedy)
+    })
 }
 
 impl Checks {
-    pub(super) fn new(report: Report) -> Self {
-        Self {
-            report,
-            keys: Vec::new(),
-            closed: Vec::new(),
-            overlay: Vec::new(),
-            underlay: Vec::new(),
-            looked_up: Vec::new(),
-            udp_listeners: Vec::new(),
-            tcp_listeners: Vec::new(),
-        }
+    /// An address that we bind.
+    pub(super) fn listener(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
+        self.listeners.push(Listener { address: *address, at: at.clone() });
+        Ok(())
     }
 
-    /// The value if the key is there and has the right TOML type.
-    pub(super) fn take<T: Leaf>(&mut self, at: &str, field: Option<Field<T>>) -> Option<At<T>> {
-        let field = field?;
-        match field.value {
-            Ok(value) => Some(At { value, span: field.span }),
-            Err(found) => {
-                let remedy = format!("write {}", T::EXPECTED);
-                self.report.add(at, Some(field.span), format!("is {found}"), remedy);
-                None
+    /// An address that we send to.
+    pub(super) fn sendable(&mut self, address: &SocketAddr, _: &At) -> Result<(), Bad> {
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(bad("cannot be sent to", "write where it listens, as in \"127.0.0.1:53\""));
+        }
+        Ok(())
+    }
+
+    /// A UDP listener of ours that gets what is sent to `address`, in words.
+    pub(super) fn own_listener(&self, address: SocketAddr) -> Option<String> {
+        let own = self.listeners.iter().find(|own| own.is_udp() && own.gets(address))?;
+        Some(format!("{} ({})", own.at.path, own.address))
+    }
+
+    /// Reports listeners of one protocol that the kernel would refuse together.
+    pub(super) fn clashes(&mut self) {
+        for (index, second) in self.listeners.iter().enumerate() {
+            let clash = |first: &&Listener| {
+                first.is_udp() == second.is_udp() && value::clashes(first.address, second.address)
+            };
+            if let Some(first) = self.listeners.iter().take(index).find(clash) {
+                let problem = format!("{} is taken by {} ({})", second.address, first.at.path, first.address);
+                self.report.add(&second.at, problem, "choose another port");
             }
         }
     }
 
-    /// The same for a key that must be there; `header` is its table.
-    pub(super) fn require<T: Leaf>(
-        &mut self,
-        at: &str,
-        field: Option<Field<T>>,
-        header: &Range<usize>,
-        remedy: &str,
-    ) -> Option<At<T>> {
-        if field.is_none() {
-            self.report.add(at, Some(header.clone()), MISSING, remedy);
+    /// A key that a peer may prove.
+    pub(super) fn pin(&mut self, key: &PublicKey, at: &At) -> Result<(), Bad> {
+        if let Some(first) = self.keys.iter().find(|pinned| pinned.key == *key) {
+            let problem = format!("is the same key as {}", first.at.seen_from(at.file));
+            return Err(bad(problem, "each peer has a key of its own: remove one"));
         }
-        self.take(at, field)
+        self.keys.push(PinnedKey { key: *key, at: at.clone() });
+        Ok(())
     }
 
-    pub(super) fn read<T>(
-        &mut self,
-        at: &str,
-        text: &At<String>,
-        how: fn(&str) -> Result<T, Bad>,
-    ) -> Option<T> {
-        let bad = match how(&text.value) {
-            Ok(value) => return Some(value),
-            Err(bad) => bad,
-        };
-        self.report.add(at, Some(text.span.clone()), bad.problem, bad.remedy);
-        None
-    }
-
-    pub(super) fn parse<T: FromStr<Err: fmt::Display>>(
-        &mut self,
-        at: &str,
-        text: &At<String>,
-        remedy: &str,
-    ) -> Option<T> {
-        match text.value.parse() {
-            Ok(value) => Some(value),
-            Err(error) => {
-                self.report.add(at, Some(text.span.clone()), error.to_string(), remedy);
-                None
-            }
+    /// Reports every key that is our own.
+    pub(super) fn own_key(&mut self, own: PublicKey) {
+        for pinned in self.keys.iter().filter(|pinned| pinned.key == own) {
+            let remedy = "write the peer's key, as culvert pubkey prints it there";
+            self.report.add(&pinned.at, "is our own public key", remedy);
         }
     }
 
-    /// The elements that are texts, each with its own key path.
-    pub(super) fn list(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-    ) -> Vec<(String, At<String>)> {
-        match self.take(at, field) {
-            Some(list) => self.elements(at, list.value),
-            None => Vec::new(),
-        }
+    /// Reports that the name that stands at `at` is taken.
+    pub(super) fn taken(&mut self, at: &At, name: &str, taker: &str) {
+        self.report.add(at, format!("{name:?} is taken by {taker}"), "choose another name");
     }
+}
 
-    pub(super) fn elements(&mut self, at: &str, list: Vec<Field<String>>) -> Vec<(String, At<String>)> {
-        let mut texts = Vec::with_capacity(list.len());
-        for (index, element) in list.into_iter().enumerate() {
-            let at = format!("{at}[{index}]");
-            if let Some(text) = self.take(&at, Some(element)) {
-                texts.push((at, text));
-            }
-        }
-        texts
-    }
-
-    pub(super) fn choice<T: Copy>(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        choices: &[(&str, T)],
-    ) -> Option<T> {
-        let text = self.take(at, field)?;
-        let found = choices.iter().find(|(name, _)| *name == text.value);
-        if found.is_none() {
-            let names: Vec<String> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
-            let remedy = format!("write {}", names.join(" or "));
-            self.report.add(at, Some(text.span), format!("{:?} is not a choice here", text.value), remedy);
-        }
-        found.map(|(_, value)| *value)
-    }
-
-    pub(super) fn number<T: TryFrom<i64>>(
-        &mut self,
-        at: &str,
-        field: Option<Field<i64>>,
-        range: RangeInclusive<i64>,
-        default: T,
-    ) -> T {
-        let Some(number) = self.take(at, field) else { return default };
-        match T::try_from(number.value) {
-            Ok(value) if range.contains(&number.value) => value,
-            Ok(_) | Err(_) => {
-                let remedy = format!("write a number from {} to {}", range.start(), range.end());
-                self.report.add(at, Some(number.span), format!("{} is out of range", number.value), remedy);
-                default
-            }
-        }
-    }
-
-    pub(super) fn size(
-        &mut self,
-        at: &str,
-        field: Option<Field<Amount>>,
-        range: RangeInclusive<u64>,
-        default: usize,
-    ) -> usize {
-        let Some(amount) = self.take(at, field) else { return default };
-        let bytes = match amount.value {
-            Amount::Number(number) => u64::try_from(number).ok(),
-            Amount::Text(value) => {
-                let text = At { value, span: amount.span.clone() };
-                let Some(bytes) = self.read(at, &text, value::size) else { return default };
-                Some(bytes)
-            }
-        };
-        let bytes = bytes.filter(|bytes| range.contains(bytes)).and_then(|bytes| usize::try_from(bytes).ok());
-        bytes.unwrap_or_else(|| {
-            let remedy = format!("write {} KiB to {} MiB", range.start() >> 10, range.end() >> 20);
-            self.report.add(at, Some(amount.span), "is out of range", remedy);
-            default
-        })
-    }
-
-    pub(super) fn duration(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        range: RangeInclusive<Duration>,
-        default: Duration,
-    ) -> Duration {
-        let Some(text) = self.take(at, field) else { return default };
-        let Some(duration) = self.read(at, &text, value::duration) else { return default };
-        if !range.contains(&duration) {
-            let (least, most) =
-                (humantime::format_duration(*range.start()), humantime::format_duration(*range.end()));
-            let problem = format!("{:?} is out of range", text.value);
-            self.report.add(at, Some(text.span), problem, format!("write \"{least}\" to \"{most}\""));
-        }
-        duration
-    }
-
-    /// A name that is well formed and not taken (`taken` says by whom); what is wrong stays usable for the checks that follow.
-    pub(super) fn unique_name(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        header: &Range<usize>,
-        taken: impl Fn(&str) -> Option<&'static str>,
-    ) -> Arc<str> {
-        let Some(name) = self.require(at, field, header, "give it a name") else { return "".into() };
-        self.read(at, &name, value::check_name);
-        if let Some(taker) = taken(&name.value) {
-            let problem = format!("{:?} is taken by {taker}", name.value);
-            self.report.add(at, Some(name.span), problem, "choose another name");
-        }
-        name.value.into()
+impl At {
+    /// The key path, for a problem that is reported in `file`.
+    pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
+        if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
     }
 }

@@ -1,249 +1,220 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use gate::identity::{Endpoint, PublicKey};
-use toml::Spanned;
+use ipnet::IpNet;
 
 use crate::{
-    CongestionControl, DropPolicy, OPEN_LABEL, OPEN_PREFIX, Peer, PeerOrigin, Profile, Queue, Service,
-    checks::{At, Checks, PinnedKey},
-    defaults,
-    field::{Field, OneOrMany},
-    file,
-    resolve::{TENTH, known},
-    value,
+    OPEN_LABEL, OPEN_PREFIX, PeerOrigin,
+    checks::{Checks, granted, name},
+    kinds::{Kind, one_of, or, share, size, text, time, whole},
+    section::{Table, section, spelled},
+    sections::{TENTH, endpoint},
+    tun::prefix,
+    value::{self, parsed},
 };
+
+/// What to write for a key.
+const KEY_REMEDY: &str = "write what culvert pubkey prints at that peer";
+
+fn key() -> Kind<PublicKey> {
+    text("key", |text| parsed(text, KEY_REMEDY), ToString::to_string).then(Checks::pin)
+}
+
+section! {
+    /// `[[peer]]`: another agent.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Peer {
+        /// What it is called here: in logs, in metrics, in `[[udp]]` and `[[tcp]]`. Unique.
+        name: Arc<str> = "".into(), name(), Now, required "give it a name";
+        /// The keys that it may prove. A list is for a rotation: add the new key, change the peer, remove the old key. No two
+        /// peers share a key, and none has ours.
+        public_keys as public_key: Vec<PublicKey> = Vec::new(),
+            key().list().or_one(key()).not_empty(KEY_REMEDY), Now, required KEY_REMEDY;
+        /// Where to dial it. Left out, it dials us, which needs `transport.listen`.
+        endpoints: Vec<Endpoint> = Vec::new(),
+            endpoint().then(Checks::dials).list()
+                .not_empty("write host:port, or leave the key out: then the peer dials us"),
+            Now;
+        /// Parallel lanes, each on a UDP port of its own; 0 is one per worker of the side that has more, at most 8. With fewer
+        /// lanes than workers, datagrams are handed from thread to thread.
+        lanes: u8 = 0, whole(0..=64), NextConnection;
+        /// When packets from this peer are acknowledged: every 64 packets or quarter round trip, or every 2. `"latency"` sees
+        /// losses sooner and costs a third more CPU per packet.
+        // Acknowledging every second packet costs a third more CPU per packet (docs/performance.md).
+        profile: Profile = Profile::Throughput, one_of(), NextConnection;
+        /// An idle path gets a packet so often, so that NATs keep their mapping, and so soon at the latest a peer that was
+        /// restarted is found again without traffic. `"0s"` sends none: then a peer behind a NAT is not reached until it sends.
+        /// After a reload its lanes follow at once, and so does a connection that had none.
+        // Below the 30 s after which common NATs forget a UDP mapping (RFC 4787 REQ-5 allows no less than 2 minutes, home routers
+        // do it all the same). A connection that is silent for 30 s is closed, so a longer one would not keep it alive.
+        keepalive: Option<Duration> = Some(Duration::from_secs(20)),
+            or!(time(TENTH..=Duration::from_secs(25), None), "0s", Option::{None, Some}), NextConnection;
+        /// What a full queue drops: with `"oldest"`, which keeps the latency of what arrives low, the oldest datagrams of the
+        /// flow that holds most; with `"newest"`, what arrives. The same at a flow's quota, among its own datagrams.
+        // In real-time traffic the newest datagram is worth the most.
+        drop: DropPolicy = DropPolicy::Oldest, one_of(), Now;
+        /// The share of that queue, in datagrams and in bytes, that one flow may hold. Smaller is fairer to the other flows; 1
+        /// lets one flow fill it.
+        // One flow leaves half of the queue to the others.
+        quota: f64 = 0.5, share(), Now;
+        /// Which of our services it may use.
+        services: Vec<usize> = Vec::new(), granted(), Now;
+        /// Which inner addresses are its own: packets for them go to it, and a packet from it that has another source is dropped.
+        /// An address without a length is that address alone. No two peers have the same prefix; of prefixes inside one another
+        /// the longest decides. Needs `[tun]`.
+        allowed_ips: Vec<IpNet> = Vec::new(), prefix().then(Checks::claims).list(), Now;
+        /// The DSCP (RFC 2474) of the packets to it. `"copy"` takes that of the IP packet inside, and 0 for what is none; a
+        /// number is for all of them.
+        // Routers on the way treat a packet as they would treat the one inside.
+        // RFC 2474 §3: six bits.
+        dscp: Dscp = Dscp::Copy, or!(whole(0..=63), "copy", Dscp::{Copy, Fixed}), Now;
+        /// How TCP forwards to this peer share their path. `"bbr"` finds the bottleneck's rate and keeps it where packets are
+        /// lost at random, and leaves a flow of CUBIC beside it a quarter at least. `"cubic"` takes every loss for congestion and
+        /// fills the bottleneck's buffer. `"rate"` sends at `peer.rate` whatever is lost: for a path whose rate is known and that
+        /// is yours alone. Datagrams and IP packets are not concerned.
+        // Keeps its rate where packets are lost at random, and shares a bottleneck with CUBIC
+        // (`docs/decisions/0014-congestion-of-streams.md`).
+        congestion: CongestionControl = CongestionControl::Bbr, one_of(), NextConnection;
+        /// The most that this agent sends to the peer on its TCP forwards, in bits a second of IP packets, over all of its
+        /// connections together. Required by `congestion = "rate"`. UDP flows and IP packets are not limited by it yet.
+        rate: Option<u64> = None, text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text).optional(), Now;
+    }
+    tables {
+        /// The bounds of its queue.
+        queue: Queue;
+    }
+    also {
+        /// Which file it stands in.
+        origin: PeerOrigin = PeerOrigin::Config;
+    }
+}
+
+section! {
+    /// The bounds of one peer's queue; the first one reached counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Queue {
+        /// Datagrams that may wait for this peer, at each worker.
+        packets: usize = 4096, whole(1..=1 << 20), Now;
+        /// Payload bytes that may wait for this peer, at each worker.
+        // 100 ms at 335 Mbit/s. The largest UDP payload must fit.
+        bytes: usize = 4 << 20, size(64 << 10..=1 << 30), Now;
+        /// What has waited longer, in the kernel's receive buffer included, is dropped instead of sent late.
+        // Where a queue hurts more than a loss.
+        time: Duration = Duration::from_millis(100), time(Duration::from_millis(1)..=Duration::from_secs(10), None), Now;
+    }
+    const DEFAULT;
+}
+
+spelled! {
+    /// When a peer's packets are acknowledged.
+    pub enum Profile {
+        /// Every 64 packets or a quarter round trip: the least work per packet.
+        Throughput = "throughput",
+        /// Every 2 packets: losses and round trips are seen soonest.
+        Latency = "latency",
+    }
+}
+
+spelled! {
+    /// What a full queue drops.
+    pub enum DropPolicy {
+        /// What has waited longest: right for real-time traffic.
+        Oldest = "oldest",
+        /// What just arrived.
+        Newest = "newest",
+    }
+}
+
+spelled! {
+    /// `peer.congestion`: the congestion control of a peer's streams.
+    #[derive(Default)]
+    #[repr(u8)]
+    pub enum CongestionControl {
+        /// Finds the bottleneck's rate and the shortest round trip; random loss does not slow it down.
+        #[default]
+        Bbr = "bbr",
+        /// CUBIC (RFC 9438), as quinn-proto has it: takes every loss for congestion.
+        Cubic = "cubic",
+        /// Sends at `peer.rate`, whatever is lost.
+        Rate = "rate",
+    }
+}
+
+/// `peer.dscp`: the DSCP (RFC 2474) of outer packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dscp {
+    /// That of the IP packet inside; 0 for other payloads.
+    Copy,
+    /// Always this one, 0 to 63.
+    Fixed(u8),
+}
+
+impl Dscp {
+    /// The upper six bits of an outer packet's traffic class, around a packet of class `inner`.
+    #[inline]
+    #[must_use]
+    pub fn outer(self, inner: u8) -> u8 {
+        match self {
+            Self::Copy => inner & !0b11,
+            Self::Fixed(dscp) => dscp << 2,
+        }
+    }
+}
 
 /// What the checks of a peer look at besides its table.
 #[derive(Clone, Copy)]
-pub(super) struct Around<'a> {
-    /// Our services.
-    pub(super) services: &'a [Service],
+pub(super) struct Around {
     /// Whether a peer can dial us.
     pub(super) listens: bool,
     /// Whether there is a `[tun]`.
     pub(super) tunnel: bool,
-    /// Which file the tables stand in.
-    pub(super) origin: PeerOrigin,
 }
 
 impl Checks {
-    /// Checks tables of one file, each with its place there, and appends the peers to `peers`.
-    pub(super) fn peers(
-        &mut self,
-        file: impl IntoIterator<Item = (usize, Spanned<file::Peer>)>,
-        around: Around<'_>,
-        peers: &mut Vec<Peer>,
-    ) {
-        for (index, table) in file {
-            let at = |key: &str| format!("peer[{index}].{key}");
-            let (header, table) = (table.span(), table.into_inner());
-            let name = self.unique_name(&at("name"), table.name, &header, |name| {
-                let taker = peers.iter().find(|peer| *peer.name == *name)?;
-                Some(match taker.origin {
-                    origin if origin == around.origin => "an earlier one",
-                    PeerOrigin::Config => "a [[peer]] of the configuration",
-                    PeerOrigin::State => "a peer of the state file",
-                })
+    /// Checks tables of one file and appends the peers to `peers`.
+    pub(super) fn read_peers(&mut self, tables: Vec<Table<'_>>, around: Around, peers: &mut Vec<Peer>) {
+        for mut table in tables {
+            let file = table.at.file;
+            let name: Arc<str> = table.text("name").into();
+            let same = |peer: &&Peer| !name.is_empty() && peer.name == name;
+            let taker = peers.iter().find(same).map(|peer| match peer.origin {
+                origin if origin == file => "an earlier one",
+                PeerOrigin::Config => "a [[peer]] of the configuration",
+                PeerOrigin::State => "a peer of the state file",
             });
+            if let Some(taker) = taker {
+                self.taken(&table.place("name"), &name, taker);
+            }
             if *name == *OPEN_LABEL || name.starts_with(OPEN_PREFIX) {
                 let problem = format!("{name:?} is kept for peers of open mode");
-                self.report.add(&at("name"), Some(header.clone()), problem, "choose another name");
+                self.report.add(&table.place("name"), problem, "choose another name");
             }
-            let public_keys = self.public_keys(&at("public_key"), table.public_key, &header, around.origin);
-            let dials = table.endpoints.is_some();
-            let endpoints = self.endpoints(&at("endpoints"), table.endpoints, &name, around.origin);
-            let allowed_ips =
-                self.allowed_ips(&at("allowed_ips"), table.allowed_ips, &name, around.origin, around.tunnel);
-            if !around.listens && !dials {
+            self.peer = name;
+            // A name that is wrong stays usable for the checks that follow.
+            let peer = Peer { name: Arc::clone(&self.peer), origin: file, ..table.fill(self) };
+            if !around.listens && !table.has("endpoints") {
                 let remedy = "add endpoints, or transport.listen so that it can dial us";
                 let problem = "missing, and nobody can dial us either: this peer can never be connected";
-                self.report.add(&at("endpoints"), Some(header.clone()), problem, remedy);
+                self.report.add(&table.place("endpoints"), problem, remedy);
             }
-            let profiles = [("throughput", Profile::Throughput), ("latency", Profile::Latency)];
-            let congestion = self.congestion(&at("congestion"), table.congestion);
-            let rate = self.rate(&at("rate"), table.rate, congestion, &header);
-            let policies = [("oldest", DropPolicy::Oldest), ("newest", DropPolicy::Newest)];
-            peers.push(Peer {
-                name,
-                origin: around.origin,
-                public_keys,
-                endpoints,
-                lanes: self.number(&at("lanes"), table.lanes, 0..=64, defaults::LANES),
-                profile: self.choice(&at("profile"), table.profile, &profiles).unwrap_or(defaults::PROFILE),
-                keepalive: self.keepalive(&at("keepalive"), table.keepalive),
-                queue: self.queue(&at("queue"), table.queue.unwrap_or_default()),
-                drop: self.choice(&at("drop"), table.drop, &policies).unwrap_or(defaults::DROP),
-                quota: self.quota(&at("quota"), table.quota),
-                services: self.granted(&at("services"), table.services, around.services),
-                allowed_ips,
-                dscp: self.dscp(&at("dscp"), table.dscp),
-                congestion,
-                rate,
-            });
-        }
-    }
-
-    fn public_keys(
-        &mut self,
-        at: &str,
-        field: Option<Field<OneOrMany>>,
-        header: &Range<usize>,
-        origin: PeerOrigin,
-    ) -> Vec<PublicKey> {
-        const REMEDY: &str = "write what culvert pubkey prints at that peer";
-        let Some(field) = self.require(at, field, header, REMEDY) else { return Vec::new() };
-        let texts = match field.value {
-            OneOrMany::One(value) => vec![(at.to_owned(), At { value, span: field.span })],
-            OneOrMany::Many(list) if list.is_empty() => {
-                self.report.add(at, Some(field.span), "is an empty list", REMEDY);
-                return Vec::new();
+            if !around.tunnel && !peer.allowed_ips.is_empty() {
+                let remedy = "add [tun] with an address to the configuration, or leave this out";
+                let problem = "there is no [tun]: no IP packets are carried";
+                self.report.add(&table.place("allowed_ips"), problem, remedy);
             }
-            OneOrMany::Many(list) => self.elements(at, list),
-        };
-        let mut keys = Vec::with_capacity(texts.len());
-        for (at, text) in texts {
-            let Some(key) = self.parse::<PublicKey>(&at, &text, REMEDY) else { continue };
-            if let Some(first) = self.keys.iter().find(|pinned| pinned.key == key) {
-                let problem = if first.origin == origin {
-                    format!("is the same key as {}", first.at)
-                } else {
-                    format!("is the same key as {} of {}", first.at, first.origin.words())
-                };
-                self.report.add(&at, Some(text.span), problem, "each peer has a key of its own: remove one");
-                continue;
-            }
-            self.keys.push(PinnedKey { key, origin, at, span: text.span });
-            keys.push(key);
-        }
-        keys
-    }
-
-    fn endpoints(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-        name: &Arc<str>,
-        origin: PeerOrigin,
-    ) -> Vec<Endpoint> {
-        const REMEDY: &str = "write host:port, as in \"exit.example.net:4433\"";
-        if let Some(Field { span, value: Ok(list) }) = &field
-            && list.is_empty()
-        {
-            let remedy = "write host:port, or leave the key out: then the peer dials us";
-            self.report.add(at, Some(span.clone()), "is an empty list", remedy);
-        }
-        let mut endpoints = Vec::new();
-        for (at, text) in self.list(at, field) {
-            if let Some(endpoint) = self.parse(&at, &text, REMEDY) {
-                self.dials(&endpoint, name, origin, at, text.span);
-                endpoints.push(endpoint);
-            }
-        }
-        endpoints
-    }
-
-    fn keepalive(&mut self, at: &str, field: Option<Field<String>>) -> Option<Duration> {
-        let Some(text) = self.take(at, field) else { return defaults::KEEPALIVE };
-        let keepalive = self.read(at, &text, value::duration)?;
-        // A connection that is silent for 30 s is closed, so a longer keepalive would not keep it alive.
-        let useful = TENTH..=Duration::from_secs(25);
-        if !keepalive.is_zero() && !useful.contains(&keepalive) {
-            let problem = format!("{:?} is out of range", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"100ms\" to \"25s\", or \"0s\" for none");
-        }
-        (!keepalive.is_zero()).then_some(keepalive)
-    }
-
-    fn congestion(&mut self, at: &str, field: Option<Field<String>>) -> CongestionControl {
-        let choices = CongestionControl::ALL.map(|choice| (choice.label(), choice));
-        self.choice(at, field, &choices).unwrap_or(defaults::CONGESTION)
-    }
-
-    /// Bits a second.
-    fn rate(
-        &mut self,
-        at: &str,
-        field: Option<Field<String>>,
-        congestion: CongestionControl,
-        header: &Range<usize>,
-    ) -> Option<u64> {
-        const LEAST: u64 = 64_000;
-        const MOST: u64 = 100_000_000_000;
-        let is_required = match congestion {
-            CongestionControl::Rate => true,
-            CongestionControl::Bbr | CongestionControl::Cubic => false,
-        };
-        let Some(text) = self.take(at, field) else {
-            if is_required {
+            if peer.rate.is_some() {
+                let problem = "limits the TCP forwards to this peer, not yet its UDP flows and IP packets";
+                let remedy = "leave room for those, if the path carries both";
+                self.report.note(&table.place("rate"), problem, remedy);
+            } else if peer.congestion == CongestionControl::Rate && !table.has("rate") {
                 let problem = "missing, and congestion = \"rate\" sends at it";
                 let remedy = "add what the path to the peer carries, as in rate = \"190Mbit\"";
-                self.report.add(at, Some(header.clone()), problem, remedy);
+                self.report.add(&table.place("rate"), problem, remedy);
             }
-            return None;
-        };
-        let rate = self.read(at, &text, value::bit_rate)?;
-        if !(LEAST..=MOST).contains(&rate) {
-            let problem = format!("{:?} is out of range", text.value);
-            self.report.add(at, Some(text.span), problem, "write \"64kbit\" to \"100Gbit\"");
-            return Some(rate);
+            self.peers.push(Arc::clone(&self.peer));
+            peers.push(peer);
         }
-        self.report.note(
-            at,
-            Some(text.span),
-            "limits the TCP forwards to this peer, not yet its UDP flows and IP packets",
-            "leave room for those, if the path carries both",
-        );
-        Some(rate)
-    }
-
-    fn queue(&mut self, at: &str, file: file::Queue) -> Queue {
-        let default = defaults::QUEUE;
-        let at = |key: &str| format!("{at}.{key}");
-        Queue {
-            packets: self.number(&at("packets"), file.packets, 1..=1 << 20, default.packets),
-            // The largest UDP payload must fit.
-            bytes: self.size(&at("bytes"), file.bytes, 64 << 10..=1 << 30, default.bytes),
-            time: self.duration(
-                &at("time"),
-                file.time,
-                Duration::from_millis(1)..=Duration::from_secs(10),
-                default.time,
-            ),
-        }
-    }
-
-    fn quota(&mut self, at: &str, field: Option<Field<f64>>) -> f64 {
-        let Some(quota) = self.take(at, field) else { return defaults::QUOTA };
-        if !(quota.value > 0.0 && quota.value <= 1.0) {
-            let problem = format!("{} is not a share", quota.value);
-            self.report.add(at, Some(quota.span), problem, "write a number above 0 and at most 1");
-        }
-        quota.value
-    }
-
-    /// The indices of the services that a peer may use.
-    pub(super) fn granted(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-        services: &[Service],
-    ) -> Vec<usize> {
-        let mut granted = Vec::new();
-        for (at, name) in self.list(at, field) {
-            match services.iter().position(|service| *service.name == *name.value) {
-                Some(index) if granted.contains(&index) => {
-                    self.report.add(&at, Some(name.span), "is named twice", "remove one");
-                }
-                Some(index) => granted.push(index),
-                None => {
-                    let problem = format!("no [[service]] is named {:?}", name.value);
-                    let remedy = known("add that [[service]]", services.iter().map(|service| &service.name));
-                    self.report.add(&at, Some(name.span), problem, remedy);
-                }
-            }
-        }
-        granted
     }
 }

@@ -2,9 +2,10 @@
 
 use std::{
     fmt, io,
-    ops::Range,
     path::{Path, PathBuf},
 };
+
+use crate::{PeerOrigin, section::At};
 
 /// One thing that is wrong with the configuration, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,63 +83,56 @@ pub enum LoadError {
     Problems(#[from] ConfigProblems),
 }
 
-/// Collects the problems of one text.
+/// Collects the problems of both files.
+#[derive(Clone, Default)]
 pub(super) struct Report {
-    text: String,
-    /// The state file; `None`: the configuration file.
-    file: Option<PathBuf>,
+    config: String,
+    state: String,
+    /// The path of the state file.
+    state_file: Option<PathBuf>,
     problems: Vec<ConfigProblem>,
     notes: Vec<ConfigProblem>,
 }
 
 impl Report {
-    pub(super) fn new(text: String, file: Option<PathBuf>) -> Self {
-        Self { text, file, problems: Vec::new(), notes: Vec::new() }
+    /// A report on a configuration.
+    pub(super) fn new(config: &str) -> Self {
+        Self { config: config.to_owned(), ..Self::default() }
     }
 
-    /// Records a problem; `span` is its position in the text, in bytes.
-    pub(super) fn add(
-        &mut self,
-        key_path: &str,
-        span: Option<Range<usize>>,
-        problem: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        let problem = self.describe(key_path, span, problem.into(), remedy.into());
+    /// The text that stands in the state file.
+    pub(super) fn read_state(&mut self, text: &str, path: PathBuf) {
+        (self.state, self.state_file) = (text.to_owned(), Some(path));
+    }
+
+    /// Records a problem.
+    pub(super) fn add(&mut self, at: &At, problem: impl Into<String>, remedy: impl Into<String>) {
+        let problem = self.describe(at, problem.into(), remedy.into());
         self.problems.push(problem);
     }
 
     /// Records what an operator should know, although the agent starts.
-    pub(super) fn note(
-        &mut self,
-        key_path: &str,
-        span: Option<Range<usize>>,
-        problem: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        let note = self.describe(key_path, span, problem.into(), remedy.into());
+    pub(super) fn note(&mut self, at: &At, problem: impl Into<String>, remedy: impl Into<String>) {
+        let note = self.describe(at, problem.into(), remedy.into());
         self.notes.push(note);
     }
 
-    fn describe(
-        &self,
-        key_path: &str,
-        span: Option<Range<usize>>,
-        problem: String,
-        remedy: String,
-    ) -> ConfigProblem {
-        let line = |span: Range<usize>| {
-            let before = self.text.as_bytes().iter().take(span.start);
-            1 + before.filter(|b| **b == b'\n').count()
+    fn describe(&self, at: &At, problem: String, remedy: String) -> ConfigProblem {
+        let (text, file) = match at.file {
+            PeerOrigin::Config => (&self.config, None),
+            PeerOrigin::State => (&self.state, self.state_file.clone()),
         };
-        let (file, key_path) = (self.file.clone(), key_path.to_owned());
-        ConfigProblem { file, key_path, line: span.map(line), problem, remedy }
+        let line = at.span.as_ref().map(|span| {
+            let before = text.as_bytes().iter().take(span.start);
+            1 + before.filter(|byte| **byte == b'\n').count()
+        });
+        ConfigProblem { file, key_path: at.path.clone(), line, problem, remedy }
     }
 
-    /// The problems and the notes, each in the order of their lines.
+    /// The problems and the notes, each in the order of their lines, those of the state file last.
     pub(super) fn into_parts(mut self) -> (Vec<ConfigProblem>, Vec<ConfigProblem>) {
         for list in [&mut self.problems, &mut self.notes] {
-            list.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
+            list.sort_by_key(|problem| (problem.file.is_some(), problem.line.unwrap_or(usize::MAX)));
         }
         (self.problems, self.notes)
     }

@@ -6,37 +6,32 @@
 //! What needs a restart keeps its old value, so that the next reload reports it again. A value that would be wrong beside
 //! an old one waits for the restart with it: see [`Waits`].
 
-use std::{mem, net::SocketAddr, sync::Arc};
-
-use ipnet::IpNet;
+use std::{net::SocketAddr, sync::Arc};
 
 use crate::{
-    AccessMode, Config, Forward, Knock, Peer, PeerOrigin, Service,
-    reload_values::{Differences, list, unless},
+    AccessMode, Config, Forward, Knock, Peer, PeerOrigin, Service, Tun, kinds,
     resolve::MAX_SERVICES,
+    section::{Key, Names, Section, Walker, spelled},
+    sections::{Control, Identity, Metrics},
     value,
 };
 
-/// When a change takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// With the reload.
-    Now,
-    /// With the next connection with the peer.
-    NextConnection,
-    /// With the next start of the daemon: until then the old value holds.
-    Restart,
+spelled! {
+    /// When a change takes effect.
+    pub enum Effect {
+        /// With the reload.
+        Now = "now",
+        /// With the next connection with the peer.
+        NextConnection = "next-connection",
+        /// With the next start of the daemon: until then the old value holds.
+        Restart = "restart",
+    }
 }
 
 impl Effect {
-    /// The effect, in JSON and in logs.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Now => "now",
-            Self::NextConnection => "next-connection",
-            Self::Restart => "restart",
-        }
+    /// When something is in effect that may have to wait for a restart.
+    fn unless(waits: bool) -> Self {
+        if waits { Self::Restart } else { Self::Now }
     }
 }
 
@@ -87,104 +82,159 @@ pub struct Plan {
 #[must_use]
 pub fn plan(running: &Config, fresh: Config) -> Plan {
     let waits = Waits::of(running, &fresh);
-    let Config {
-        path,
-        identity_key_file,
-        state_dir,
-        transport,
-        access,
-        peers,
-        udp,
-        tcp,
-        services,
-        tun,
-        metrics,
-        control,
-        log,
-        limits,
-        closed,
-        notes,
-    } = fresh;
-    let mut plan = Plan::default();
+    let (mut plan, mut config) = (Plan::default(), fresh);
     // The services come first, because peers and access name them, and are shown later.
     let mut of_services = Differences::default();
-    let (services, places) = of_services.services(&running.services, services);
+    let (services, places) = of_services.services(&running.services, config.services);
+    config.services = services;
+    let names = Names { services: &config.services, peers: &[] };
     let mut changes = Differences::default();
-    let (identity_key_file, state_dir) = changes.identity(running, identity_key_file, state_dir);
-    let transport = changes.transport(&running.transport, transport);
-    let access = changes.access(&running.access, access, &waits, &places, &services);
-    let peers = plan.peers(&mut changes, running, peers, &waits, &places, &services);
-    let around = |section, blocked| Around { section, running, peers: &peers, blocked };
-    let (udp, udp_opened) = changes.forwards(&around("udp", &running.transport.listen), &running.udp, udp);
-    let (tcp, tcp_opened) = changes.forwards(&around("tcp", running.metrics.as_slice()), &running.tcp, tcp);
-    changes.append(of_services);
-    let tun = changes.tun(running.tun.as_ref(), tun);
-    let metrics = changes.metrics(running.metrics, metrics);
-    let control = changes.control(running.control.as_ref(), control);
-    let log = changes.log(running.log, log);
-    let limits = changes.limits(running.limits, limits);
-    let config = Config {
-        path,
-        identity_key_file,
-        state_dir,
-        transport,
-        access,
-        peers,
-        udp,
-        tcp,
-        services,
-        tun,
-        metrics,
-        control,
-        log,
-        limits,
-        closed,
-        notes,
+    let own = |config: &Config| Identity {
+        key_file: config.identity_key_file.clone(),
+        state_dir: config.state_dir.clone(),
     };
+    let mut identity = own(&config);
+    changes.section("identity.", &own(running), &mut identity, names, &[]);
+    (config.identity_key_file, config.state_dir) = (identity.key_file, identity.state_dir);
+    changes.section("transport.", &running.transport, &mut config.transport, names, &[]);
+    config.access.services = places.of(&config.access.services);
+    changes.section("access.", &running.access, &mut config.access, names, &waits.access);
+    config.peers = plan.peers(&mut changes, running, config.peers, &waits, &places, names);
+    let around = |section, blocked| Around { section, running, peers: &config.peers, blocked };
+    (config.udp, plan.udp_opened) =
+        changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
+    (config.tcp, plan.tcp_opened) =
+        changes.forwards(&around("tcp", running.metrics.as_slice()), &running.tcp, config.tcp);
+    changes.append(of_services);
+    config.tun = changes.tun(running.tun.as_ref(), config.tun);
+    let mut metrics = Metrics { listen: config.metrics };
+    changes.section("metrics.", &Metrics { listen: running.metrics }, &mut metrics, names, &[]);
+    config.metrics = metrics.listen;
+    let socket = |config: &Config| Control { socket: config.control.clone().unwrap_or_default() };
+    let mut control = socket(&config);
+    changes.section("control.", &socket(running), &mut control, names, &[]);
+    config.control = Some(control.socket).filter(|socket| !socket.as_os_str().is_empty());
+    changes.section("log.", &running.log, &mut config.log, names, &[]);
+    changes.section("limits.", &running.limits, &mut config.limits, names, &[]);
     // Where the text came from, and what is said about it, change nothing.
     let alike =
         Config { path: running.path.clone(), notes: running.notes.clone(), ..config.clone() } == *running;
-    Plan {
-        config: (!alike).then_some(config),
-        udp_opened,
-        tcp_opened,
-        changes: changes.into_changes(),
-        ..plan
-    }
+    plan.config = (!alike).then_some(config);
+    plan.changes = changes.0;
+    plan
 }
 
-/// What must wait for a restart although it is of a kind that takes effect at once, because it was checked beside values
-/// that wait for one.
-pub(super) struct Waits {
-    /// `peer.allowed_ips`: what is routed into the tunnel was held against `[tun]`, `transport.mark` and
-    /// `transport.listen`. A default route beside the old mark would take the tunnel's own packets.
-    pub(super) allowed_ips: bool,
-    /// `access.mode`: open mode is refused without a knock, and ours may be off until the restart.
-    pub(super) mode: bool,
-    /// `access.decoy`: without a knock nobody is a stranger; beside an old `transport.listen` it may be ourselves.
-    pub(super) decoy: bool,
+/// The keys that must wait for a restart although a change of them takes effect at once, because they were checked beside
+/// values that wait for one.
+struct Waits {
+    /// `mode`: open mode is refused without a knock, and ours may be off until the restart. `decoy`: without a knock nobody is
+    /// a stranger; beside an old `transport.listen` it may be ourselves.
+    access: Vec<&'static str>,
+    /// `allowed_ips`: what is routed into the tunnel was held against `[tun]`, `transport.mark` and `transport.listen`. A
+    /// default route beside the old mark would take the tunnel's own packets.
+    peer: Vec<&'static str>,
 }
 
 impl Waits {
     fn of(running: &Config, fresh: &Config) -> Self {
         let listens_elsewhere = running.transport.listen != fresh.transport.listen;
         let no_knock = running.access.knock == Knock::Off;
+        let mode = no_knock && fresh.access.mode == AccessMode::Open;
+        let decoy = fresh.access.decoy.is_some() && (no_knock || listens_elsewhere);
+        let allowed_ips =
+            listens_elsewhere || running.tun != fresh.tun || running.transport.mark != fresh.transport.mark;
+        let access = [("mode", mode), ("decoy", decoy)].into_iter().filter(|(_, waits)| *waits);
         Self {
-            allowed_ips: listens_elsewhere
-                || running.tun != fresh.tun
-                || running.transport.mark != fresh.transport.mark,
-            mode: no_knock && fresh.access.mode == AccessMode::Open,
-            decoy: fresh.access.decoy.is_some() && (no_knock || listens_elsewhere),
+            access: access.map(|(key, _)| key).collect(),
+            peer: Vec::from_iter(allowed_ips.then_some("allowed_ips")),
         }
     }
 }
 
+/// The lines of the difference, as they are found.
+#[derive(Default)]
+struct Differences(Vec<Change>);
+
+impl Differences {
+    fn append(&mut self, later: Self) {
+        self.0.extend(later.0);
+    }
+
+    fn added(&mut self, what: impl Into<String>, description: String, effect: Effect) {
+        self.0.push(Change { what: what.into(), kind: Kind::Added(description), effect });
+    }
+
+    fn removed(&mut self, what: impl Into<String>, description: String, effect: Effect) {
+        self.0.push(Change { what: what.into(), kind: Kind::Removed(description), effect });
+    }
+
+    /// Records a key whose value is another one.
+    fn key(&mut self, what: String, effect: Effect, old: Option<kinds::Shown>, new: Option<kinds::Shown>) {
+        match [old, new].map(|value| value.map(|shown| shown.text)) {
+            [old, new] if old == new => {}
+            [Some(old), Some(new)] => self.0.push(Change { what, kind: Kind::Changed(old, new), effect }),
+            [Some(old), None] => self.removed(what, old, effect),
+            [None, Some(new)] => self.added(what, new, effect),
+            [None, None] => {}
+        }
+    }
+
+    /// Records the keys of `new` whose values are others, each as `what` and its name, and gives those that wait for a restart,
+    /// as the keys in `waits` do, their old values.
+    fn section<S: Section>(&mut self, what: &str, old: &S, new: &mut S, names: Names<'_>, waits: &[&str]) {
+        new.walk(old, &mut Comparison { changes: self, what: what.to_owned(), names: [names; 2], waits });
+    }
+
+    fn tun(&mut self, old: Option<&Tun>, new: Option<Tun>) -> Option<Tun> {
+        let described = |tun: &Tun| {
+            let addresses: Vec<String> =
+                tun.addresses.iter().map(|address| format!("\"{address}\"")).collect();
+            format!("{} with [{}]", tun.name, addresses.join(", "))
+        };
+        match (old, new) {
+            (None, None) => {}
+            (None, Some(new)) => self.added("tun", described(&new), Effect::Restart),
+            (Some(old), None) => self.removed("tun", described(old), Effect::Restart),
+            (Some(old), Some(mut new)) => {
+                self.section("tun.", old, &mut new, Names::default(), &[]);
+                return Some(new);
+            }
+        }
+        old.cloned()
+    }
+}
+
+/// A section that is held against the one that runs.
+struct Comparison<'c> {
+    changes: &'c mut Differences,
+    /// What comes before the name of a key.
+    what: String,
+    /// What the old values name, and the new ones.
+    names: [Names<'c>; 2],
+    waits: &'c [&'c str],
+}
+
+impl Walker for Comparison<'_> {
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &kinds::Kind<T>, value: &mut T, other: &T) {
+        let effect = if self.waits.contains(&key.name) { Effect::Restart } else { key.effect };
+        let [old, new] = [kind.show(other, self.names[0]), kind.show(value, self.names[1])];
+        self.changes.key(format!("{}{}", self.what, key.name), effect, old, new);
+        if effect == Effect::Restart {
+            value.clone_from(other);
+        }
+    }
+
+    fn table<S: Section>(&mut self, name: &'static str, section: &mut S, other: &S) {
+        self.changes.section(&format!("{}{name}.", self.what), other, section, self.names[1], &[]);
+    }
+}
+
 /// The place of each service of the new configuration; `None`: it has to wait for a restart.
-pub(super) struct Places(Vec<Option<usize>>);
+struct Places(Vec<Option<usize>>);
 
 impl Places {
     /// The places of services that are named by their index in the new configuration.
-    pub(super) fn of(&self, services: &[usize]) -> Vec<usize> {
+    fn of(&self, services: &[usize]) -> Vec<usize> {
         services.iter().filter_map(|index| self.0.get(*index).copied().flatten()).collect()
     }
 }
@@ -196,7 +246,7 @@ impl Differences {
         let mut places = Vec::with_capacity(fresh.len());
         let mut added = Vec::new();
         let mut kept = vec![false; running.len()];
-        for service in fresh {
+        for mut service in fresh {
             let place = running.iter().position(|old| old.name == service.name);
             let old = place.and_then(|place| running.get(place));
             let what = format!("service \"{}\"", service.name);
@@ -205,7 +255,9 @@ impl Differences {
                     kept[place] = true;
                     places.push(Some(place));
                     match (old.is_served(), service.is_served()) {
-                        (true, true) => self.service(&what, old, &service),
+                        (true, true) => {
+                            self.section(&format!("{what}: "), old, &mut service, Names::default(), &[]);
+                        }
                         (false, true) => added.push((what, Effect::Now, service.upstream)),
                         (true, false) => kept[place] = false,
                         (false, false) => {}
@@ -253,7 +305,7 @@ impl Plan {
         fresh: Vec<Peer>,
         waits: &Waits,
         places: &Places,
-        services: &[Service],
+        names: Names<'_>,
     ) -> Vec<Peer> {
         let configured = |peer: &&Peer| peer.origin == PeerOrigin::Config;
         let what = |peer: &Peer| format!("peer \"{}\"", peer.name);
@@ -263,31 +315,33 @@ impl Plan {
                 self.removed.push(Arc::clone(&old.name));
             }
         }
-        let mut added = Vec::new();
+        let mut added = Differences::default();
         let mut peers = Vec::with_capacity(fresh.len());
         for mut peer in fresh {
             peer.services = places.of(&peer.services);
-            if peer.origin == PeerOrigin::Config {
-                let old = running.peers.iter().filter(configured).find(|old| old.name == peer.name);
-                if let Some(old) = old {
-                    peer = changes.peer(&what(&peer), old, peer, waits, services);
+            let at = format!("{}: ", what(&peer));
+            let old = running.peers.iter().filter(configured).find(|old| old.name == peer.name);
+            match (peer.origin, old) {
+                (PeerOrigin::State, _) => {}
+                (PeerOrigin::Config, Some(old)) => {
+                    changes.section(&at, old, &mut peer, names, &waits.peer);
                     if peer != *old {
                         self.changed.push(peer.clone());
                     }
-                } else {
-                    let waiting =
-                        if waits.allowed_ips { mem::take(&mut peer.allowed_ips) } else { Vec::new() };
-                    added.push((what(&peer), described(&peer), waiting));
+                }
+                (PeerOrigin::Config, None) => {
+                    added.added(what(&peer), described(&peer), Effect::Now);
+                    // It begins without what has to wait.
+                    let without = Peer { allowed_ips: Vec::new(), ..peer.clone() };
+                    if !waits.peer.is_empty() {
+                        added.section(&at, &without, &mut peer, names, &waits.peer);
+                    }
                     self.added.push(peer.clone());
                 }
             }
             peers.push(peer);
         }
-        for (what, described, waiting) in added {
-            let at = format!("{what}: allowed_ips");
-            changes.added(what, described, Effect::Now);
-            changes.key(&at, Effect::Restart, list::<IpNet>(&[]), list(&waiting));
-        }
+        changes.append(added);
         peers
     }
 }
@@ -295,12 +349,9 @@ impl Plan {
 /// Who a peer is, in a line.
 fn described(peer: &Peer) -> String {
     let keys: Vec<String> = peer.public_keys.iter().map(ToString::to_string).collect();
-    let keys = keys.join(" or ");
-    if peer.endpoints.is_empty() {
-        return format!("{keys}, which dials us");
-    }
     let endpoints: Vec<String> = peer.endpoints.iter().map(ToString::to_string).collect();
-    format!("{keys} at {}", endpoints.join(" or "))
+    let way = if endpoints.is_empty() { ", which dials us" } else { " at " };
+    format!("{}{way}{}", keys.join(" or "), endpoints.join(" or "))
 }
 
 /// What the forwards of one section are held against.
@@ -335,7 +386,7 @@ impl Differences {
             }
             let in_the_way = wanted.iter().any(|new| value::clashes(forward.listen, new.listen));
             let peer = around.peers.iter().position(|peer| *peer.name == *old_peer(forward));
-            let effect = unless(in_the_way && peer.is_some());
+            let effect = Effect::unless(in_the_way && peer.is_some());
             self.removed(what(forward), leads_to(forward, old_peer(forward)), effect);
             if in_the_way {
                 blocked.push(forward.listen);
@@ -347,19 +398,18 @@ impl Differences {
             };
         }
         let mut opened = Vec::new();
-        for (forward, claim) in wanted.into_iter().zip(claims) {
+        for (mut forward, claim) in wanted.into_iter().zip(claims) {
             let old = claim.and_then(|place| held.get(place)).filter(|old| old.open);
             if let (Some(place), Some(old)) = (claim, old) {
-                let mut key = |key: &str, old: &str, new: &str| {
-                    self.key(&format!("{}: {key}", what(&forward)), Effect::Now, old, new);
-                };
-                key("peer", old_peer(old), new_peer(&forward));
-                key("service", &old.service, &forward.service);
+                let names =
+                    [&around.running.peers[..], around.peers].map(|peers| Names { peers, services: &[] });
+                let (changes, what) = (&mut *self, format!("{}: ", what(&forward)));
+                forward.walk(old, &mut Comparison { changes, what, names, waits: &[] });
                 forwards[place] = forward;
                 continue;
             }
             let waits = blocked.iter().any(|own| value::clashes(*own, forward.listen));
-            self.added(what(&forward), leads_to(&forward, new_peer(&forward)), unless(waits));
+            self.added(what(&forward), leads_to(&forward, new_peer(&forward)), Effect::unless(waits));
             if waits {
                 continue;
             }

@@ -1,5 +1,6 @@
 //! What holds of every reload, whatever the two files say: made from a seed, which a failure prints.
 
+use gate::identity::PublicKey;
 use proptest::prelude::*;
 use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 

@@ -131,7 +131,7 @@ fn what_is_different_about_a_service_is_in_effect_now() {
             "service \"dns\": upstream: 127.0.0.1:53 → 127.0.0.2:53",
             "service \"dns\": idle: 1m → 1m 30s",
             "service \"dns\": burst: 128 → 8",
-            "service \"dns\": protocol: (both) → tcp"
+            "service \"dns\": protocol: both → tcp"
         ]
     );
     assert_eq!(after, Config { notes: after.notes.clone(), ..parse(&text) });
@@ -287,16 +287,16 @@ fn peers_are_sorted_by_what_happened_to_them() {
         lines(&plan),
         [
             format!("- peer \"branch\": {}, which dials us", KEYS[1]),
-            "peer \"exit\": endpoints: [] → [\"exit.example:1\", \"[2001:db8::1]:2\"]".to_owned(),
+            "+ peer \"exit\": endpoints: [\"exit.example:1\", \"[2001:db8::1]:2\"]".to_owned(),
             "peer \"exit\": lanes: 0 → 4 (next connection)".to_owned(),
             "peer \"exit\": profile: throughput → latency (next connection)".to_owned(),
             "peer \"exit\": keepalive: 20s → 0s (next connection)".to_owned(),
-            "peer \"exit\": queue.bytes: 4MiB → 1MiB".to_owned(),
-            "peer \"exit\": queue.time: 100ms → 1s".to_owned(),
             "peer \"exit\": allowed_ips: [] → [\"10.9.0.2/32\"]".to_owned(),
             "peer \"exit\": dscp: copy → 46".to_owned(),
             "peer \"exit\": congestion: bbr → rate (next connection)".to_owned(),
-            "peer \"exit\": rate: none → 1500kbit".to_owned(),
+            "+ peer \"exit\": rate: 1500kbit".to_owned(),
+            "peer \"exit\": queue.bytes: 4MiB → 1MiB".to_owned(),
+            "peer \"exit\": queue.time: 100ms → 1s".to_owned(),
             format!("+ peer \"new\": {third} at new.example:1"),
             "- udp \"127.0.0.1:5301\": service \"echo\" of peer \"branch\"".to_owned(),
         ]

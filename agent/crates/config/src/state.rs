@@ -3,11 +3,11 @@
 //! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
 
 use std::{
-    fmt::{self, Write as _},
+    fmt::Write as _,
     fs::{self, File, TryLockError},
     io::{self, Write as _},
-    mem,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -18,11 +18,9 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
-    checks::{Checks, PinnedKey},
-    field::{Field, OneOrMany},
-    file,
+    checks::{Checks, PinnedKey, name},
     peers::Around,
-    problem::Report,
+    section::{self, At, spelled},
     tun::allowed_prefix,
 };
 
@@ -76,7 +74,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// It was changed while the daemon ran.
-    #[error("{}: has a peer of that {what}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display())]
+    #[error("{}: has a peer of that {}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display(), what.label())]
     Exists {
         /// The file.
         path: PathBuf,
@@ -93,24 +91,21 @@ pub enum StateError {
     },
 }
 
-/// What no two peers share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// The name.
-    Name,
-    /// A public key.
-    Key,
-    /// A prefix of `allowed_ips`.
-    Prefix,
+/// What makes an error of the kernel's refusal.
+fn unusable(path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    let path = path.to_owned();
+    |cause| StateError::Unusable { path, cause }
 }
 
-impl fmt::Display for Taken {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Name => "name",
-            Self::Key => "key",
-            Self::Prefix => "prefix",
-        })
+spelled! {
+    /// What no two peers share.
+    pub enum Taken {
+        /// The name.
+        Name = "name",
+        /// A public key.
+        Key = "key",
+        /// A prefix of `allowed_ips`.
+        Prefix = "prefix",
     }
 }
 
@@ -139,50 +134,42 @@ pub fn check(
     new: &NewPeer,
 ) -> Result<Peer, ConfigProblems> {
     let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
-    let mut report = Report::new(text.clone(), None);
-    let table = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
-    let mut checks = Checks::new(report);
+    let mut checks = Checks::default();
     for peer in known {
-        let pinned = |key: &PublicKey| PinnedKey {
-            key: *key,
-            origin: peer.origin,
-            at: format!("the key of {:?}", peer.name),
-            span: 0..0,
-        };
+        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
+        let pinned = |key: &PublicKey| PinnedKey { key: *key, at: at.clone() };
         checks.keys.extend(peer.public_keys.iter().map(pinned));
     }
-    let listens = !config.transport.listen.is_empty();
-    let tunnel = config.tun.is_some();
-    let around = Around { services: &config.services, listens, tunnel, origin: PeerOrigin::State };
+    checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
     checks.claimed(config, known);
+    let around = Around { listens: !config.transport.listen.is_empty(), tunnel: config.tun.is_some() };
     let mut peers = known.to_vec();
-    checks.peers(table.peer.into_iter().enumerate(), around, &mut peers);
+    let entries = section::parse(&text, PeerOrigin::State, &mut checks.report);
+    let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
+    let tables = root.tables("peer", &mut checks.report);
+    checks.read_peers(tables, around, &mut peers);
     if let Some(tun) = &config.tun {
-        checks.collisions(tun, config.transport.mark, None);
+        checks.collisions(tun, config.transport.mark);
     }
     let peer = peers.pop().filter(|_| peers.len() == known.len());
-    if peer.as_ref().is_some_and(|peer| peer.public_keys.contains(&own_key)) {
-        let remedy = "write the peer's key, as culvert pubkey prints it there";
-        checks.report.add("peer[0].public_key", None, "is our own public key", remedy);
-    }
+    checks.own_key(own_key);
     if known.len() >= config.limits.peers {
+        let at = At { path: "limits.peers".to_owned(), ..At::file(PeerOrigin::State) };
         let problem = format!("there are {} peers already", known.len());
-        checks.report.add("limits.peers", None, problem, "raise it, or remove peers");
+        checks.report.add(&at, problem, "raise it, or remove peers");
     }
     let (mut problems, _) = checks.report.into_parts();
-    match peer {
-        Some(peer) if problems.is_empty() => Ok(peer),
-        Some(_) | None => {
-            for problem in &mut problems {
-                // The place in a text that nobody has written says nothing.
-                problem.line = None;
-                if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
-                    problem.key_path = key.to_owned();
-                }
-            }
-            Err(ConfigProblems { file: None, problems })
+    if let Some(peer) = peer.filter(|_| problems.is_empty()) {
+        return Ok(peer);
+    }
+    for problem in &mut problems {
+        // The place in a text that nobody has written says nothing.
+        problem.line = None;
+        if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
+            problem.key_path = key.to_owned();
         }
     }
+    Err(ConfigProblems { file: None, problems })
 }
 
 /// The state file while it is being changed: nobody else changes it until this is dropped.
@@ -205,10 +192,6 @@ impl Edit {
     }
 
     pub(super) fn begin_within(path: &Path, patience: Duration) -> Result<Self, StateError> {
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            |cause| StateError::Unusable { path, cause }
-        };
         let of = path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
         folder::make(of).map_err(unusable(of))?;
         let folder = File::open(of).map_err(unusable(of))?;
@@ -233,15 +216,13 @@ impl Edit {
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
         for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
-            let exists = |what| Err(StateError::Exists { path: self.path.clone(), what });
-            if is_named(peer, &new.name) {
-                return exists(Taken::Name);
-            }
-            if has_key(peer, &new.public_key) {
-                return exists(Taken::Key);
-            }
-            if has_prefix(peer, &new.allowed_ips) {
-                return exists(Taken::Prefix);
+            let taken = [
+                (Taken::Name, is_named(peer, &new.name)),
+                (Taken::Key, has_key(peer, &new.public_key)),
+                (Taken::Prefix, has_prefix(peer, &new.allowed_ips)),
+            ];
+            if let Some((what, _)) = taken.into_iter().find(|(_, taken)| *taken) {
+                return Err(StateError::Exists { path: self.path.clone(), what });
             }
         }
         // What is not a list was reported when it was checked.
@@ -303,10 +284,6 @@ impl Edit {
     /// # Errors
     /// The kernel's refusal; the old file is still there.
     pub fn commit(self) -> Result<(), StateError> {
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            |cause| StateError::Unusable { path, cause }
-        };
         let new_path = self.path.with_extension("toml.new");
         let write = || {
             // What a killed writer left, or a link that somebody planted to have another file overwritten.
@@ -332,22 +309,18 @@ impl Edit {
 
 impl NewPeer {
     fn to_table(&self) -> Table {
-        let mut table = Table::new();
-        table.insert("name".to_owned(), self.name.as_str().into());
-        table.insert("public_key".to_owned(), self.public_key.as_str().into());
-        if !self.endpoints.is_empty() {
-            table.insert("endpoints".to_owned(), self.endpoints.clone().into());
-        }
-        if let Some(lanes) = self.lanes {
-            table.insert("lanes".to_owned(), i64::from(lanes).into());
-        }
-        if !self.services.is_empty() {
-            table.insert("services".to_owned(), self.services.clone().into());
-        }
-        if !self.allowed_ips.is_empty() {
-            table.insert("allowed_ips".to_owned(), self.allowed_ips.clone().into());
-        }
-        table
+        let texts = [("name", &self.name), ("public_key", &self.public_key)];
+        let lists = [
+            ("endpoints", &self.endpoints),
+            ("services", &self.services),
+            ("allowed_ips", &self.allowed_ips),
+        ];
+        let texts = texts.map(|(key, text)| (key, Value::from(text.as_str())));
+        let lists = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        let lists = lists.map(|(key, list)| (key, Value::from(list.clone())));
+        let lanes = self.lanes.map(|lanes| ("lanes", Value::from(i64::from(lanes))));
+        let all = texts.into_iter().chain(lists).chain(lanes);
+        all.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 }
 
@@ -385,21 +358,10 @@ fn has_prefix(peer: &Value, prefixes: &[String]) -> bool {
 }
 
 /// Whether one of `peers` has the name and a key of `table`.
-fn is_among(table: &file::Peer, peers: &[Peer]) -> bool {
-    let Some(Ok(keys)) = table.public_key.as_ref().map(|field| &field.value) else { return false };
-    let texts: Vec<&str> = match keys {
-        OneOrMany::One(text) => vec![text],
-        OneOrMany::Many(list) => list.iter().filter_map(|field| text_of(Some(field))).collect(),
-    };
-    let keys: Vec<PublicKey> = texts.into_iter().filter_map(|text| text.parse().ok()).collect();
-    let name = text_of(table.name.as_ref());
-    peers
-        .iter()
-        .any(|peer| name == Some(&*peer.name) && peer.public_keys.iter().any(|own| keys.contains(own)))
-}
-
-fn text_of(field: Option<&Field<String>>) -> Option<&str> {
-    field?.value.as_deref().ok()
+fn is_among(table: &section::Table<'_>, peers: &[Peer]) -> bool {
+    let keys: Vec<PublicKey> = table.texts("public_key").filter_map(|text| text.parse().ok()).collect();
+    let same = |peer: &&Peer| *peer.name == *table.text("name");
+    peers.iter().filter(same).any(|peer| peer.public_keys.iter().any(|own| keys.contains(own)))
 }
 
 /// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
@@ -428,7 +390,7 @@ fn render(state: &Table) -> String {
     const FIRST: [&str; 2] = ["name", "public_key"];
     let mut text = HEADER.to_owned();
     let line = |text: &mut String, key: &str, value: &Value| {
-        // Every key that the mirror knows is a bare one; writing to a String cannot fail.
+        // Every key is a bare one; writing to a String cannot fail.
         writeln!(text, "{key} = {value}").ok();
     };
     for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
@@ -450,32 +412,26 @@ fn render(state: &Table) -> String {
 }
 
 impl Checks {
-    /// Checks the state file and appends its peers; returns what is wrong with it and the names that it calls removed.
-    pub(super) fn state(
-        &mut self,
-        text: String,
-        path: PathBuf,
-        around: Around<'_>,
-        peers: &mut Vec<Peer>,
-    ) -> (Report, Vec<String>) {
-        let mut report = Report::new(text.clone(), Some(path));
-        let state = file::read::<file::State>(&text, &file::state_schema(), &mut report).unwrap_or_default();
-        // What is found until the end of this function is found in the state file.
-        let config_report = mem::replace(&mut self.report, report);
-        let (twins, others): (Vec<_>, Vec<_>) =
-            state.peer.into_iter().enumerate().partition(|(_, table)| is_among(table.as_ref(), peers));
-        for (index, table) in twins {
-            let name = text_of(table.as_ref().name.as_ref()).unwrap_or_default();
+    /// Checks the state file at `path` and appends its peers.
+    pub(super) fn read_state(&mut self, text: &str, path: PathBuf, around: Around, peers: &mut Vec<Peer>) {
+        self.report.read_state(text, path);
+        let entries = section::parse(text, PeerOrigin::State, &mut self.report);
+        let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
+        let removed: Option<Vec<Arc<str>>> = root.value("removed", &name().list(), self);
+        let tables = root.tables("peer", &mut self.report);
+        root.end(&mut self.report);
+        let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
+        for table in twins {
+            let name = table.text("name");
             let problem = format!("{name:?} is the same peer as that [[peer]] of the configuration");
             let remedy = format!(
                 "culvert peer remove {name}, then culvert reload: the connection is made anew, with what the \
                  configuration says"
             );
-            self.report.add(&format!("peer[{index}]"), Some(table.span()), problem, remedy);
+            self.report.add(&table.at, problem, remedy);
         }
-        self.peers(others, around, peers);
-        let removed = self.list("removed", state.removed).into_iter().map(|(_, name)| name.value).collect();
-        (mem::replace(&mut self.report, config_report), removed)
+        self.read_peers(others, around, peers);
+        self.removed = removed.unwrap_or_default();
     }
 }
 

@@ -1,7 +1,10 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    time::Duration,
 };
+
+use gate::identity::PublicKey;
 
 use super::*;
 use crate::tests::*;
@@ -28,6 +31,13 @@ fn load_names_file_line_and_remedy() {
     let (config, loaded) = Config::load(&path).unwrap();
     assert_eq!(config.identity_key_file, folder.path().join("id.key"));
     assert_eq!(loaded.public_key(), identity.public_key());
+
+    fs::write(&path, base.replace("\"id.key\"", "3")).unwrap();
+    let Err(LoadError::Problems(wrong)) = Config::load(&path) else { panic!("it is refused") };
+    assert_eq!(wrong.problems.len(), 1, "a key file that is no text is not looked for: {wrong}");
+    fs::write(&path, base.replace("\"id.key\"", "\"\"")).unwrap();
+    let Err(LoadError::Problems(wrong)) = Config::load(&path) else { panic!("it is refused") };
+    assert_eq!(wrong.problems.len(), 1, "an empty name is no file: {wrong}");
 
     fs::write(&path, base.replace(KEY, &identity.public_key().to_string())).unwrap();
     let own = Config::load(&path).unwrap_err().to_string();
@@ -118,7 +128,7 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
         "2",
         "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration",
     );
-    refused(&peer("open-door", KEY_2), "2", "peer[0].name: \"open-door\" is kept for peers of open mode");
+    refused(&peer("open-door", KEY_2), "3", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
     refused("[log]\n", "1", "log: unknown key");

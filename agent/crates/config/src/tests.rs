@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use proptest::prelude::*;
 
@@ -57,7 +57,7 @@ fn defaults_stand_for_what_is_left_out() {
     assert!(config.transport.workers == 0 && (1..=64).contains(&config.worker_count()));
     assert_eq!(config.identity_key_file, Path::new("/etc/culvert/id.key"));
     assert_eq!(config.transport.listen, ["127.0.0.1:4433".parse().unwrap()]);
-    assert_eq!((config.log, config.limits, config.metrics), (defaults::LOG, defaults::LIMITS, None));
+    assert_eq!((config.log, config.limits, config.metrics), (Log::DEFAULT, defaults::LIMITS, None));
     let peer = Peer {
         name: "exit".into(),
         origin: PeerOrigin::Config,
@@ -82,6 +82,7 @@ fn defaults_stand_for_what_is_left_out() {
         idle: Duration::from_secs(60),
         burst: 128,
         oversize: Oversize::Drop,
+        protocol: Protocol::Both,
         udp: true,
         tcp: true,
     };
@@ -217,7 +218,7 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("quota = 1.5\n", 9, "peer[0].quota", "at most 1");
     expect("quota = nan\n", 9, "peer[0].quota", "is not a share");
     expect("\nqueue.packets = 0\n", 10, "peer[0].queue.packets", "1 to 1048576");
-    expect("queue = { bytes = \"1KiB\" }\n", 9, "peer[0].queue.bytes", "64 KiB to 1024 MiB");
+    expect("queue = { bytes = \"1KiB\" }\n", 9, "peer[0].queue.bytes", "\"64KiB\" to \"1GiB\"");
     expect("queue = { bytes = \"4Mib\" }\n", 9, "peer[0].queue.bytes", "is not a size");
     expect("queue = { time = \"11s\" }\n", 9, "peer[0].queue.time", "1ms");
     expect("queue = 5\n", 9, "peer[0].queue", "queue = {");
@@ -427,10 +428,7 @@ fn the_agent_example_shows_the_defaults() {
     assert_eq!((shown.log, shown.limits), (bare.log, bare.limits));
     assert_eq!((shown.access, shown.control, shown.state_dir), (bare.access, bare.control, bare.state_dir));
     let tun = shown.tun.unwrap();
-    assert_eq!(
-        (&*tun.name, tun.mtu, tun.offload, tun.routes),
-        (defaults::TUN_NAME, defaults::TUN_MTU, defaults::TUN_OFFLOAD, defaults::TUN_ROUTES)
-    );
+    assert_eq!(tun, Tun { addresses: tun.addresses.clone(), ..Tun::default() });
     let (shown_peer, bare_peer) = (&shown.peers[0], &bare.peers[0]);
     assert_eq!(shown_peer.dscp, bare_peer.dscp);
     assert_eq!(shown_peer.queue, bare_peer.queue);
@@ -441,76 +439,6 @@ fn the_agent_example_shows_the_defaults() {
     let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
     assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));
     assert_eq!(shown_service.oversize, bare_service.oversize);
-}
-
-#[test]
-fn every_key_is_documented_and_in_the_example() {
-    let keys = file::schema().key_paths();
-    assert!(keys.len() > 30 && keys.contains(&"peer.queue.packets".to_owned()), "{keys:?}");
-    let reference = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    let documented: BTreeSet<&str> = reference
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
-        .map(|(key, _)| key)
-        .collect();
-    assert_eq!(documented, keys.iter().map(String::as_str).collect());
-
-    let example = fs::read_to_string(root().join("config/agent.example.toml")).unwrap();
-    for key in &keys {
-        let name = key.rsplit('.').next().unwrap();
-        // The line of a key, commented out or not, or its place in an inline table.
-        let shown = example.lines().any(|line| {
-            let line = line.trim_start_matches("# ");
-            line.starts_with(&format!("{name} = "))
-                || line.contains(&format!("{{ {name} = "))
-                || line.contains(&format!(", {name} = "))
-        });
-        assert!(shown, "config/agent.example.toml does not show {key}");
-    }
-}
-
-#[test]
-fn the_documented_defaults_are_the_real_ones() {
-    let reference = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    let limits = defaults::LIMITS;
-    for (key, default) in [
-        ("peer.lanes", defaults::LANES.to_string()),
-        ("tun.name", format!("{:?}", defaults::TUN_NAME)),
-        ("tun.routes", defaults::TUN_ROUTES.to_string()),
-        ("peer.queue.packets", defaults::QUEUE.packets.to_string()),
-        ("peer.queue.bytes", format!("\"{}MiB\"", defaults::QUEUE.bytes >> 20)),
-        ("peer.queue.time", format!("\"{}ms\"", defaults::QUEUE.time.as_millis())),
-        ("peer.quota", defaults::QUOTA.to_string()),
-        ("service.idle", format!("\"{}s\"", defaults::IDLE.as_secs())),
-        ("service.burst", defaults::BURST.to_string()),
-        ("transport.workers", defaults::TRANSPORT.workers.to_string()),
-        ("transport.pin_cpus", defaults::TRANSPORT.pin_cpus.to_string()),
-        ("transport.mark", defaults::TRANSPORT.mark.to_string()),
-        ("limits.flows_per_peer", limits.flows_per_peer.to_string()),
-        ("limits.flows", limits.flows.to_string()),
-        ("limits.tcp_streams_per_peer", limits.tcp_streams_per_peer.to_string()),
-        ("limits.tcp_streams", limits.tcp_streams.to_string()),
-        ("limits.stream_bytes", format!("\"{}MiB\"", limits.stream_bytes >> 20)),
-        ("limits.pending_open_packets", limits.pending_open_packets.to_string()),
-        (
-            "limits.receive_buffer",
-            limits.receive_buffer.map_or_else(|| "\"auto\"".to_owned(), |bytes| bytes.to_string()),
-        ),
-        ("limits.receive_rate", format!("\"{}MiB\"", limits.receive_rate >> 20)),
-        ("limits.reassembly_bytes", format!("\"{}MiB\"", limits.reassembly_bytes >> 20)),
-        ("limits.queue_bytes", format!("\"{}MiB\"", limits.queue_bytes >> 20)),
-        ("limits.peers", limits.peers.to_string()),
-        ("limits.open_peers", limits.open_peers.to_string()),
-        ("limits.decoy_flows", limits.decoy_flows.to_string()),
-        ("limits.handshakes", limits.handshakes.to_string()),
-        ("identity.state_dir", format!("{:?}", defaults::STATE_DIR)),
-        ("control.socket", format!("{:?}", defaults::CONTROL_SOCKET)),
-        ("access.clock_window", format!("\"{}s\"", defaults::ACCESS.clock_window.as_secs())),
-    ] {
-        let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).unwrap();
-        let column = row.split('|').nth(3).unwrap().trim();
-        assert_eq!(column, format!("`{default}`"), "{key}");
-    }
 }
 
 proptest! {
@@ -550,4 +478,27 @@ fn a_socket_is_a_queue_as_long_as_the_longest_of_its_peers() {
     assert_eq!(bytes("queue.time = \"1s\"", "receive_rate = \"100MiB\""), 100 << 20);
     assert_eq!(bytes("queue.time = \"1ms\"", "receive_rate = \"1MiB\""), 64 << 10, "the least");
     assert_eq!(bytes("queue.time = \"1s\"", "receive_buffer = \"1MiB\""), 1 << 20, "as it was set");
+}
+
+#[test]
+fn one_mistake_is_one_problem() {
+    // A wrong name goes on to be a name, and one that is missing is not taken.
+    expect(
+        "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"exit\"\nservice = 5\n",
+        12,
+        "udp[0].service",
+        "in quotes: name",
+    );
+    let nameless = format!("[[peer]]\npublic_key = \"{KEY_2}\"\n");
+    expect(&nameless, 9, "peer[1].name", "is missing (remedy: give it a name)");
+    let odd = BASE.replace("name = \"exit\"", "name = \"e xit\"");
+    let forward = "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"e xit\"\nservice = \"x\"\n";
+    assert_eq!(problems(&format!("{odd}{forward}")), [(7, "peer[0].name".to_owned())]);
+    // Elements keep their places and lines when others are wrong.
+    let services = "services = [\"web\",\n\"dns\",\n\"dns\"]\n";
+    let expected = [(9, "peer[0].services[0]".to_owned()), (11, "peer[0].services[2]".to_owned())];
+    assert_eq!(problems(&format!("{BASE}{services}")), expected);
+    // A socket that is switched off has no path that could be too long.
+    let far = PathBuf::from(format!("/{}", "x".repeat(200)));
+    assert_eq!(Config::parse(&format!("{BASE}[control]\nsocket = \"\"\n"), &far).unwrap().control, None);
 }

@@ -10,42 +10,79 @@
 use std::{
     mem,
     net::{IpAddr, SocketAddr},
-    ops::{Range, RangeInclusive},
+    ops::RangeInclusive,
     sync::Arc,
 };
 
 use gate::identity::Endpoint;
 use ip::routes::is_default_like;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use toml::Spanned;
 
 use crate::{
-    Config, Dscp, InnerMtu, Peer, PeerOrigin, Tun,
-    checks::{At, Checks},
-    defaults,
-    field::{Amount, Field},
-    file,
-    problem::Report,
-    value::{self, Bad, bad},
+    Config, Peer, PeerOrigin,
+    checks::Checks,
+    kinds::{Kind, one_of, or, size, text, truth},
+    section::{At, section},
+    value::{Bad, bad},
 };
+
+/// What to write for our own addresses.
+const ADDRESS_REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
+
+/// A prefix of a peer.
+pub(super) fn prefix() -> Kind<IpNet> {
+    text("prefix", allowed_prefix, ToString::to_string)
+}
+
+section! {
+    /// `[tun]`: the TUN device.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Tun {
+        /// What the interface is called.
+        name: Arc<str> = "culvert0".into(), text("1 to 15 of `A-Z a-z 0-9 _ . -`", device_name, ToString::to_string), Restart;
+        /// Our own inner addresses, each with the prefix of its link, as in `"10.9.0.1/24"`. No two share a link, and nothing
+        /// outside the tunnel may use an address of these links.
+        addresses as address: Vec<IpNet> = Vec::new(),
+            text("prefix", inner_address, ToString::to_string).then(Checks::joins_link).list().not_empty(ADDRESS_REMEDY), Restart,
+            required ADDRESS_REMEDY;
+        /// The largest inner packet in bytes. `"auto"` is what fits into one packet to the peer, as its path is now; a number is
+        /// a bound below that.
+        // So that nothing is cut or lost on the way.
+        // RFC 8200 §5: every link carries IPv6 packets of 1280 bytes. An IPv4 packet ends at 65535.
+        mtu: InnerMtu = InnerMtu::Auto, or!(size(1280..=65_535), "auto", InnerMtu::{Auto, Bytes}), Restart;
+        /// Whether TCP and UDP pass between us and the kernel in pieces that are larger than a packet. It is probed; `"off"`
+        /// costs throughput.
+        // Without it the kernel hands over every packet by itself.
+        offload: bool = true, one_of(), Restart;
+        /// Whether routes for the peers' `allowed_ips` are set, and taken away at the end. `false` leaves them to you.
+        // Who names a peer's addresses wants to reach them.
+        routes: bool = true, truth(), Restart;
+    }
+}
+
+/// `tun.mtu`: the largest inner packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InnerMtu {
+    /// What fits into one packet to the peer, as its path is now.
+    Auto,
+    /// At most this many bytes, and no more than fits.
+    Bytes(u16),
+}
 
 /// Who claims a prefix of the overlay or an address of the underlay, and where.
 pub(super) struct Claim {
     /// As it is written; an address of the underlay has its full length.
     net: IpNet,
     holder: Holder,
-    origin: PeerOrigin,
-    /// Key path and position; `None`: it was checked before, and nothing is reported there.
-    place: Option<(String, Range<usize>)>,
+    /// Without a path and a position it was checked before, and nothing is reported there.
+    at: At,
 }
 
 /// An endpoint with a host name.
 pub(super) struct LookedUp {
     /// The peer's.
     name: Arc<str>,
-    origin: PeerOrigin,
-    at: String,
-    span: Range<usize>,
+    at: At,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -59,255 +96,135 @@ enum Holder {
 }
 
 impl Claim {
-    /// Its holder, for a problem that is reported in the file `of`.
-    fn words(&self, of: PeerOrigin) -> String {
-        let at = self.place.as_ref().map(|(at, _)| at.as_str());
-        let holder = match (&self.holder, at) {
-            (Holder::Tun, _) => at.unwrap_or("tun.address").to_owned(),
-            (Holder::Listen, _) => at.unwrap_or("transport.listen").to_owned(),
-            (Holder::Peer(name), Some(at)) => format!("{name:?} ({at})"),
-            (Holder::Peer(name), None) => format!("{name:?}"),
+    /// Its holder, for a problem that is reported in `file`.
+    fn words(&self, file: PeerOrigin) -> String {
+        let path = &*self.at.path;
+        let holder = match &self.holder {
+            Holder::Peer(name) if path.is_empty() => format!("{name:?}"),
+            Holder::Peer(name) => format!("{name:?} ({path})"),
+            Holder::Tun | Holder::Listen if !path.is_empty() => path.to_owned(),
+            Holder::Tun => "tun.address".to_owned(),
+            Holder::Listen => "transport.listen".to_owned(),
         };
-        if self.origin == of { holder } else { format!("{holder} of {}", self.origin.words()) }
+        At { path: holder, ..self.at.clone() }.seen_from(file)
+    }
+
+    fn is_placed(&self) -> bool {
+        self.at.span.is_some()
     }
 }
 
 impl Checks {
-    /// Reads `[tun]`.
-    pub(super) fn tun(&mut self, table: Spanned<file::Tun>) -> Tun {
-        let (header, file) = (table.span(), table.into_inner());
-        let name = self.take("tun.name", file.name);
-        if let Some(name) = &name {
-            self.read("tun.name", name, check_device_name);
+    /// One of our inner addresses: no two share a link.
+    fn joins_link(&mut self, address: &IpNet, at: &At) -> Result<(), Bad> {
+        let shares = |other: &&Claim| other.net.contains(address) || address.contains(&other.net);
+        let own = self.overlay.iter().filter(|claim| claim.holder == Holder::Tun);
+        if let Some(Claim { net: other, .. }) = own.into_iter().find(shares) {
+            let problem = if other.addr() == address.addr() {
+                format!("{} is named twice", address.addr())
+            } else {
+                format!("{address} shares a link with {other}")
+            };
+            return Err(bad(problem, "one address for each link: remove one, or write longer prefixes"));
         }
-        let addresses = self.tun_addresses(file.address, &header);
-        let offload = [("auto", true), ("off", false)];
-        Tun {
-            name: name.map_or_else(|| defaults::TUN_NAME.into(), |name| name.value.into()),
-            addresses,
-            mtu: self.inner_mtu(file.mtu).unwrap_or(defaults::TUN_MTU),
-            offload: self.choice("tun.offload", file.offload, &offload).unwrap_or(defaults::TUN_OFFLOAD),
-            routes: self.take("tun.routes", file.routes).map_or(defaults::TUN_ROUTES, |routes| routes.value),
-        }
+        self.overlay.push(Claim { net: *address, holder: Holder::Tun, at: at.clone() });
+        Ok(())
     }
 
-    fn tun_addresses(
-        &mut self,
-        field: Option<Field<Vec<Field<String>>>>,
-        header: &Range<usize>,
-    ) -> Vec<IpNet> {
-        const AT: &str = "tun.address";
-        const REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
-        let empty = field.as_ref().is_some_and(|field| field.value.as_ref().is_ok_and(Vec::is_empty));
-        if empty {
-            self.report.add(AT, field.map(|field| field.span), "is an empty list", REMEDY);
-            return Vec::new();
-        }
-        let list = self.require(AT, field, header, REMEDY);
-        let mut addresses: Vec<IpNet> = Vec::new();
-        for (at, text) in list.map_or_else(Vec::new, |list| self.elements(AT, list.value)) {
-            let Some(address) = self.read(&at, &text, inner_address) else { continue };
-            let shares = |other: &&IpNet| other.contains(&address) || address.contains(*other);
-            if let Some(other) = addresses.iter().find(shares) {
-                let problem = if other.addr() == address.addr() {
-                    format!("{} is named twice", address.addr())
-                } else {
-                    format!("{address} shares a link with {other}")
-                };
-                let remedy = "one address for each link: remove one, or write longer prefixes";
-                self.report.add(&at, Some(text.span), problem, remedy);
-                continue;
-            }
-            let (holder, place) = (Holder::Tun, Some((at, text.span)));
-            self.overlay.push(Claim { net: address, holder, origin: PeerOrigin::Config, place });
-            addresses.push(address);
-        }
-        addresses
-    }
-
-    fn inner_mtu(&mut self, field: Option<Field<Amount>>) -> Option<InnerMtu> {
-        // RFC 8200 §5: every link carries IPv6 packets of 1280 bytes. An IPv4 packet ends at 65535.
-        const BYTES: RangeInclusive<u16> = 1280..=u16::MAX;
-        let at = "tun.mtu";
-        let amount = self.take(at, field)?;
-        let bytes = match amount.value {
-            Amount::Text(text) if text == "auto" => return Some(InnerMtu::Auto),
-            Amount::Text(text) => value::size(&text).ok().and_then(|bytes| u16::try_from(bytes).ok()),
-            Amount::Number(bytes) => u16::try_from(bytes).ok(),
-        };
-        match bytes {
-            Some(bytes) if BYTES.contains(&bytes) => Some(InnerMtu::Bytes(bytes)),
-            Some(_) | None => {
-                let remedy = "write \"auto\", or bytes from 1280 to 65535";
-                self.report.add(at, Some(amount.span), "is not an MTU", remedy);
-                None
-            }
-        }
-    }
-
-    /// Reads `peer.dscp`.
-    pub(super) fn dscp(&mut self, at: &str, field: Option<Field<Amount>>) -> Dscp {
-        let Some(amount) = self.take(at, field) else { return defaults::DSCP };
-        let dscp = match &amount.value {
-            Amount::Text(text) if text == "copy" => Some(Dscp::Copy),
-            // RFC 2474 §3: six bits.
-            Amount::Number(number) => u8::try_from(*number).ok().filter(|dscp| *dscp < 64).map(Dscp::Fixed),
-            Amount::Text(_) => None,
-        };
-        dscp.unwrap_or_else(|| {
-            let remedy = "write \"copy\", or a number from 0 to 63, without quotes";
-            self.report.add(at, Some(amount.span), "is not a DSCP", remedy);
-            defaults::DSCP
-        })
-    }
-
-    /// Reads `peer.allowed_ips` of the peer `name`; every prefix has one holder.
-    pub(super) fn allowed_ips(
-        &mut self,
-        at: &str,
-        field: Option<Field<Vec<Field<String>>>>,
-        name: &Arc<str>,
-        origin: PeerOrigin,
-        tunnel: bool,
-    ) -> Vec<IpNet> {
-        let span = field.as_ref().map(|field| field.span.clone());
-        let texts = self.list(at, field);
-        if !tunnel && !texts.is_empty() {
-            let remedy = "add [tun] with an address to the configuration, or leave this out";
-            self.report.add(at, span, "there is no [tun]: no IP packets are carried", remedy);
-        }
-        let mut prefixes = Vec::with_capacity(texts.len());
-        for (at, text) in texts {
-            let Some(net) = self.read(&at, &text, allowed_prefix) else { continue };
-            if self.is_free(&at, &text, net, name, origin) {
-                let (holder, place) = (Holder::Peer(Arc::clone(name)), Some((at, text.span)));
-                self.overlay.push(Claim { net, holder, origin, place });
-                prefixes.push(net);
-            }
-        }
-        prefixes
-    }
-
-    /// Whether nobody has `net` yet; whoever has it is reported. Prefixes inside one another are fine.
-    fn is_free(
-        &mut self,
-        at: &str,
-        text: &At<String>,
-        net: IpNet,
-        name: &Arc<str>,
-        origin: PeerOrigin,
-    ) -> bool {
-        let span = Some(text.span.clone());
+    /// A prefix of the peer that is being read: nobody has it yet. Prefixes inside one another are fine.
+    pub(super) fn claims(&mut self, net: &IpNet, at: &At) -> Result<(), Bad> {
         let taken = |claim: &&Claim| match claim.holder {
             Holder::Tun => net.prefix_len() == net.max_prefix_len() && claim.net.addr() == net.addr(),
-            Holder::Peer(_) => claim.net == net,
+            Holder::Peer(_) => claim.net == *net,
             Holder::Listen => false,
         };
-        let Some(first) = self.overlay.iter().find(taken) else { return true };
-        let words = first.words(origin);
-        let (problem, remedy) = match &first.holder {
+        let Some(first) = self.overlay.iter().find(taken) else {
+            let holder = Holder::Peer(Arc::clone(&self.peer));
+            self.overlay.push(Claim { net: *net, holder, at: at.clone() });
+            return Ok(());
+        };
+        let words = first.words(at.file);
+        Err(match &first.holder {
             Holder::Tun | Holder::Listen => {
-                (format!("{} is our own address ({words})", net.addr()), "write the peer's addresses")
+                bad(format!("{} is our own address ({words})", net.addr()), "write the peer's addresses")
             }
-            Holder::Peer(holder) if holder == name && first.origin == origin => {
-                (format!("{net} is named twice"), "remove one")
+            Holder::Peer(holder) if *holder == self.peer && first.at.file == at.file => {
+                bad(format!("{net} is named twice"), "remove one")
             }
-            Holder::Peer(_) => (
+            Holder::Peer(_) => bad(
                 format!("{net} belongs to {words} already"),
                 "a prefix has one peer, and the longest one decides: remove one, or write a longer prefix",
             ),
-        };
-        self.report.add(at, span, problem, remedy);
-        false
+        })
     }
 
     /// Notes that a tunnel leads nowhere, which a peer that is added later may change.
-    pub(super) fn unused(&mut self, peers: &[Peer], header: Range<usize>) {
+    pub(super) fn unused(&mut self, peers: &[Peer], at: &At) {
         if peers.iter().all(|peer| peer.allowed_ips.is_empty()) {
             let remedy = "add allowed_ips to a [[peer]], or a peer with culvert peer add --allowed-ip";
-            self.report.note(
-                "tun",
-                Some(header),
-                "no peer has allowed_ips: the tunnel leads nowhere yet",
-                remedy,
-            );
+            self.report.note(at, "no peer has allowed_ips: the tunnel leads nowhere yet", remedy);
         }
     }
 
-    /// An address at which we listen.
-    pub(super) fn listens_at(&mut self, address: SocketAddr, at: &str, span: &Range<usize>) {
+    /// An address at which we listen for peers.
+    pub(super) fn listens_at(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
         if !address.ip().is_unspecified() {
-            let place = Some((at.to_owned(), span.clone()));
-            self.carried_by(address.ip(), Holder::Listen, PeerOrigin::Config, place);
+            self.carried_by(address.ip(), Holder::Listen, at.clone());
         }
+        self.listener(address, at)
     }
 
-    /// An endpoint of the peer `name`; only an address says already now where it is.
-    pub(super) fn dials(
-        &mut self,
-        endpoint: &Endpoint,
-        name: &Arc<str>,
-        origin: PeerOrigin,
-        at: String,
-        span: Range<usize>,
-    ) {
+    /// An endpoint of the peer that is being read; only an address says already now where it is.
+    pub(super) fn dials(&mut self, endpoint: &Endpoint, at: &At) -> Result<(), Bad> {
+        let name = Arc::clone(&self.peer);
         match endpoint.host.parse() {
-            Ok(address) => {
-                self.carried_by(address, Holder::Peer(Arc::clone(name)), origin, Some((at, span)));
-            }
-            Err(_) => self.looked_up.push(LookedUp { name: Arc::clone(name), origin, at, span }),
+            Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
+            Err(_) => self.looked_up.push(LookedUp { name, at: at.clone() }),
         }
+        Ok(())
     }
 
-    fn carried_by(
-        &mut self,
-        address: IpAddr,
-        holder: Holder,
-        origin: PeerOrigin,
-        place: Option<(String, Range<usize>)>,
-    ) {
-        self.underlay.push(Claim { net: address.to_canonical().into(), holder, origin, place });
+    fn carried_by(&mut self, address: IpAddr, holder: Holder, at: At) {
+        self.underlay.push(Claim { net: address.to_canonical().into(), holder, at });
     }
 
     /// What a running agent has claimed, before a peer is checked that comes to `known`. What the configuration gives to a
     /// peer that was removed while the agent ran stays its own: the next start lets it in again.
     pub(super) fn claimed(&mut self, config: &Config, known: &[Peer]) {
-        let claim = |net, holder, origin| Claim { net, holder, origin, place: None };
-        for address in config.tun.iter().flat_map(|tun| &tun.addresses) {
-            self.overlay.push(claim(*address, Holder::Tun, PeerOrigin::Config));
+        for net in config.tun.iter().flat_map(|tun| &tun.addresses) {
+            self.overlay.push(Claim { net: *net, holder: Holder::Tun, at: At::file(PeerOrigin::Config) });
         }
         for address in config.transport.listen.iter().filter(|address| !address.ip().is_unspecified()) {
-            self.carried_by(address.ip(), Holder::Listen, PeerOrigin::Config, None);
+            self.carried_by(address.ip(), Holder::Listen, At::file(PeerOrigin::Config));
         }
         let returns = |peer: &&Peer| {
             peer.origin == PeerOrigin::Config && !known.iter().any(|known| known.name == peer.name)
         };
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
-            let holder = || Holder::Peer(Arc::clone(&peer.name));
-            self.overlay.extend(peer.allowed_ips.iter().map(|net| claim(*net, holder(), peer.origin)));
+            let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
+            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), at: at() };
+            self.overlay.extend(peer.allowed_ips.iter().map(claim));
             for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.host.parse().ok()) {
-                self.carried_by(address, holder(), peer.origin, None);
+                self.carried_by(address, holder(), at());
             }
         }
     }
 
-    /// Notes every endpoint that may be looked up through the tunnel, which must be up for that; `state` as in
-    /// [`collisions`](Self::collisions).
-    pub(super) fn lookups(&mut self, tun: &Tun, mark: u32, peers: &[Peer], mut state: Option<&mut Report>) {
+    /// Notes every endpoint that may be looked up through the tunnel, which must be up for that.
+    pub(super) fn lookups(&mut self, tun: &Tun, mark: u32, peers: &[Peer]) {
         if !takes_lookups(tun, mark, peers.iter().flat_map(|peer| peer.allowed_ips.iter().copied())) {
             return;
         }
-        for LookedUp { name, origin, at, span } in mem::take(&mut self.looked_up) {
+        for LookedUp { name, at } in mem::take(&mut self.looked_up) {
             let problem =
                 format!("the endpoint of {name:?} is a host name, and may be looked up through the tunnel");
-            report_of(origin, &mut self.report, &mut state).note(&at, Some(span), problem, LOOKUP_REMEDY);
+            self.report.note(&at, problem, LOOKUP_REMEDY);
         }
     }
 
-    /// Reports every prefix of the overlay that would take the underlay's packets; `state` is the report of the state file,
-    /// if it is not the one at hand. With a mark, routes for such prefixes have a table of their own, which marked packets do
-    /// not use.
-    pub(super) fn collisions(&mut self, tun: &Tun, mark: u32, mut state: Option<&mut Report>) {
+    /// Reports every prefix of the overlay that would take the underlay's packets. With a mark, routes for such prefixes have
+    /// a table of their own, which marked packets do not use.
+    pub(super) fn collisions(&mut self, tun: &Tun, mark: u32) {
         let routed = tun.routes && mark == 0;
         for over in &self.overlay {
             let ours = over.holder == Holder::Tun;
@@ -315,45 +232,35 @@ impl Checks {
                 continue;
             }
             if !ours && is_default_like(&over.net) {
-                if let Some((at, span)) = &over.place {
+                if over.is_placed() {
                     let problem =
                         format!("{} is a default route: the tunnel's own packets would take it", over.net);
-                    let report = report_of(over.origin, &mut self.report, &mut state);
-                    report.add(at, Some(span.clone()), problem, ROUTES_REMEDY);
+                    self.report.add(&over.at, problem, ROUTES_REMEDY);
                 }
                 continue;
             }
-            let held = |under: &&Claim| {
-                over.net.contains(&under.net) && (over.place.is_some() || under.place.is_some())
-            };
+            let held =
+                |under: &&Claim| over.net.contains(&under.net) && (over.is_placed() || under.is_placed());
             let Some(under) = self.underlay.iter().find(held) else { continue };
             let address = under.net.addr();
-            let why = if ours {
-                "it would be looked for behind the tunnel"
+            let (why, remedy) = if ours {
+                ("it would be looked for behind the tunnel", INNER_REMEDY)
             } else {
-                "the tunnel's own packets would go into the tunnel"
+                ("the tunnel's own packets would go into the tunnel", ROUTES_REMEDY)
             };
-            let remedy = if ours { INNER_REMEDY } else { ROUTES_REMEDY };
             // What the configuration says stands, as it does for names and keys.
-            let (place, origin, problem) = match (&over.place, &under.place) {
-                (Some(place), _)
-                    if over.origin == PeerOrigin::State || under.origin == PeerOrigin::Config =>
-                {
-                    let words = under.words(over.origin);
-                    (place, over.origin, format!("{} holds {address} of {words}: {why}", over.net))
-                }
-                (_, Some(place)) => {
-                    let words = over.words(under.origin);
-                    (place, under.origin, format!("{address} lies in {} of {words}: {why}", over.net))
-                }
-                (Some(place), None) => {
-                    let words = under.words(over.origin);
-                    (place, over.origin, format!("{} holds {address} of {words}: {why}", over.net))
-                }
-                (None, None) => continue,
-            };
-            let report = report_of(origin, &mut self.report, &mut state);
-            report.add(&place.0, Some(place.1.clone()), problem, remedy);
+            let stands = over.at.file == PeerOrigin::Config && under.at.file == PeerOrigin::State;
+            if over.is_placed() && !(stands && under.is_placed()) {
+                let words = under.words(over.at.file);
+                self.report.add(&over.at, format!("{} holds {address} of {words}: {why}", over.net), remedy);
+            } else {
+                let words = over.words(under.at.file);
+                self.report.add(
+                    &under.at,
+                    format!("{address} lies in {} of {words}: {why}", over.net),
+                    remedy,
+                );
+            }
         }
     }
 }
@@ -374,25 +281,14 @@ pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = Ip
     tun.routes && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
 }
 
-fn report_of<'a>(
-    origin: PeerOrigin,
-    config: &'a mut Report,
-    state: &'a mut Option<&mut Report>,
-) -> &'a mut Report {
-    match (origin, state) {
-        (PeerOrigin::State, Some(state)) => state,
-        (PeerOrigin::State, None) | (PeerOrigin::Config, _) => config,
-    }
-}
-
-/// Whether `text` may name a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:
+/// The name of a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:
 /// '%' in TUNSETIFF, "all" and "default" among the sysctls.
-fn check_device_name(text: &str) -> Result<(), Bad> {
+fn device_name(text: &str) -> Result<Arc<str>, Bad> {
     const BYTES: RangeInclusive<usize> = 1..=15;
     let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     let kept = matches!(text, "." | ".." | "all" | "default" | "lo");
     if BYTES.contains(&text.len()) && text.bytes().all(fine) && !kept {
-        return Ok(());
+        return Ok(text.into());
     }
     let remedy = "use 1 to 15 of A-Z, a-z, 0-9, '_', '.' and '-', as in \"culvert0\"";
     Err(bad(format!("{text:?} is not a name for a device"), remedy))
@@ -409,7 +305,7 @@ fn inner_address(text: &str) -> Result<IpNet, Bad> {
         );
         return Err(bad(format!("{text:?} has no prefix length"), remedy));
     }
-    let net = prefix(text)?;
+    let net = any_prefix(text)?;
     let whole = net.prefix_len() + 1 >= net.max_prefix_len();
     let (problem, remedy) = if !whole && net.addr() == net.network() {
         ("is the network, not an address in it", "write one of its addresses")
@@ -434,8 +330,8 @@ fn first_host(net: IpNet) -> IpNet {
 /// A prefix of a peer; an address alone is that address.
 pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
     let net = match text.parse::<IpAddr>() {
-        Ok(address) => prefix(&IpNet::from(address).to_string())?,
-        Err(_) => prefix(text)?,
+        Ok(address) => any_prefix(&IpNet::from(address).to_string())?,
+        Err(_) => any_prefix(text)?,
     };
     if net.addr() == net.network() {
         return Ok(net);
@@ -449,7 +345,7 @@ pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
 }
 
 /// A prefix that a packet's source or destination may lie in.
-fn prefix(text: &str) -> Result<IpNet, Bad> {
+fn any_prefix(text: &str) -> Result<IpNet, Bad> {
     const SPECIAL: &str = "write the addresses that a host in the tunnel has";
     let Ok(net) = text.parse::<IpNet>() else {
         let remedy = "write an address and a length, as in \"10.9.0.0/24\" or \"fd09::/64\"";

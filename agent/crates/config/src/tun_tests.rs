@@ -1,5 +1,8 @@
 use std::fs;
 
+use gate::identity::PublicKey;
+use ipnet::IpNet;
+
 use super::*;
 use crate::tests::*;
 
@@ -124,7 +127,12 @@ fn the_prefixes_of_peers_are_checked() {
     expect("allowed_ips = [\"10.9.0.2\"]\n", 9, "peer[0].allowed_ips", "there is no [tun]");
     assert!(parse(&format!("{BASE}allowed_ips = []\n")).is_ok());
     for dscp in ["64", "-1", "\"46\"", "\"EF\""] {
-        refused(&format!("dscp = {dscp}\n"), 15, "peer[1].dscp", "write \"copy\", or a number from 0 to 63");
+        refused(
+            &format!("dscp = {dscp}\n"),
+            15,
+            "peer[1].dscp",
+            "write \"copy\", or a whole number from 0 to 63",
+        );
     }
     refused("dscp = 4.6\n", 15, "peer[1].dscp", "is a fraction");
 }

@@ -1,7 +1,11 @@
 //! How the texts of the file are read: sizes, durations, socket addresses and names.
 
 use std::{
+    fmt::Display,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,6 +21,11 @@ pub(super) fn bad(problem: impl Into<String>, remedy: impl Into<String>) -> Bad 
     Bad { problem: problem.into(), remedy: remedy.into() }
 }
 
+/// What parses itself; `remedy` is what to write.
+pub(super) fn parsed<T: FromStr<Err: Display>>(text: &str, remedy: &str) -> Result<T, Bad> {
+    text.parse().map_err(|error: T::Err| bad(error.to_string(), remedy))
+}
+
 /// "30s", "200ms", "1m 30s".
 pub(super) fn duration(text: &str) -> Result<Duration, Bad> {
     humantime::parse_duration(text).map_err(|_| {
@@ -27,32 +36,32 @@ pub(super) fn duration(text: &str) -> Result<Duration, Bad> {
 /// A size as the file writes it: "4MiB", or bytes where no unit fits.
 #[must_use]
 pub fn size_text(bytes: u64) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let fits = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.trailing_zeros() >= *bits);
     fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
 /// "4MiB", "64KiB", "1500B", "1500".
-pub(super) fn size(text: &str) -> Result<u64, Bad> {
+pub(super) fn size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor = match unit.trim_start() {
-        "" | "B" => Some(1),
-        "kB" | "KB" => Some(1000),
-        "MB" => Some(1_000_000),
-        "GB" => Some(1_000_000_000),
-        "KiB" => Some(1 << 10),
-        "MiB" => Some(1 << 20),
-        "GiB" => Some(1 << 30),
-        _ => None,
+        "" | "B" => 1,
+        "kB" | "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
     };
-    number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor)).ok_or_else(
-        || bad(format!("{text:?} is not a size"), "write bytes, or a number and a unit as in \"4MiB\""),
-    )
+    number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 /// "48Mbit", "1.5Gbit", "800kbit", in bits a second.
 pub(super) fn bit_rate(text: &str) -> Result<u64, Bad> {
+    const RANGE: RangeInclusive<u64> = 64_000..=100_000_000_000;
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor = match unit.trim_start() {
@@ -62,9 +71,23 @@ pub(super) fn bit_rate(text: &str) -> Result<u64, Bad> {
         _ => None,
     };
     let rate = number.parse::<f64>().ok().zip(factor).map(|(number, factor)| number * factor);
-    rate.filter(|rate| rate.is_finite() && *rate < 1e15).map(|rate| rate.round() as u64).ok_or_else(|| {
-        bad(format!("{text:?} is not a rate"), "write a number and a unit, as in \"48Mbit\" or \"1Gbit\"")
-    })
+    let Some(rate) = rate.filter(|rate| rate.is_finite() && *rate < 1e15).map(|rate| rate.round() as u64)
+    else {
+        let remedy = "write a number and a unit, as in \"48Mbit\" or \"1Gbit\"";
+        return Err(bad(format!("{text:?} is not a rate"), remedy));
+    };
+    let out_of_range = || bad(format!("{text:?} is out of range"), "write \"64kbit\" to \"100Gbit\"");
+    RANGE.contains(&rate).then_some(rate).ok_or_else(out_of_range)
+}
+
+/// "48Mbit", or the smallest unit that shows it whole.
+pub(super) fn bit_rate_text(bits: &u64) -> String {
+    let units = [(1_000_000_000, "Gbit"), (1_000_000, "Mbit")];
+    let fits = units.into_iter().find(|(unit, _)| bits.is_multiple_of(*unit));
+    fits.map_or_else(
+        || format!("{}kbit", *bits as f64 / 1e3),
+        |(unit, name)| format!("{}{name}", bits / unit),
+    )
 }
 
 /// An address and a port; a host name is told apart, because the remedy differs.
@@ -90,11 +113,11 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
 /// Longest name of a peer or a service; it becomes a metric label and travels in every hello.
 const MAX_NAME_LEN: usize = 64;
 
-/// Whether `text` may name a peer or a service.
-pub(super) fn check_name(text: &str) -> Result<(), Bad> {
+/// The name of a peer or a service.
+pub(super) fn name(text: &str) -> Result<Arc<str>, Bad> {
     let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     if (1..=MAX_NAME_LEN).contains(&text.len()) && text.bytes().all(fine) {
-        return Ok(());
+        return Ok(text.into());
     }
     Err(bad(format!("{text:?} is not a name"), "use 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'"))
 }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, PeerOrigin, defaults};
+use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, PeerOrigin};
 use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
@@ -436,20 +436,10 @@ impl Roster {
         let peer = config::Peer {
             name: name.into(),
             public_keys: vec![key],
-            endpoints: Vec::new(),
-            lanes: defaults::LANES,
-            profile: defaults::PROFILE,
-            keepalive: defaults::KEEPALIVE,
-            queue: defaults::QUEUE,
-            drop: defaults::DROP,
-            quota: defaults::QUOTA,
             services: rules.open_services.clone(),
-            allowed_ips: Vec::new(),
-            dscp: defaults::DSCP,
-            congestion: defaults::CONGESTION,
-            rate: None,
             // No file names it; [`Origin`] says what it is.
             origin: PeerOrigin::State,
+            ..config::Peer::default()
         };
         let agreements = key.agreement().into_iter().collect();
         let slot = Slot { peer: Arc::new(peer), origin: Origin::Open, agreements, state: State::Live };

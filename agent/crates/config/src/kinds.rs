@@ -1,0 +1,322 @@
+//! What the value of a key may be: a [`Kind`] for each way to write a value, whatever section it stands in.
+
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+
+use toml::de::{DeFloat, DeInteger, DeValue};
+
+use crate::{
+    checks::Checks,
+    section::{At, Names},
+    value::{self, Bad, bad},
+};
+
+/// A way to write a value of type `T`.
+pub(super) struct Kind<T> {
+    /// What may be written, as the reference says it.
+    pub(super) words: String,
+    pub(super) read: Read<T>,
+    show: Show<T>,
+}
+
+/// The value, or what is wrong with it; problems of its elements are reported.
+type Read<T> = Box<dyn Fn(Given<'_>) -> Result<T, Bad>>;
+
+/// The value as it is written; `None`: nothing is.
+type Show<T> = Box<dyn Fn(&T, Names<'_>) -> Option<Shown>>;
+
+/// A value of a file, where it stands, and what was read before it.
+pub(super) struct Given<'g> {
+    pub(super) value: &'g DeValue<'g>,
+    pub(super) at: &'g At,
+    pub(super) checks: &'g mut Checks,
+}
+
+impl Given<'_> {
+    fn wrong_type(&self, remedy: impl Into<String>) -> Bad {
+        let found = match self.value {
+            DeValue::String(_) => "a text",
+            DeValue::Integer(number) if integer(number).is_none() => "a huge integer",
+            DeValue::Integer(_) => "an integer",
+            DeValue::Float(_) => "a fraction",
+            DeValue::Boolean(_) => "a boolean",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        bad(format!("is {found}"), remedy)
+    }
+}
+
+/// The number, if it is not too large.
+fn integer(number: &DeInteger<'_>) -> Option<i64> {
+    i64::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+/// A value as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) text: String,
+    /// Whether the file has it in quotes.
+    is_text: bool,
+}
+
+impl Shown {
+    /// A text; nothing is written for an empty one.
+    pub(super) fn text(text: impl ToString) -> Option<Self> {
+        Some(Self { text: text.to_string(), is_text: true }).filter(|shown| !shown.text.is_empty())
+    }
+
+    fn bare(text: impl ToString) -> Option<Self> {
+        Some(Self { text: text.to_string(), is_text: false })
+    }
+
+    /// As the file has it.
+    pub(super) fn toml(&self) -> String {
+        if self.is_text { format!("\"{}\"", self.text) } else { self.text.clone() }
+    }
+}
+
+impl<T: 'static> Kind<T> {
+    pub(super) fn new(
+        words: impl Into<String>,
+        read: impl Fn(Given<'_>) -> Result<T, Bad> + 'static,
+        show: impl Fn(&T, Names<'_>) -> Option<Shown> + 'static,
+    ) -> Self {
+        Self { words: words.into(), read: Box::new(read), show: Box::new(show) }
+    }
+
+    /// The value, if it is right; else it is reported.
+    pub(super) fn read(&self, value: &DeValue<'_>, at: &At, checks: &mut Checks) -> Option<T> {
+        let read = (self.read)(Given { value, at, checks });
+        read.map_err(|Bad { problem, remedy }| checks.report.add(at, problem, remedy)).ok()
+    }
+
+    pub(super) fn show(&self, value: &T, names: Names<'_>) -> Option<Shown> {
+        (self.show)(value, names)
+    }
+
+    /// The same; what is right is handed to `then`, which checks and remembers more.
+    pub(super) fn then(self, then: fn(&mut Checks, &T, &At) -> Result<(), Bad>) -> Self {
+        let read = self.read;
+        let read = move |Given { value, at, checks }: Given<'_>| {
+            let read = read(Given { value, at, checks: &mut *checks })?;
+            then(checks, &read, at).map(|()| read)
+        };
+        Self { read: Box::new(read), ..self }
+    }
+
+    /// The same for a key without a default.
+    pub(super) fn optional(self) -> Kind<Option<T>> {
+        let (read, show) = (self.read, self.show);
+        Kind::new(
+            self.words,
+            move |given| read(given).map(Some),
+            move |value, names| show(value.as_ref()?, names),
+        )
+    }
+
+    /// `word` stands for no value: `wrap` and `unwrap` say how.
+    pub(super) fn or<W: Copy + 'static>(
+        self,
+        word: &'static str,
+        wrap: fn(Option<T>) -> W,
+        unwrap: fn(W) -> Option<T>,
+    ) -> Kind<W> {
+        let (read, show) = (self.read, self.show);
+        let read = move |given: Given<'_>| {
+            if given.value.as_str() == Some(word) {
+                return Ok(wrap(None));
+            }
+            read(given).map(|value| wrap(Some(value))).map_err(|Bad { problem, remedy }| {
+                let rest = remedy.strip_prefix("write ").unwrap_or(&remedy);
+                bad(problem, format!("write {word:?}, or {rest}"))
+            })
+        };
+        Kind::new(format!("`{word:?}`, {}", self.words), read, move |value, names| {
+            unwrap(*value).map_or_else(|| Shown::text(word), |value| show(&value, names))
+        })
+    }
+
+    /// A list of such values; those that are wrong are left out.
+    pub(super) fn list(self) -> Kind<Vec<T>> {
+        let plural = if self.words.ends_with(['s', 'x']) { "es" } else { "s" };
+        let words = format!("list of {}{plural}", self.words);
+        let show = self.show;
+        let read = move |Given { value, at, checks }: Given<'_>| {
+            let given = Given { value, at, checks: &mut *checks };
+            let list = value.as_array().ok_or_else(|| given.wrong_type("write a list in brackets"))?;
+            let mut values = Vec::with_capacity(list.len());
+            for (index, element) in list.iter().enumerate() {
+                let at = at.element(index, element.span());
+                match (self.read)(Given { value: element.get_ref(), at: &at, checks: &mut *checks }) {
+                    Ok(value) => values.push(value),
+                    Err(Bad { problem, remedy }) => checks.report.add(&at, problem, remedy),
+                }
+            }
+            Ok(values)
+        };
+        Kind::new(words, read, move |values: &Vec<T>, names| {
+            let shown = values.iter().filter_map(|value| show(value, names));
+            Shown::bare(format!("[{}]", shown.map(|one| one.toml()).collect::<Vec<_>>().join(", ")))
+        })
+    }
+}
+
+impl<T: 'static> Kind<Vec<T>> {
+    /// The same; an empty list is refused with this remedy, and is how the key is left out.
+    pub(super) fn not_empty(self, remedy: &'static str) -> Self {
+        let (read, show) = (self.read, self.show);
+        let read = move |given: Given<'_>| match given.value.as_array() {
+            Some(list) if list.is_empty() => Err(bad("is an empty list", remedy)),
+            Some(_) | None => read(given),
+        };
+        let show =
+            move |values: &Vec<T>, names: Names<'_>| show(values, names).filter(|_| !values.is_empty());
+        Self::new(self.words, read, show)
+    }
+
+    /// The same, or one element `one` by itself.
+    pub(super) fn or_one(self, one: Kind<T>) -> Self {
+        let read = self.read;
+        let read = move |given: Given<'_>| match given.value.as_array() {
+            None if given.value.is_str() => (one.read)(given).map(|one| vec![one]),
+            None => Err(given.wrong_type("write a text in quotes, or a list of them")),
+            Some(_) => read(given),
+        };
+        Self { words: format!("{}, or {}", one.words, self.words), read: Box::new(read), ..self }
+    }
+}
+
+/// A text that `parse` understands.
+pub(super) fn text<T: 'static>(
+    words: impl Into<String>,
+    parse: impl Fn(&str) -> Result<T, Bad> + 'static,
+    show: impl Fn(&T) -> String + 'static,
+) -> Kind<T> {
+    let words = words.into();
+    let remedy = format!("write a text in quotes: {}", words.replace('`', ""));
+    let read = move |given: Given<'_>| match given.value.as_str() {
+        Some(text) => parse(text),
+        None => Err(given.wrong_type(&*remedy)),
+    };
+    Kind::new(words, read, move |value, _| Shown::text(show(value)))
+}
+
+/// A value of an enum, by its spelling.
+pub(super) trait Spelled: Copy + 'static {
+    const ALL: &'static [Self];
+
+    fn label(self) -> &'static str;
+}
+
+/// What the kernel may do where it can, or not at all.
+impl Spelled for bool {
+    const ALL: &'static [Self] = &[true, false];
+
+    fn label(self) -> &'static str {
+        if self { "auto" } else { "off" }
+    }
+}
+
+/// One of the spellings of its type.
+pub(super) fn one_of<T: Spelled>() -> Kind<T> {
+    let names = |between: &str| {
+        T::ALL.iter().map(|one| format!("{:?}", one.label())).collect::<Vec<_>>().join(between)
+    };
+    let remedy = format!("write {}", names(" or "));
+    let parse = move |text: &str| {
+        let found = T::ALL.iter().copied().find(|choice| choice.label() == text);
+        found.ok_or_else(|| bad(format!("{text:?} is not a choice here"), &*remedy))
+    };
+    text(format!("`{}`", names("`, `")), parse, |value: &T| value.label().to_owned())
+}
+
+/// `true` or `false`.
+pub(super) fn truth() -> Kind<bool> {
+    let remedy = "write true or false, without quotes";
+    let read = move |given: Given<'_>| given.value.as_bool().ok_or_else(|| given.wrong_type(remedy));
+    Kind::new("`true`, `false`", read, |value, _| Shown::bare(value))
+}
+
+/// A whole number.
+pub(super) fn whole<T: TryFrom<i64> + Display + 'static>(range: RangeInclusive<i64>) -> Kind<T> {
+    let words = format!("{} to {}", range.start(), range.end());
+    let remedy = format!("write a whole number from {words}, without quotes");
+    let read = move |given: Given<'_>| {
+        let number = given.value.as_integer().and_then(integer);
+        let number = number.ok_or_else(|| given.wrong_type(&*remedy))?;
+        let value = T::try_from(number).ok().filter(|_| range.contains(&number));
+        value.ok_or_else(|| bad(format!("{number} is out of range"), &*remedy))
+    };
+    Kind::new(words, read, |value, _| Shown::bare(value))
+}
+
+/// A number above 0 and at most 1.
+pub(super) fn share() -> Kind<f64> {
+    let remedy = "write a number above 0 and at most 1, without quotes";
+    let read = move |given: Given<'_>| {
+        let whole = given.value.as_integer().map(DeInteger::as_str);
+        let number = whole.or_else(|| given.value.as_float().map(DeFloat::as_str));
+        let share = number.and_then(|number| number.parse::<f64>().ok());
+        let share = share.ok_or_else(|| given.wrong_type(remedy))?;
+        let fits = share > 0.0 && share <= 1.0;
+        fits.then_some(share).ok_or_else(|| bad(format!("{share} is not a share"), remedy))
+    };
+    Kind::new("above 0, at most 1", read, |value, _| Shown::bare(value))
+}
+
+/// A number of bytes, with or without a unit.
+pub(super) fn size<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(range: RangeInclusive<u64>) -> Kind<T> {
+    let shown = |bytes: u64| {
+        let text = value::size_text(bytes);
+        Shown { is_text: !text.bytes().all(|byte| byte.is_ascii_digit()), text }
+    };
+    let [least, most] = [*range.start(), *range.end()].map(shown);
+    let remedy = format!("write {} to {}", least.toml(), most.toml());
+    let read = move |given: Given<'_>| {
+        let bytes = match (given.value.as_integer(), given.value.as_str()) {
+            (Some(number), _) => integer(number).and_then(|number| u64::try_from(number).ok()),
+            (None, Some(text)) => {
+                Some(value::size(text).ok_or_else(|| bad(format!("{text:?} is not a size"), &*remedy))?)
+            }
+            (None, None) => return Err(given.wrong_type(&*remedy)),
+        };
+        let value = bytes.filter(|bytes| range.contains(bytes)).and_then(|bytes| T::try_from(bytes).ok());
+        value.ok_or_else(|| bad("is out of range", &*remedy))
+    };
+    let words = format!("size, {} to {}", least.text, most.text);
+    Kind::new(words, read, move |value, _| (*value).try_into().ok().map(shown))
+}
+
+/// A duration, and why it may not be shorter and not be longer.
+pub(super) fn time(range: RangeInclusive<Duration>, why: Option<[&'static str; 2]>) -> Kind<Duration> {
+    let shown = |time: &Duration| humantime::format_duration(*time).to_string();
+    let [least, most] = [range.start(), range.end()].map(shown);
+    let words = format!("duration, {least} to {most}");
+    let parse = move |text: &str| {
+        let duration = value::duration(text)?;
+        let problem = match (why, duration < *range.start()) {
+            _ if range.contains(&duration) => return Ok(duration),
+            (None, _) => format!("{text:?} is out of range"),
+            (Some([why, _]), true) => format!("{text:?} is too short: {why}"),
+            (Some([_, why]), false) => format!("{text:?} is too long: {why}"),
+        };
+        Err(bad(problem, format!("write \"{least}\" to \"{most}\"")))
+    };
+    text(words, parse, shown)
+}
+
+/// `or!(kind of the number, "auto", Enum::{Auto, Number})`
+macro_rules! or {
+    ($number:expr, $word:literal, $name:ident::{$without:ident, $with:ident}) => {
+        $number.or(
+            $word,
+            |number| number.map_or($name::$without, $name::$with),
+            |value| match value {
+                $name::$without => None,
+                $name::$with(number) => Some(number),
+            },
+        )
+    };
+}
+pub(super) use or;

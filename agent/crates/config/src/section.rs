@@ -1,0 +1,357 @@
+//! How a file is walked, and how a section declares its keys.
+//!
+//! A section of the file is one `section!`. Each key has a line there: its consequence, name, type, default, check ([`Kind`])
+//! and the [`Effect`] of a change. The struct that the daemon reads, its reading, the difference that a reload shows and the
+//! rows of `docs/configuration.md` follow from it: each is a [`Walker`] over the keys.
+
+use std::ops::Range;
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{Peer, PeerOrigin, Service, checks::Checks, kinds::Kind, problem::Report, reload::Effect};
+
+/// Where something stands in one of the two files.
+#[derive(Clone, Debug)]
+pub(super) struct At {
+    pub(super) file: PeerOrigin,
+    /// As in `peer[0].endpoints[1]`; empty: the file as a whole.
+    pub(super) path: String,
+    /// In bytes; `None`: it is not there.
+    pub(super) span: Option<Range<usize>>,
+}
+
+impl At {
+    pub(super) fn file(file: PeerOrigin) -> Self {
+        Self { file, path: String::new(), span: None }
+    }
+
+    fn key(&self, key: &str, span: Option<Range<usize>>) -> Self {
+        let path = if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
+        Self { path, span, ..*self }
+    }
+
+    /// The path of the innermost list that this is in.
+    pub(super) fn list(&self) -> &str {
+        self.path.rsplit_once('[').map_or("", |(list, _)| list)
+    }
+
+    pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
+        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
+    }
+}
+
+/// A table of a file, and which of its keys were asked for.
+pub(super) struct Table<'t> {
+    pub(super) at: At,
+    entries: Option<&'t DeTable<'t>>,
+    known: Vec<&'static str>,
+}
+
+impl<'t> Table<'t> {
+    /// A table with these entries; `None`: it is not there.
+    pub(super) fn new(at: At, entries: Option<&'t DeTable<'t>>) -> Self {
+        Self { at, entries, known: Vec::new() }
+    }
+
+    fn get(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
+        self.entries?.get(key)
+    }
+
+    /// Where the value of `key` stands; without one, where the table does.
+    pub(super) fn place(&self, key: &str) -> At {
+        let span = self.get(key).map(Spanned::span).or_else(|| self.at.span.clone());
+        self.at.key(key, span)
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Whether `key` is a list without elements.
+    pub(super) fn is_empty(&self, key: &str) -> bool {
+        self.get(key).and_then(|value| value.get_ref().as_array()).is_some_and(|list| list.is_empty())
+    }
+
+    /// The text of `key`; empty if it is none.
+    pub(super) fn text(&self, key: &str) -> &'t str {
+        self.texts(key).next().unwrap_or_default()
+    }
+
+    /// The texts of `key`, whether it is one or a list, right or wrong.
+    pub(super) fn texts(&self, key: &str) -> impl Iterator<Item = &'t str> {
+        let value = self.get(key).map(Spanned::get_ref);
+        let list = value.and_then(DeValue::as_array).into_iter().flat_map(|list| list.iter());
+        value.into_iter().chain(list.map(Spanned::get_ref)).filter_map(DeValue::as_str)
+    }
+
+    /// The value of `key`, checked; `None` if it is missing or wrong.
+    pub(super) fn value<T: 'static>(
+        &mut self,
+        key: &'static str,
+        kind: &Kind<T>,
+        checks: &mut Checks,
+    ) -> Option<T> {
+        self.known.push(key);
+        kind.read(self.get(key)?.get_ref(), &self.place(key), checks)
+    }
+
+    /// The table `key`; one that is not there, or has the wrong shape, has no keys.
+    pub(super) fn table(&mut self, key: &'static str, report: &mut Report) -> Self {
+        self.known.push(key);
+        let value = self.get(key);
+        let entries = value.and_then(|value| value.get_ref().as_table());
+        if value.is_some() && entries.is_none() {
+            let inline = !self.at.path.is_empty();
+            let how =
+                if inline { format!("{key} = {{ … }}") } else { format!("[{key}] and its keys below") };
+            report.add(&self.place(key), "is not a table of its own", format!("write {how}"));
+        }
+        Table::new(self.at.key(key, value.filter(|_| entries.is_some()).map(Spanned::span)), entries)
+    }
+
+    /// The tables `[[key]]`.
+    pub(super) fn tables(&mut self, key: &'static str, report: &mut Report) -> Vec<Self> {
+        self.known.push(key);
+        let Some(value) = self.get(key) else { return Vec::new() };
+        let at = self.place(key);
+        let table = |(index, element): (usize, &'t Spanned<DeValue<'t>>)| {
+            let entries = element.get_ref().as_table()?;
+            Some(Table::new(at.element(index, element.span()), Some(entries)))
+        };
+        let list = value.get_ref().as_array();
+        list.and_then(|list| list.iter().enumerate().map(table).collect()).unwrap_or_else(|| {
+            report.add(&at, "is not a table of its own", format!("write [[{key}]] and its keys below"));
+            Vec::new()
+        })
+    }
+
+    /// Reads the section that this table is; the default stands for what is missing or wrong.
+    pub(super) fn fill<S: Section>(&mut self, checks: &mut Checks) -> S {
+        let mut section = S::default();
+        section.walk(&S::default(), &mut Reader { table: self, checks });
+        self.end(&mut checks.report);
+        section
+    }
+
+    /// Whether the table is in the file.
+    pub(super) fn is_there(&self) -> bool {
+        self.entries.is_some()
+    }
+
+    /// Reports the keys that nobody has asked for.
+    pub(super) fn end(&self, report: &mut Report) {
+        let keys = self.entries.into_iter().flat_map(DeTable::keys);
+        for key in keys.filter(|key| !self.known.contains(&key.get_ref().as_ref())) {
+            let at = self.at.key(key.get_ref(), Some(key.span()));
+            report.add(&at, "unknown key", self.suggestion(key.get_ref()));
+        }
+    }
+
+    fn suggestion(&self, key: &str) -> String {
+        match self.known.iter().map(|known| (distance(key, known), known)).min() {
+            Some((typos, known)) if typos <= 1 + known.len() / 4 => format!("did you mean {known}?"),
+            _ => format!("the keys here are {}", self.known.join(", ")),
+        }
+    }
+}
+
+/// Levenshtein's distance: how many characters were mistyped, left out or added.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Parses `text`, reporting what is not TOML.
+pub(super) fn parse<'t>(text: &'t str, file: PeerOrigin, report: &mut Report) -> Option<DeTable<'t>> {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    for error in &errors {
+        let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+        let at = At { span: error.span(), ..At::file(file) };
+        report.add(&at, format!("not TOML: {message}"), "see https://toml.io");
+    }
+    errors.is_empty().then(|| root.into_inner())
+}
+
+/// What values name by their index.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Names<'a> {
+    pub(super) services: &'a [Service],
+    pub(super) peers: &'a [Peer],
+}
+
+/// A key as it is declared.
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    pub(super) effect: Effect,
+    /// What to do when it is missing; `None`: its default stands for it.
+    pub(super) required: Option<&'static str>,
+    /// The lines of its consequence.
+    #[cfg(test)]
+    pub(super) doc: &'static [&'static str],
+}
+
+/// What is done with each key of a section: it is read, compared or written into the reference.
+pub(super) trait Walker {
+    /// Visits a key with its value in the section, and in the other section that is walked beside it.
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &Kind<T>, value: &mut T, other: &T);
+
+    /// Visits a table of the section, likewise.
+    fn table<S: Section>(&mut self, name: &'static str, section: &mut S, other: &S);
+}
+
+/// A section of the file, as `section!` declares it.
+pub(super) trait Section: Default {
+    /// Takes the walker to all keys, in the order of the reference; `other` is what the section is compared with.
+    fn walk(&mut self, other: &Self, walker: &mut impl Walker);
+}
+
+/// Reads the keys of a table.
+struct Reader<'r, 't> {
+    table: &'r mut Table<'t>,
+    checks: &'r mut Checks,
+}
+
+impl Walker for Reader<'_, '_> {
+    fn key<T: Clone + 'static>(&mut self, key: &Key, kind: &Kind<T>, value: &mut T, _: &T) {
+        if let Some(read) = self.table.value(key.name, kind, self.checks) {
+            *value = read;
+        }
+        if let Some(remedy) = key.required.filter(|_| !self.table.has(key.name)) {
+            self.checks.report.add(&self.table.place(key.name), "is missing", remedy);
+        }
+    }
+
+    fn table<S: Section>(&mut self, name: &'static str, section: &mut S, _: &S) {
+        *section = self.table.table(name, &mut self.checks.report).fill(self.checks);
+    }
+}
+
+/// Declares a section: a struct, its [`Section`] and its `Default`.
+///
+/// ```text
+/// section! {
+///     /// What the section is.
+///     pub struct Name {
+///         /// The consequence of the key, as the reference says it.
+///         field as key: Type = default, kind, Effect;
+///         /// A key that must be there, and what to do when it is not.
+///         field: Type = placeholder, kind, Effect, required "remedy";
+///     }
+///     tables { field: Section; }          tables inside it
+///     also { field: Type = default; }     what else the struct has
+///     const DEFAULT;                      the default as a constant
+/// }
+/// ```
+macro_rules! section {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $field:ident $(as $key:ident)?: $type:ty =
+                    $default:expr, $kind:expr, $effect:ident $(, required $remedy:expr)?;
+            )*
+        }
+        $(tables { $($(#[$table_meta:meta])* $table:ident: $table_type:ty;)* })?
+        $(also { $($(#[$also_meta:meta])* $also:ident: $also_type:ty = $init:expr;)* })?
+        $(const $constant:ident;)?
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $($(#[doc = $doc])+ $vis $field: $type,)*
+            $($($(#[$table_meta])* $vis $table: $table_type,)*)?
+            $($($(#[$also_meta])* $vis $also: $also_type,)*)?
+        }
+
+        $crate::section::section! {
+            @default $name [$($constant)?]
+            $($field = $default;)*
+            $($($table = <$table_type>::default();)*)?
+            $($($also = $init;)*)?
+        }
+
+        impl $crate::section::Section for $name {
+            fn walk(&mut self, other: &Self, walker: &mut impl $crate::section::Walker) {
+                $(
+                    let key = $crate::section::Key {
+                        name: $crate::section::section!(@key $field $($key)?),
+                        effect: $crate::reload::Effect::$effect,
+                        required: $crate::section::section!(@required $($remedy)?),
+                        #[cfg(test)]
+                        doc: &[$($doc),+],
+                    };
+                    walker.key(&key, &$kind, &mut self.$field, &other.$field);
+                )*
+                $($(walker.table(stringify!($table), &mut self.$table, &other.$table);)*)?
+            }
+        }
+    };
+    (@key $field:ident) => { stringify!($field) };
+    (@key $field:ident $key:ident) => { stringify!($key) };
+    (@required) => { None };
+    (@required $remedy:expr) => { Some($remedy) };
+    (@default $name:ident [] $($field:ident = $default:expr;)*) => {
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default),* }
+            }
+        }
+    };
+    (@default $name:ident [$constant:ident] $($field:ident = $default:expr;)*) => {
+        impl $name {
+            /// What each key is when it is left out.
+            pub const $constant: Self = Self { $($field: $default),* };
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::$constant
+            }
+        }
+    };
+}
+pub(super) use section;
+
+/// Declares an enum whose variants each have one spelling: in the file, where it is shown, and in metrics.
+macro_rules! spelled {
+    (
+        $(#[$meta:meta])*
+        $vis:vis enum $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)+ }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name { $($(#[$variant_meta])* $variant,)+ }
+
+        impl $name {
+            /// All of them, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// How it is spelled.
+            #[must_use]
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+
+        impl $crate::kinds::Spelled for $name {
+            const ALL: &'static [Self] = Self::ALL;
+
+            fn label(self) -> &'static str {
+                self.label()
+            }
+        }
+    };
+}
+pub(super) use spelled;

@@ -1,0 +1,358 @@
+//! The sections of the file that have no file of their own.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    ops::RangeInclusive,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW};
+
+use crate::{
+    MAX_WORKERS,
+    checks::{Checks, address, granted, name, peer_name},
+    defaults,
+    kinds::{Kind, one_of, or, size, text, time, truth, whole},
+    section::{section, spelled},
+    value::parsed,
+};
+
+/// A path. Where it is empty, nothing is there.
+fn path() -> Kind<PathBuf> {
+    text("path", |text| Ok(PathBuf::from(text)), |path| path.display().to_string())
+}
+
+/// A host name or an address, and a port.
+pub(super) fn endpoint() -> Kind<Endpoint> {
+    text(
+        "endpoint",
+        |text| parsed(text, "write host:port, as in \"exit.example.net:4433\""),
+        ToString::to_string,
+    )
+}
+
+/// Stands for an address that was reported as wrong.
+const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+
+section! {
+    /// `[identity]`.
+    #[derive(Clone)]
+    pub(super) struct Identity {
+        /// Our private key, PKCS#8 PEM as `culvert keygen` or `openssl genpkey -algorithm ed25519` writes it. Relative paths
+        /// start at the folder of the configuration file. A file to which every user has access is refused; group access (systemd
+        /// credentials) is not. If systemd has handed the process a credential with the file's name
+        /// (`LoadCredential=identity.key:/etc/culvert/identity.key`), that is read instead, by `culvert check` too.
+        key_file: PathBuf = PathBuf::new(), path(), Restart, required "name the file that culvert keygen wrote";
+        /// The folder of what must survive a restart: `peers.toml`, which `culvert peer` writes ([The state
+        /// file](#the-state-file)), and the proofs that were used. It is made when it is first needed, with mode 0700, below a
+        /// folder that exists. `""`: nothing is kept, and peers cannot be added while the agent runs.
+        state_dir: PathBuf = PathBuf::from(defaults::STATE_DIR), path(), Restart;
+    }
+}
+
+section! {
+    /// `[transport]`: the underlay.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Transport {
+        /// UDP addresses at which peers reach us. Left out, this agent only dials, and every peer needs endpoints.
+        listen: Vec<SocketAddr> = Vec::new(), address().then(Checks::listens_at).list(), Restart;
+        /// Threads that move packets, each with sockets of its own; 0 is one per CPU that the process may use, at most 64. More
+        /// than there are CPUs costs throughput.
+        workers: u8 = 0, whole(0..=i64::from(MAX_WORKERS)), Restart;
+        /// Whether each worker stays on one of the CPUs that the process may use, in turn. `true` steadies latency on CPUs that
+        /// nothing else needs, and costs throughput on others.
+        // The scheduler knows what else runs on a CPU.
+        pin_cpus: bool = false, truth(), Restart;
+        /// Whether the kernel may cut large buffers into datagrams (UDP_SEGMENT). It is probed and repaired when it fails;
+        /// `"off"` costs throughput.
+        gso: bool = true, one_of(), Restart;
+        /// SO_MARK of the underlay sockets, for policy routing; 0 sets none. Needs CAP_NET_ADMIN.
+        mark: u32 = 0, whole(0..=i64::from(u32::MAX)), Restart;
+        /// What `culvert link` prints as our address. Left out, it prints the one listen address, if there is just one and it is
+        /// no wildcard.
+        // `culvert link` alone goes by it, and reads the file by itself.
+        advertise: Option<Endpoint> = None, endpoint().optional(), Now;
+        /// The largest QUIC packet in bytes of UDP payload. `"auto"` is what path MTU discovery finds; a number is for paths that
+        /// lie about their MTU.
+        // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
+        max_packet: MaxPacket = MaxPacket::Auto, or!(size(1200..=9000), "auto", MaxPacket::{Auto, Bytes}), Restart;
+    }
+    const DEFAULT;
+}
+
+/// The largest QUIC packet that we send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxPacket {
+    /// What path MTU discovery finds.
+    Auto,
+    /// At most this many bytes of UDP payload.
+    Bytes(u16),
+}
+
+section! {
+    /// `[access]`: who may connect, and what everybody else meets.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Access {
+        /// `"allowlist"` lets in the keys of a `[[peer]]`, here or in the state file. `"open"` lets in everybody who knows our
+        /// public key; a peer that is listed keeps its own settings.
+        mode: AccessMode = AccessMode::Allowlist, one_of(), Now;
+        /// Which of our services the peers of open mode may use. Left out, they get a connection and nothing else.
+        services: Vec<usize> = Vec::new(), granted(), Now;
+        /// How far a client's clock may be from ours. Not below 20s, because a client that hears nothing repeats one proof for 15
+        /// s. Not above 10m, because each 256 s more cost a stranger's datagram two more blocks of a hash, let a recorded proof
+        /// that was never used make us work for as long, and used proofs are remembered, in memory, for as long as the longest
+        /// window could make them good.
+        // 15 s of a client's retransmissions, and what clocks without NTP are off by.
+        clock_window: Duration = Duration::from_secs(90), time(
+            Duration::from_secs(20)..=MAX_CLOCK_WINDOW,
+            Some(["a client repeats one proof for 15 s", "it is how long a recorded proof makes us work"]),
+        ), Now;
+        /// Whether a client must prove in its first packet that it knows our public key. `"off"` lets any QUIC client start a
+        /// handshake, for clients of standard mode on other stacks: then the port answers strangers. Not together with `mode =
+        /// "open"`, which would let every QUIC client in that finds the port.
+        knock: Knock = Knock::Required, one_of(), Restart;
+        /// A QUIC server to which strangers' datagrams go, and whose answers they get. It needs `transport.listen` and a knock,
+        /// and is none of our own addresses. Its connection IDs must have at least 4 bytes: only a stranger who repeats one is
+        /// known to be where he says. Others, and clients whose address changes, get at most 3 times the bytes that they send.
+        /// Left out, strangers hear nothing.
+        decoy: Option<SocketAddr> = None, address().then(Checks::sendable).optional(), Now;
+    }
+    const DEFAULT;
+}
+
+spelled! {
+    /// Whose handshake is completed.
+    pub enum AccessMode {
+        /// Only that of a known peer.
+        Allowlist = "allowlist",
+        /// That of everybody who knows our public key.
+        Open = "open",
+    }
+}
+
+spelled! {
+    /// Whether a client must prove in its first packet that it knows our public key.
+    pub enum Knock {
+        /// Yes: who does not is a stranger.
+        Required = "required",
+        /// No: any QUIC client may start a handshake.
+        Off = "off",
+    }
+}
+
+section! {
+    /// `[[udp]]` or `[[tcp]]`: a local port that stands for a peer's service.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Forward {
+        /// Where applications send their datagrams (`[[udp]]`) or connect (`[[tcp]]`). No two listeners of one protocol may
+        /// overlap.
+        listen: SocketAddr = NOWHERE, address().then(Checks::listener), Now,
+            required "write the local address and port";
+        /// The `[[peer]]` that they go to.
+        peer: usize = Self::NOBODY, peer_name(), Now, required "name a [[peer]]";
+        /// The service there. The peer decides whether it exists and whether we may use it.
+        service: Arc<str> = "".into(), name(), Now, required "name a service of that peer";
+    }
+    also {
+        /// Whether the port is open. A forward that a reload removed keeps its place, closed.
+        open: bool = true;
+    }
+}
+
+impl Forward {
+    /// The index of no peer: that of a forward that is closed.
+    pub const NOBODY: usize = usize::MAX;
+}
+
+section! {
+    /// `[[service]]`: a named upstream that peers may reach through us. One that a reload removed keeps its place, which is its
+    /// number on the wire, and serves neither UDP nor TCP.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Service {
+        /// What peers call it. Unique; at most 256 services.
+        name: Arc<str> = "".into(), name(), Now, required "give it a name";
+        /// Where its traffic goes. Host names are refused: they are not looked up on the packet path.
+        upstream: SocketAddr = NOWHERE, address().then(Checks::sendable), Now,
+            required "write an address and a port";
+        /// A UDP flow without traffic for so long is forgotten, and its upstream socket closed: a later answer is lost. An entry
+        /// forgets its flows after an hour at most, whatever the exit says.
+        idle: Duration = Duration::from_secs(60), time(TENTH..=Duration::from_secs(24 * 60 * 60), None), Now;
+        /// Datagrams per send to the upstream. Fewer cost more CPU, up to twice as much for small datagrams; they spare an
+        /// upstream with a very small socket buffer.
+        // Small datagrams cost half as much in sends of 128 as in sends of 64 (`docs/decisions/0005-batches.md`); larger ones are
+        // bounded by 64 KiB before that.
+        burst: u16 = 128, whole(1..=128), Now;
+        /// What becomes of a datagram, to the service or from it, that fits into no packet to the peer. `"drop"`: it is dropped
+        /// (`too_large`), and the log names the largest that fits. `"fragment"`: it travels in several packets and is put
+        /// together at the other end, up to 65,507 bytes, if that end can (its version is not older than this key). When one of
+        /// its packets is lost, all of it is (`incomplete`). The peer is told at once, and does the same.
+        // A datagram that is lost when one of many packets is had better be made smaller by who sends it.
+        oversize: Oversize = Oversize::Drop, one_of(), Now;
+        /// Which protocol it serves, on the upstream's port.
+        protocol: Protocol = Protocol::Both, one_of(), Now;
+    }
+    also {
+        /// Whether it takes UDP flows: if `protocol` says so, and it was not removed.
+        udp: bool = true;
+        /// Whether it takes TCP forwards: likewise.
+        tcp: bool = true;
+    }
+}
+
+spelled! {
+    /// `service.oversize`: what becomes of a datagram of the service, in either direction, that fits into no packet to the peer.
+    pub enum Oversize {
+        /// It is dropped.
+        Drop = "drop",
+        /// It travels in pieces, if both ends can.
+        Fragment = "fragment",
+    }
+}
+
+spelled! {
+    /// `service.protocol`: which protocol a service serves.
+    pub enum Protocol {
+        /// Both of them.
+        Both = "both",
+        /// UDP flows.
+        Udp = "udp",
+        /// TCP forwards.
+        Tcp = "tcp",
+    }
+}
+
+section! {
+    /// `[metrics]`.
+    pub(super) struct Metrics {
+        /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, without authentication. Left out: nowhere.
+        listen: Option<SocketAddr> = None, address().then(Checks::listener).optional(), Restart;
+    }
+}
+
+section! {
+    /// `[control]`.
+    pub(super) struct Control {
+        /// The Unix socket at which `culvert peer`, `reload`, `status` and `qlog` reach the running daemon. Who may open it may
+        /// change the peers: only the daemon's user (mode 0600), and root. At this path the folder is made if it is missing, and
+        /// one that cannot be made or is closed to us is a warning; elsewhere it is an error. `""`: no socket.
+        socket: PathBuf = PathBuf::from(defaults::CONTROL_SOCKET), path(), Restart;
+    }
+}
+
+section! {
+    /// `[log]`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Log {
+        /// The least severe level that is written, to standard error. `"debug"` writes per flow, `"trace"` per packet.
+        level: LogLevel = LogLevel::Info, one_of(), Now;
+        /// For people or for machines: an event is one line, in JSON an object with `timestamp`, `level`, `target`, `message` and
+        /// the fields of the event. Where standard error is systemd's journal, the priority stands before it (`<3>` … `<7>`), and
+        /// text has no time of its own.
+        format: LogFormat = LogFormat::Text, one_of(), Restart;
+    }
+    const DEFAULT;
+}
+
+spelled! {
+    /// A log level, most severe first.
+    pub enum LogLevel {
+        /// The daemon cannot do its work.
+        Error = "error",
+        /// Worth waking someone.
+        Warn = "warn",
+        /// What happens once per peer, connection or change.
+        Info = "info",
+        /// What happens once per flow.
+        Debug = "debug",
+        /// What happens once per packet.
+        Trace = "trace",
+    }
+}
+
+spelled! {
+    /// How a log line is written.
+    pub enum LogFormat {
+        /// One line for people.
+        Text = "text",
+        /// One JSON object.
+        Json = "json",
+    }
+}
+
+/// How many flows and forwards there may be: far above what one machine's memory and ports carry; it only keeps sums from
+/// overflowing.
+const FLOWS: RangeInclusive<i64> = 1..=10_000_000;
+
+/// How many peers there may be, likewise.
+const PEERS: RangeInclusive<i64> = 1..=1_000_000;
+
+section! {
+    /// `[limits]`: hard ceilings, so that memory is bounded whatever arrives.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Limits {
+        /// Flows of one peer, both directions together. A peer may open a fifth of them in a second, and 2,000 in any case.
+        // About what the ports of one source address allow.
+        flows_per_peer: usize = 25_000, whole(FLOWS), Now;
+        /// Flows of all peers together. An eighth of them is set aside in equal parts for each peer.
+        flows: usize = 50_000, whole(FLOWS), Now;
+        /// TCP connections of one peer at a time. Beyond it connections wait in the listen backlog for 5 s, then they are reset.
+        // More than half of the ports of one source address.
+        tcp_streams_per_peer: u32 = 16_384, whole(1..=65_535), Now;
+        /// TCP connections of all peers at a time; each takes a file descriptor.
+        tcp_streams: usize = 32_768, whole(FLOWS), Now;
+        /// Memory for bytes of TCP connections, of all peers together, that were not read at their destination or not
+        /// acknowledged by the peer. Windows grow within it as far as the rate and the round trip need it; one stream gets a 20th
+        /// (at the start of a connection), one connection to a peer a quarter.
+        // 32 forwards that nobody reads, or 5 Gbit/s over 100 ms.
+        stream_bytes: usize = 256 << 20, size(8 << 20..=1 << 40), Now;
+        /// Datagrams that one flow holds back until its far end has confirmed it.
+        pending_open_packets: usize = 64, whole(1..=4096), Now;
+        /// Socket buffer to ask the kernel for, per UDP socket. Auto is `limits.receive_rate` times the longest `peer.queue.time`
+        /// of the file: 4 MiB with the defaults. Less drops bursts in the kernel; more lets latency grow under overload. Beyond
+        /// net.core.rmem_max it needs CAP_NET_ADMIN.
+        receive_buffer: Option<usize> = None, or!(size(SOCKET_BUFFER_RANGE), "auto", Option::{None, Some}), Restart;
+        /// Bytes a second that a socket takes for as long as `peer.queue.time` without loss while its worker does something else,
+        /// in datagrams of 1150 bytes that come alone; of those that GRO joins it takes more.
+        // 0.8 Mbit/s to 86 Gbit/s.
+        receive_rate: usize = 40 << 20, size(100 << 10..=10 << 30), Restart;
+        /// What datagrams of one peer may take at one worker while pieces of them are missing (`service.oversize`). Beyond it the
+        /// oldest are dropped (`incomplete`). A piece waits for the others for a second at most.
+        // 15 of the largest datagrams with pieces missing, and 200 of 4 KiB.
+        reassembly_bytes: usize = 1 << 20, size(128 << 10..=1 << 30), Now;
+        /// Payload bytes that may wait in the queues of all peers together, at all workers. What comes beyond that is dropped.
+        // The queues of 64 peers that all stall at once, or a third of a second at 6 Gbit/s.
+        queue_bytes: usize = 256 << 20, size(64 << 10..=1 << 40), Now;
+        /// Peers of the configuration and of the state file together.
+        peers: usize = 1000, whole(PEERS), Now;
+        /// Peers that open mode has let in, at a time.
+        open_peers: usize = 256, whole(PEERS), Now;
+        /// Strangers whose datagrams go to the decoy at a time; each needs a socket. Those that never answered the decoy give way
+        /// first, then the one that was silent for longest. One source prefix (an IPv4 /24, an IPv6 /56) has an eighth of them at
+        /// most, or 16.
+        decoy_flows: usize = 4096, whole(1..=65_535), Now;
+        /// Handshakes that others have begun and not completed, at all workers together: each has its share.
+        handshakes: usize = 256, whole(PEERS), Now;
+    }
+    const DEFAULT;
+}
+
+/// The least and the most that sockets may be told to ask for, in bytes.
+const SOCKET_BUFFER_RANGE: RangeInclusive<u64> = 64 << 10..=1 << 30;
+
+/// What comes within `time` at `rate` bytes a second, in bytes.
+pub(super) const fn socket_buffer_bytes(rate: usize, time: Duration) -> usize {
+    let bytes = rate as u128 * time.as_millis() / 1_000;
+    let (least, most) = (*SOCKET_BUFFER_RANGE.start(), *SOCKET_BUFFER_RANGE.end());
+    if bytes > most as u128 {
+        most as usize
+    } else if bytes < least as u128 {
+        least as usize
+    } else {
+        bytes as usize
+    }
+}
+
+/// Shorter, and timers would cost more than what they guard.
+pub(super) const TENTH: Duration = Duration::from_millis(100);
