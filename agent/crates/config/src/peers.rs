@@ -26,59 +26,58 @@ section! {
     /// `[[peer]]`: another agent.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Peer {
-        /// What it is called here: in logs, in metrics, in `[[udp]]` and `[[tcp]]`. Unique.
+        /// Our name for it, in logs, metrics, `[[udp]]` and `[[tcp]]`. Unique.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
         /// The keys that it may prove. A list is for a rotation: add the new key, change the peer, remove the old key. No two
         /// peers share a key, and none has ours.
         public_keys as public_key: Vec<PublicKey> = Vec::new(),
             key().list().or_one(key()).not_empty(KEY_REMEDY), Now, required KEY_REMEDY;
-        /// Where to dial it. Left out, it dials us, which needs `transport.listen`.
+        /// Addresses to dial. Left out, the peer dials us, which needs `transport.listen`.
         endpoints: Vec<Endpoint> = Vec::new(),
             endpoint().then(Checks::dials).list()
                 .not_empty("write host:port, or leave the key out: then the peer dials us"),
             Now;
         /// Parallel lanes, each on a UDP port of its own; 0 is one per worker of the side that has more, at most 8. With fewer
-        /// lanes than workers, datagrams are handed from thread to thread.
+        /// lanes than workers, workers forward datagrams to each other.
         lanes: u8 = 0, whole(0..=64), NextConnection;
-        /// When packets from this peer are acknowledged: every 64 packets or quarter round trip, or every 2. `"latency"` sees
-        /// losses sooner and costs a third more CPU per packet.
+        /// How often we acknowledge this peer's packets: every 64 packets or quarter of a round trip, or every 2. `"latency"`
+        /// detects losses sooner and costs a third more CPU per packet.
         // Acknowledging every second packet costs a third more CPU per packet (docs/performance.md).
         profile: Profile = Profile::Throughput, one_of(), NextConnection;
-        /// An idle path gets a packet so often, so that NATs keep their mapping, and so soon at the latest a peer that was
-        /// restarted is found again without traffic. `"0s"` sends none: then a peer behind a NAT is not reached until it sends.
-        /// After a reload its lanes follow at once, and so does a connection that had none.
+        /// The interval of packets on an idle path. They keep NAT mappings alive, and without traffic they detect that the peer
+        /// was restarted. `"0s"` sends none: a peer behind a NAT is then unreachable until it sends.
         // Below the 30 s after which common NATs forget a UDP mapping (RFC 4787 REQ-5 allows no less than 2 minutes, home routers
         // do it all the same). A connection that is silent for 30 s is closed, so a longer one would not keep it alive.
         keepalive: Option<Duration> = Some(Duration::from_secs(20)),
             or!(time(TENTH..=Duration::from_secs(25), None), "0s", Option::{None, Some}), NextConnection;
-        /// What a full queue drops: with `"oldest"`, which keeps the latency of what arrives low, the oldest datagrams of the
-        /// flow that holds most; with `"newest"`, what arrives. The same at a flow's quota, among its own datagrams.
+        /// What a full queue drops. `"oldest"`: the oldest datagrams of the flow that holds most, which keeps latency low.
+        /// `"newest"`: the datagram that arrives. At a flow's quota the same holds among its own datagrams.
         // In real-time traffic the newest datagram is worth the most.
         drop: DropPolicy = DropPolicy::Oldest, one_of(), Now;
-        /// The share of that queue, in datagrams and in bytes, that one flow may hold. Smaller is fairer to the other flows; 1
-        /// lets one flow fill it.
+        /// The share of that queue, in datagrams and in bytes, that one flow may hold. A smaller share is fairer to the other
+        /// flows; 1 lets one flow fill the queue.
         // One flow leaves half of the queue to the others.
         quota: f64 = 0.5, share(), Now;
-        /// Which of our services it may use.
+        /// Which of our services the peer may use.
         services: Vec<usize> = Vec::new(), granted(), Now;
-        /// Which inner addresses are its own: packets for them go to it, and a packet from it that has another source is dropped.
-        /// An address without a length is that address alone. No two peers have the same prefix; of prefixes inside one another
-        /// the longest decides. Needs `[tun]`.
+        /// The peer's inner addresses. Packets for them go to the peer, and a packet from the peer with another source is
+        /// dropped. An address without a length is that address alone. No two peers may have the same prefix; of nested
+        /// prefixes the longest decides. Needs `[tun]`.
         allowed_ips: Vec<IpNet> = Vec::new(), prefix().then(Checks::claims).list(), Now;
-        /// The DSCP (RFC 2474) of the packets to it. `"copy"` takes that of the IP packet inside, and 0 for what is none; a
-        /// number is for all of them.
+        /// The DSCP (RFC 2474) of outer packets to the peer. `"copy"` takes that of the IP packet inside, or 0 if the payload
+        /// is not an IP packet; a number applies to all.
         // Routers on the way treat a packet as they would treat the one inside.
         // RFC 2474 §3: six bits.
         dscp: Dscp = Dscp::Copy, or!(whole(0..=63), "copy", Dscp::{Copy, Fixed}), Now;
-        /// How TCP forwards to this peer share their path. `"bbr"` finds the bottleneck's rate and keeps it where packets are
-        /// lost at random, and leaves a flow of CUBIC beside it a quarter at least. `"cubic"` takes every loss for congestion and
-        /// fills the bottleneck's buffer. `"rate"` sends at `peer.rate` whatever is lost: for a path whose rate is known and that
-        /// is yours alone. Datagrams and IP packets are not concerned.
+        /// Congestion control of TCP forwards to this peer. `"bbr"` finds the bottleneck's rate, keeps it under random loss,
+        /// and leaves at least a quarter to a CUBIC flow beside it. `"cubic"` treats every loss as congestion and fills the
+        /// bottleneck's buffer. `"rate"` sends at `peer.rate` regardless of loss, for a path of known rate that you share with
+        /// nobody. Does not affect UDP flows and IP packets.
         // Keeps its rate where packets are lost at random, and shares a bottleneck with CUBIC
         // (`docs/decisions/0014-congestion-of-streams.md`).
         congestion: CongestionControl = CongestionControl::Bbr, one_of(), NextConnection;
-        /// The most that this agent sends to the peer on its TCP forwards, in bits a second of IP packets, over all of its
-        /// connections together. Required by `congestion = "rate"`. UDP flows and IP packets are not limited by it yet.
+        /// The rate limit of TCP forwards to the peer, in bits a second of IP packets, over all connections together. Required
+        /// by `congestion = "rate"`. UDP flows and IP packets are not limited yet.
         rate: Option<u64> = None, text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text).optional(), Now;
     }
     tables {
@@ -95,12 +94,12 @@ section! {
     /// The bounds of one peer's queue; the first one reached counts.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Queue {
-        /// Datagrams that may wait for this peer, at each worker.
+        /// Limit of the queue to this peer in datagrams, at each worker.
         packets: usize = 4096, whole(1..=1 << 20), Now;
-        /// Payload bytes that may wait for this peer, at each worker.
+        /// Limit of the queue to this peer in payload bytes, at each worker.
         // 100 ms at 335 Mbit/s. The largest UDP payload must fit.
         bytes: usize = 4 << 20, size(64 << 10..=1 << 30), Now;
-        /// What has waited longer, in the kernel's receive buffer included, is dropped instead of sent late.
+        /// Datagrams that waited longer, in the kernel's receive buffer included, are dropped instead of sent late.
         // Where a queue hurts more than a loss.
         time: Duration = Duration::from_millis(100), time(Duration::from_millis(1)..=Duration::from_secs(10), None), Now;
     }

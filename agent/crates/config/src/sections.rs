@@ -41,13 +41,13 @@ section! {
     #[derive(Clone)]
     pub(super) struct Identity {
         /// Our private key, PKCS#8 PEM as `culvert keygen` or `openssl genpkey -algorithm ed25519` writes it. Relative paths
-        /// start at the folder of the configuration file. A file to which every user has access is refused; group access (systemd
-        /// credentials) is not. If systemd has handed the process a credential with the file's name
-        /// (`LoadCredential=identity.key:/etc/culvert/identity.key`), that is read instead, by `culvert check` too.
+        /// start at the folder of the configuration file. The agent refuses a file to which every user has access; group access
+        /// (systemd credentials) is fine. If systemd hands the process a credential with the file's name
+        /// (`LoadCredential=identity.key:/etc/culvert/identity.key`), the agent and `culvert check` read that instead.
         key_file: PathBuf = PathBuf::new(), path(), Restart, required "name the file that culvert keygen wrote";
-        /// The folder of what must survive a restart: `peers.toml`, which `culvert peer` writes ([The state
-        /// file](#the-state-file)), and the proofs that were used. It is made when it is first needed, with mode 0700, below a
-        /// folder that exists. `""`: nothing is kept, and peers cannot be added while the agent runs.
+        /// The directory for state that must survive a restart: `peers.toml`, which `culvert peer` writes ([The state
+        /// file](#the-state-file)), and the replay log of used knocks. The agent creates it on first use, with mode 0700; its
+        /// parent must exist. `""`: nothing is kept, and peers cannot be added while the agent runs.
         state_dir: PathBuf = PathBuf::from(defaults::STATE_DIR), path(), Restart;
     }
 }
@@ -56,26 +56,26 @@ section! {
     /// `[transport]`: the underlay.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Transport {
-        /// UDP addresses at which peers reach us. Left out, this agent only dials, and every peer needs endpoints.
+        /// UDP addresses on which we listen for peers. Left out, this agent only dials, and every peer needs endpoints.
         listen: Vec<SocketAddr> = Vec::new(), address().then(Checks::listens_at).list(), Restart;
-        /// Threads that move packets, each with sockets of its own; 0 is one per CPU that the process may use, at most 64. More
-        /// than there are CPUs costs throughput.
+        /// Number of worker threads, each with its own sockets; 0 is one per CPU that the process may use, at most 64. More
+        /// workers than CPUs cost throughput.
         workers: u8 = 0, whole(0..=i64::from(MAX_WORKERS)), Restart;
-        /// Whether each worker stays on one of the CPUs that the process may use, in turn. `true` steadies latency on CPUs that
-        /// nothing else needs, and costs throughput on others.
+        /// Pins each worker to one of the CPUs that the process may use, in turn. `true` steadies latency on CPUs that nothing
+        /// else uses, and costs throughput on others.
         // The scheduler knows what else runs on a CPU.
         pin_cpus: bool = false, truth(), Restart;
-        /// Whether the kernel may cut large buffers into datagrams (UDP_SEGMENT). It is probed and repaired when it fails;
-        /// `"off"` costs throughput.
+        /// Lets the kernel cut large buffers into datagrams (UDP_SEGMENT). The agent probes it, and sends single datagrams
+        /// where it fails; `"off"` costs throughput.
         gso: bool = true, one_of(), Restart;
         /// SO_MARK of the underlay sockets, for policy routing; 0 sets none. Needs CAP_NET_ADMIN.
         mark: u32 = 0, whole(0..=i64::from(u32::MAX)), Restart;
-        /// What `culvert link` prints as our address. Left out, it prints the one listen address, if there is just one and it is
-        /// no wildcard.
+        /// The address that `culvert link` prints. Left out, it prints the listen address, if there is only one and it is not a
+        /// wildcard.
         // `culvert link` alone goes by it, and reads the file by itself.
         advertise: Option<Endpoint> = None, endpoint().optional(), Now;
-        /// The largest QUIC packet in bytes of UDP payload. `"auto"` is what path MTU discovery finds; a number is for paths that
-        /// lie about their MTU.
+        /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds; a number is for
+        /// paths that lie about their MTU.
         // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
         max_packet: MaxPacket = MaxPacket::Auto, or!(size(1200..=9000), "auto", MaxPacket::{Auto, Bytes}), Restart;
     }
@@ -95,28 +95,28 @@ section! {
     /// `[access]`: who may connect, and what everybody else meets.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Access {
-        /// `"allowlist"` lets in the keys of a `[[peer]]`, here or in the state file. `"open"` lets in everybody who knows our
-        /// public key; a peer that is listed keeps its own settings.
+        /// `"allowlist"` admits the keys of each `[[peer]]`, here or in the state file. `"open"` admits every client that knows
+        /// our public key; a listed peer keeps its own settings.
         mode: AccessMode = AccessMode::Allowlist, one_of(), Now;
-        /// Which of our services the peers of open mode may use. Left out, they get a connection and nothing else.
+        /// The services that open-mode peers may use. Left out, they get a connection and nothing else.
         services: Vec<usize> = Vec::new(), granted(), Now;
-        /// How far a client's clock may be from ours. Not below 20s, because a client that hears nothing repeats one proof for 15
-        /// s. Not above 10m, because each 256 s more cost a stranger's datagram two more blocks of a hash, let a recorded proof
-        /// that was never used make us work for as long, and used proofs are remembered, in memory, for as long as the longest
-        /// window could make them good.
+        /// The largest accepted difference between a client's clock and ours. At least 20s, because a client without an answer
+        /// repeats one knock for 15 s. At most 10m: each further 256 s cost two more hash blocks for every unauthenticated
+        /// datagram, keep a recorded but unused knock valid for longer, and used knocks are remembered, in memory, for as long
+        /// as the longest window could accept them.
         // 15 s of a client's retransmissions, and what clocks without NTP are off by.
         clock_window: Duration = Duration::from_secs(90), time(
             Duration::from_secs(20)..=MAX_CLOCK_WINDOW,
             Some(["a client repeats one proof for 15 s", "it is how long a recorded proof makes us work"]),
         ), Now;
-        /// Whether a client must prove in its first packet that it knows our public key. `"off"` lets any QUIC client start a
-        /// handshake, for clients of standard mode on other stacks: then the port answers strangers. Not together with `mode =
-        /// "open"`, which would let every QUIC client in that finds the port.
+        /// `"required"`: a client must prove in its first packet that it knows our public key. `"off"` lets any QUIC client
+        /// start a handshake, for standard-mode clients on other stacks; the port then answers everybody. Refused together with
+        /// `mode = "open"`, which would admit every QUIC client that finds the port.
         knock: Knock = Knock::Required, one_of(), Restart;
-        /// A QUIC server to which strangers' datagrams go, and whose answers they get. It needs `transport.listen` and a knock,
-        /// and is none of our own addresses. Its connection IDs must have at least 4 bytes: only a stranger who repeats one is
-        /// known to be where he says. Others, and clients whose address changes, get at most 3 times the bytes that they send.
-        /// Left out, strangers hear nothing.
+        /// A QUIC server that answers unauthenticated senders: we forward their datagrams to it, and its replies to them. Needs
+        /// `transport.listen` and a knock, and must not be one of our own addresses. Its connection IDs must have at least 4
+        /// bytes, because a sender proves its address by repeating one. Until then, and after a change of address, it gets at
+        /// most 3 times the bytes that it sent. Left out, unauthenticated senders get no answer.
         decoy: Option<SocketAddr> = None, address().then(Checks::sendable).optional(), Now;
     }
     const DEFAULT;
@@ -146,13 +146,13 @@ section! {
     /// `[[udp]]` or `[[tcp]]`: a local port that stands for a peer's service.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Forward {
-        /// Where applications send their datagrams (`[[udp]]`) or connect (`[[tcp]]`). No two listeners of one protocol may
-        /// overlap.
+        /// The address to which applications send datagrams (`[[udp]]`) or connect (`[[tcp]]`). No two listeners of one
+        /// protocol may overlap.
         listen: SocketAddr = NOWHERE, address().then(Checks::listener), Now,
             required "write the local address and port";
-        /// The `[[peer]]` that they go to.
+        /// The `[[peer]]` that gets them.
         peer: usize = Self::NOBODY, peer_name(), Now, required "name a [[peer]]";
-        /// The service there. The peer decides whether it exists and whether we may use it.
+        /// The name of the service at the peer. The peer decides whether it exists and whether we may use it.
         service: Arc<str> = "".into(), name(), Now, required "name a service of that peer";
     }
     also {
@@ -171,23 +171,23 @@ section! {
     /// number on the wire, and serves neither UDP nor TCP.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Service {
-        /// What peers call it. Unique; at most 256 services.
+        /// The name by which peers ask for it. Unique; at most 256 services.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
-        /// Where its traffic goes. Host names are refused: they are not looked up on the packet path.
+        /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names.
         upstream: SocketAddr = NOWHERE, address().then(Checks::sendable), Now,
             required "write an address and a port";
-        /// A UDP flow without traffic for so long is forgotten, and its upstream socket closed: a later answer is lost. An entry
-        /// forgets its flows after an hour at most, whatever the exit says.
+        /// The time without traffic after which we forget a UDP flow and close its upstream socket; a later answer is lost. An
+        /// entry forgets its flows after an hour at most, whatever the exit says.
         idle: Duration = Duration::from_secs(60), time(TENTH..=Duration::from_secs(24 * 60 * 60), None), Now;
-        /// Datagrams per send to the upstream. Fewer cost more CPU, up to twice as much for small datagrams; they spare an
+        /// Datagrams per send to the upstream. Fewer cost more CPU, up to twice as much for small datagrams, and spare an
         /// upstream with a very small socket buffer.
         // Small datagrams cost half as much in sends of 128 as in sends of 64 (`docs/decisions/0005-batches.md`); larger ones are
         // bounded by 64 KiB before that.
         burst: u16 = 128, whole(1..=128), Now;
-        /// What becomes of a datagram, to the service or from it, that fits into no packet to the peer. `"drop"`: it is dropped
-        /// (`too_large`), and the log names the largest that fits. `"fragment"`: it travels in several packets and is put
-        /// together at the other end, up to 65,507 bytes, if that end can (its version is not older than this key). When one of
-        /// its packets is lost, all of it is (`incomplete`). The peer is told at once, and does the same.
+        /// What happens to a datagram, to or from the service, that does not fit into one packet to the peer. `"drop"`: we drop
+        /// it (`too_large`), and the log names the largest size that fits. `"fragment"`: it travels in several packets, up to
+        /// 65,507 bytes, and the other end reassembles it, if its version knows this key. If one packet is lost, the whole
+        /// datagram is (`incomplete`). The peer learns of the setting at once and does the same.
         // A datagram that is lost when one of many packets is had better be made smaller by who sends it.
         oversize: Oversize = Oversize::Drop, one_of(), Now;
         /// Which protocol it serves, on the upstream's port.
@@ -226,7 +226,7 @@ spelled! {
 section! {
     /// `[metrics]`.
     pub(super) struct Metrics {
-        /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, without authentication. Left out: nowhere.
+        /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, without authentication. Left out: no server.
         listen: Option<SocketAddr> = None, address().then(Checks::listener).optional(), Restart;
     }
 }
@@ -234,9 +234,9 @@ section! {
 section! {
     /// `[control]`.
     pub(super) struct Control {
-        /// The Unix socket at which `culvert peer`, `reload`, `status` and `qlog` reach the running daemon. Who may open it may
-        /// change the peers: only the daemon's user (mode 0600), and root. At this path the folder is made if it is missing, and
-        /// one that cannot be made or is closed to us is a warning; elsewhere it is an error. `""`: no socket.
+        /// The Unix socket on which `culvert peer`, `reload`, `status` and `qlog` reach the running daemon. Whoever can open it
+        /// can change the peers: the daemon's user (mode 0600) and root. At the default path the agent creates a missing
+        /// folder, and only warns if it cannot; elsewhere that is an error. `""`: no socket.
         socket: PathBuf = PathBuf::from(defaults::CONTROL_SOCKET), path(), Restart;
     }
 }
@@ -245,11 +245,11 @@ section! {
     /// `[log]`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Log {
-        /// The least severe level that is written, to standard error. `"debug"` writes per flow, `"trace"` per packet.
+        /// The least severe level that the agent writes to standard error. `"debug"` writes per flow, `"trace"` per packet.
         level: LogLevel = LogLevel::Info, one_of(), Now;
-        /// For people or for machines: an event is one line, in JSON an object with `timestamp`, `level`, `target`, `message` and
-        /// the fields of the event. Where standard error is systemd's journal, the priority stands before it (`<3>` … `<7>`), and
-        /// text has no time of its own.
+        /// For people or for machines. An event is one line; in JSON an object with `timestamp`, `level`, `target`, `message`
+        /// and the event's fields. If standard error is systemd's journal, the line begins with the priority (`<3>` … `<7>`),
+        /// and text has no time of its own.
         format: LogFormat = LogFormat::Text, one_of(), Restart;
     }
     const DEFAULT;
@@ -292,47 +292,47 @@ section! {
     /// `[limits]`: hard ceilings, so that memory is bounded whatever arrives.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Limits {
-        /// Flows of one peer, both directions together. A peer may open a fifth of them in a second, and 2,000 in any case.
+        /// Flows of one peer, both directions together. A peer may open a fifth of them a second, or 2,000 if that is more.
         // About what the ports of one source address allow.
         flows_per_peer: usize = 25_000, whole(FLOWS), Now;
-        /// Flows of all peers together. An eighth of them is set aside in equal parts for each peer.
+        /// Flows of all peers together. An eighth is reserved, in equal parts for each peer.
         flows: usize = 50_000, whole(FLOWS), Now;
-        /// TCP connections of one peer at a time. Beyond it connections wait in the listen backlog for 5 s, then they are reset.
+        /// Concurrent TCP connections of one peer. Further ones wait in the listen backlog for 5 s and are then reset.
         // More than half of the ports of one source address.
         tcp_streams_per_peer: u32 = 16_384, whole(1..=65_535), Now;
-        /// TCP connections of all peers at a time; each takes a file descriptor.
+        /// Concurrent TCP connections of all peers; each takes a file descriptor.
         tcp_streams: usize = 32_768, whole(FLOWS), Now;
-        /// Memory for bytes of TCP connections, of all peers together, that were not read at their destination or not
-        /// acknowledged by the peer. Windows grow within it as far as the rate and the round trip need it; one stream gets a 20th
-        /// (at the start of a connection), one connection to a peer a quarter.
+        /// Memory for bytes of TCP connections, of all peers together, that the destination has not read or the peer has not
+        /// acknowledged. Windows grow within it as the rate and the round trip need; one stream gets a 20th (at the start of a
+        /// connection), one connection to a peer a quarter.
         // 32 forwards that nobody reads, or 5 Gbit/s over 100 ms.
         stream_bytes: usize = 256 << 20, size(8 << 20..=1 << 40), Now;
-        /// Datagrams that one flow holds back until its far end has confirmed it.
+        /// Datagrams that one flow may hold back until its far end confirms it.
         pending_open_packets: usize = 64, whole(1..=4096), Now;
-        /// Socket buffer to ask the kernel for, per UDP socket. Auto is `limits.receive_rate` times the longest `peer.queue.time`
-        /// of the file: 4 MiB with the defaults. Less drops bursts in the kernel; more lets latency grow under overload. Beyond
-        /// net.core.rmem_max it needs CAP_NET_ADMIN.
+        /// The receive buffer that we request for each UDP socket. Auto is `limits.receive_rate` times the longest
+        /// `peer.queue.time` of the file: 4 MiB with the defaults. Smaller buffers drop bursts in the kernel; larger ones add
+        /// latency under overload. Above net.core.rmem_max it needs CAP_NET_ADMIN.
         receive_buffer: Option<usize> = None, or!(size(SOCKET_BUFFER_RANGE), "auto", Option::{None, Some}), Restart;
-        /// Bytes a second that a socket takes for as long as `peer.queue.time` without loss while its worker does something else,
-        /// in datagrams of 1150 bytes that come alone; of those that GRO joins it takes more.
+        /// The rate that a socket buffer absorbs for `peer.queue.time` while its worker is busy elsewhere, in single datagrams
+        /// of 1150 bytes; it absorbs more of datagrams that GRO joins.
         // 0.8 Mbit/s to 86 Gbit/s.
         receive_rate: usize = 40 << 20, size(100 << 10..=10 << 30), Restart;
-        /// What datagrams of one peer may take at one worker while pieces of them are missing (`service.oversize`). Beyond it the
-        /// oldest are dropped (`incomplete`). A piece waits for the others for a second at most.
+        /// Memory for incomplete datagrams of one peer at one worker (`service.oversize`). Beyond it the oldest are dropped
+        /// (`incomplete`). A piece waits for the others for a second at most.
         // 15 of the largest datagrams with pieces missing, and 200 of 4 KiB.
         reassembly_bytes: usize = 1 << 20, size(128 << 10..=1 << 30), Now;
-        /// Payload bytes that may wait in the queues of all peers together, at all workers. What comes beyond that is dropped.
+        /// Payload bytes in the queues of all peers together, at all workers. Further payloads are dropped.
         // The queues of 64 peers that all stall at once, or a third of a second at 6 Gbit/s.
         queue_bytes: usize = 256 << 20, size(64 << 10..=1 << 40), Now;
-        /// Peers of the configuration and of the state file together.
+        /// Peers of the configuration and the state file together.
         peers: usize = 1000, whole(PEERS), Now;
-        /// Peers that open mode has let in, at a time.
+        /// Concurrent open-mode peers.
         open_peers: usize = 256, whole(PEERS), Now;
-        /// Strangers whose datagrams go to the decoy at a time; each needs a socket. Those that never answered the decoy give way
-        /// first, then the one that was silent for longest. One source prefix (an IPv4 /24, an IPv6 /56) has an eighth of them at
-        /// most, or 16.
+        /// Concurrent flows of unauthenticated senders to the decoy; each needs a socket. Senders that never answered the decoy
+        /// give way first, then the one that was silent for longest. One source prefix (an IPv4 /24, an IPv6 /56) has an eighth
+        /// of them at most, or 16.
         decoy_flows: usize = 4096, whole(1..=65_535), Now;
-        /// Handshakes that others have begun and not completed, at all workers together: each has its share.
+        /// Incomplete inbound handshakes, at all workers together; each worker has its share.
         handshakes: usize = 256, whole(PEERS), Now;
     }
     const DEFAULT;

@@ -38,23 +38,22 @@ section! {
     /// `[tun]`: the TUN device.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Tun {
-        /// What the interface is called.
+        /// The name of the interface.
         name: Arc<str> = "culvert0".into(), text("1 to 15 of `A-Z a-z 0-9 _ . -`", device_name, ToString::to_string), Restart;
         /// Our own inner addresses, each with the prefix of its link, as in `"10.9.0.1/24"`. No two share a link, and nothing
         /// outside the tunnel may use an address of these links.
         addresses as address: Vec<IpNet> = Vec::new(),
             text("prefix", inner_address, ToString::to_string).then(Checks::joins_link).list().not_empty(ADDRESS_REMEDY), Restart,
             required ADDRESS_REMEDY;
-        /// The largest inner packet in bytes. `"auto"` is what fits into one packet to the peer, as its path is now; a number is
-        /// a bound below that.
+        /// The largest inner packet in bytes. `"auto"`: as large as fits into one packet to the peer on its current path; a
+        /// number limits it further.
         // So that nothing is cut or lost on the way.
         // RFC 8200 §5: every link carries IPv6 packets of 1280 bytes. An IPv4 packet ends at 65535.
         mtu: InnerMtu = InnerMtu::Auto, or!(size(1280..=65_535), "auto", InnerMtu::{Auto, Bytes}), Restart;
-        /// Whether TCP and UDP pass between us and the kernel in pieces that are larger than a packet. It is probed; `"off"`
-        /// costs throughput.
+        /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
-        /// Whether routes for the peers' `allowed_ips` are set, and taken away at the end. `false` leaves them to you.
+        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you.
         // Who names a peer's addresses wants to reach them.
         routes: bool = true, truth(), Restart;
     }
