@@ -112,7 +112,7 @@ metrics! {
         peer_endpoints: gauge "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.";
         peer_lanes: gauge "culvert_peer_lanes", "Lanes of the peer that carry payloads.";
         peer_lanes_wanted: gauge "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.";
-        peer_rtt: gauge "culvert_peer_rtt_seconds", "Smoothed round-trip time of the control connection.";
+        peer_rtt: gauge "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.";
         peer_stream_window: level "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.";
         peer_stream_pacing: level "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.";
         peer_stream_delivery: level "culvert_peer_stream_delivery_bytes_per_second", "Rate at which data of those connections last arrived at the peer, from its acknowledgements.";
