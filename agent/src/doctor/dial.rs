@@ -12,7 +12,6 @@ use std::{
 
 use config::{Config, Transport, defaults};
 use engine::{
-    metrics::PeerMetrics,
     peer::SETTLE_TIME,
     worker::{self, PeerSnapshot},
 };
@@ -121,7 +120,7 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
             if peer.connected {
                 // A path that carries less than the most is known only when the search for it has ended.
                 let settled = now >= *since.get_or_insert(now) + SETTLE_TIME;
-                let inner_mtu = inner_mtu(daemon, peer).filter(|mtu| settled || *mtu >= most);
+                let inner_mtu = inner_mtu(peer).filter(|mtu| settled || *mtu >= most);
                 ended &= settled || (inner_mtu.is_some() && peer.rtt.is_some());
                 found.push(Answer::Connected { rtt: peer.rtt, inner_mtu });
             } else {
@@ -141,16 +140,9 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
 }
 
 /// The largest IP packet that fits into one of the lanes' packets now, in bytes.
-fn inner_mtu(daemon: &Daemon, peer: &PeerSnapshot) -> Option<u16> {
-    let running = daemon.running();
-    let bytes = PeerMetrics::bind(&running.metrics, &peer.name).lane_packet_bytes.get();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a UDP payload's length, or 0"
-    )]
-    let bytes = bytes as u16;
-    bytes.checked_sub(INNER_OVERHEAD as u16)
+fn inner_mtu(peer: &PeerSnapshot) -> Option<u16> {
+    let bytes = peer.owned_lanes?.packet_bytes.checked_sub(INNER_OVERHEAD)?;
+    u16::try_from(bytes).ok()
 }
 
 fn no_answer() -> Answer {

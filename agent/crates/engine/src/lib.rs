@@ -9,7 +9,7 @@
 //! | all peers, and who may connect | [`roster`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes | [`tunnel`] |
-//! | counters for Prometheus, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
+//! | what a metric is, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
 
 pub mod capture;
 pub mod control;

@@ -1,18 +1,21 @@
 //! What a worker counts besides what its parts count themselves, and how others see it.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use config::CongestionControl;
+use config::{CongestionControl, OPEN_LABEL};
 use dataplane::{
-    forward::Local,
-    relay::{Account, DatagramRelay, Direction, DropReason},
+    forward::{Local, tun::TunTotals},
+    lanes::LaneState,
+    relay::{Account, DatagramRelay, Direction, DropReason, PacketCount, PieceCount},
 };
-use net::{UdpRole, UdpSocket, stats::Booked};
+use gate::{Step, decoy::DecoyStats};
+use net::{TunStats, UdpRole, UdpSocket, stats::Booked};
 use quic_core::LaneStats;
 use wire::{
     context::Context,
@@ -23,11 +26,11 @@ use wire::{
 };
 
 use crate::{
-    control::Traffic,
+    control::{Traffic, driver::ControlStats},
     peer::Failure,
     roster::Origin,
     worker::{
-        ceilings::{Refused, refused},
+        ceilings::{Ceiling, Refused, refused},
         handover::Kind,
         stream_connections::StreamTotals,
         streams::TcpRefusal,
@@ -182,7 +185,6 @@ impl RelaySums {
     }
 }
 
-/// What a worker counts besides what its parts count themselves. All of it only grows.
 /// Addresses that changed while the session went on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PathMoves {
@@ -201,7 +203,8 @@ impl PathMoves {
     }
 }
 
-#[derive(Debug, Default)]
+/// What a worker counts besides what its parts count themselves. All of it only grows.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
     pub(super) out_of_order: u64,
@@ -216,7 +219,6 @@ pub(super) struct Totals {
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
-    pub(super) retired: RetiredLanes,
     /// Of peers whose place was given up.
     pub(super) former: RelaySums,
     /// Flows by the index of their lane, when last looked at.
@@ -225,6 +227,8 @@ pub(super) struct Totals {
     pub(super) handed_out: [u64; Kind::LABELS.len()],
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Times that used knocks could not be written down.
+    pub(super) journal_errors: u64,
     /// Turns in which a class of sources had its budget before all of them were served.
     pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
@@ -270,6 +274,12 @@ impl SocketBooks {
         (UdpRole::Upstream, "upstream"),
         (UdpRole::Decoy, "decoy"),
     ];
+
+    /// The labels alone.
+    pub(super) const LABELS: [&'static str; 5] = {
+        let [(_, a), (_, b), (_, c), (_, d), (_, e)] = Self::ROLES;
+        [a, b, c, d, e]
+    };
 
     /// Buffers that the kernel dropped at all of them.
     #[must_use]
@@ -333,9 +343,24 @@ pub struct DirectionSnapshot {
     pub queued: u64,
     /// Bytes of the datagrams that were delivered.
     pub delivered_bytes: u64,
+    /// IP packets from the TUN device for the peer, or from the peer for the device.
+    pub packets: PacketCount,
+    /// Datagrams that travelled in pieces.
+    pub pieces: PieceCount,
 }
 
 impl DirectionSnapshot {
+    /// Adds what another worker has of it, or another peer.
+    pub fn add(&mut self, other: &Self) {
+        self.account.add(&other.account);
+        self.queued += other.queued;
+        self.delivered_bytes += other.delivered_bytes;
+        self.packets.packets += other.packets.packets;
+        self.packets.bytes += other.packets.bytes;
+        self.pieces.datagrams += other.pieces.datagrams;
+        self.pieces.pieces += other.pieces.pieces;
+    }
+
     /// The accounting invariant.
     #[must_use]
     pub fn balances(&self) -> bool {
@@ -383,8 +408,35 @@ pub struct Backlog {
     pub bytes: usize,
 }
 
+impl Backlog {
+    fn add(&mut self, other: Self) {
+        self.datagrams += other.datagrams;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What the worker that owns a peer's session knows of its lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnedLanes {
+    /// Lanes that carry payloads.
+    pub up: u32,
+    /// Lanes that the peer is to have.
+    pub wanted: u32,
+    /// The largest packet that they send now, in bytes of UDP payload; 0 without lanes.
+    pub packet_bytes: usize,
+}
+
+/// What may wait in the queues of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// At all workers together.
+    pub waiting: Backlog,
+    /// How long.
+    pub time: Duration,
+}
+
 /// A peer, as it was when it was published.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PeerSnapshot {
     /// Its name.
     pub name: Arc<str>,
@@ -392,8 +444,12 @@ pub struct PeerSnapshot {
     pub origin: Origin,
     /// It was removed: what it counted is shown until its place is given up.
     pub removed: bool,
+    /// Nothing is left of it: its place waits for another.
+    pub(super) vacant: bool,
     /// How many peers had its place before.
     pub generation: u32,
+    /// Endpoints at which it is dialled.
+    pub endpoints: usize,
     /// Whether it is connected.
     pub connected: bool,
     /// Lanes that carry payloads.
@@ -408,20 +464,24 @@ pub struct PeerSnapshot {
     pub queue_age: Duration,
     /// Flows of both openers.
     pub flows: usize,
+    /// Flows that were opened, of both openers.
+    pub flows_opened: u64,
     /// The datagrams that wait in its queues.
     pub waiting: Backlog,
+    /// What may wait in them; nothing once it was removed.
+    pub limits: QueueLimits,
+    /// What datagrams take of which pieces are missing, in bytes.
+    pub reassembly_bytes: usize,
     /// TCP forwards that are open.
     pub tcp_streams: u32,
     /// The congestion control of its control and stream connections.
     pub streams: StreamsSnapshot,
     /// Whether it has no lanes: standard mode.
     pub standard: bool,
-    /// Lane packets sent.
-    pub packets_sent: u64,
-    /// Lane packets received.
-    pub packets_received: u64,
-    /// Lane packets that were declared lost.
-    pub packets_lost: u64,
+    /// What its lanes counted, those that have ended included.
+    pub lane_stats: LaneStats,
+    /// Its lanes, as the owner of its session knows them; `None` while it is not connected.
+    pub owned_lanes: Option<OwnedLanes>,
     /// What passed per second when that was last looked at; `None` before.
     pub rates: Option<PeerRates>,
     /// The connection: its far end, since when, and what that calls itself.
@@ -436,27 +496,149 @@ pub struct PeerSnapshot {
     pub downlink: DirectionSnapshot,
 }
 
-/// A worker, as it was when it was published.
+impl PeerSnapshot {
+    /// The value of its metrics' label `peer`.
+    pub(super) fn label(&self) -> Arc<str> {
+        match self.origin {
+            Origin::Config | Origin::State => Arc::clone(&self.name),
+            Origin::Open => OPEN_LABEL.into(),
+        }
+    }
+
+    /// Adds what another worker has of it, or another peer under the same label.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.removed |= other.removed;
+        self.endpoints = self.endpoints.max(other.endpoints);
+        self.connected |= other.connected;
+        self.lanes_up += other.lanes_up;
+        self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
+        self.largest_datagram = self.largest_datagram.or(other.largest_datagram);
+        self.rtt = self.rtt.or(other.rtt);
+        self.queue_age = self.queue_age.max(other.queue_age);
+        self.flows += other.flows;
+        self.flows_opened += other.flows_opened;
+        self.waiting.add(other.waiting);
+        self.limits.waiting.add(other.limits.waiting);
+        self.limits.time = self.limits.time.max(other.limits.time);
+        self.reassembly_bytes += other.reassembly_bytes;
+        self.tcp_streams += other.tcp_streams;
+        self.streams.add(other.streams);
+        self.standard |= other.standard;
+        add_lane(&mut self.lane_stats, &other.lane_stats);
+        self.owned_lanes = self.owned_lanes.or(other.owned_lanes);
+        match (&mut self.rates, &other.rates) {
+            (Some(sum), Some(one)) => sum.add(one),
+            (sum, one) => *sum = sum.or(*one),
+        }
+        if self.connection.is_none() {
+            self.connection.clone_from(&other.connection);
+        }
+        self.dialled = self.dialled.or(other.dialled);
+        let newest = [&self.failure, &other.failure].into_iter().flatten().max_by_key(|failure| failure.at);
+        self.failure = newest.cloned();
+        self.uplink.add(&other.uplink);
+        self.downlink.add(&other.downlink);
+    }
+}
+
+/// The counts of all lanes with one index.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct IndexCounts {
+    /// The flows whose lane has the index.
+    pub(super) flows: u64,
+    /// The bytes of the lanes, of those that have ended too.
+    pub(super) bytes: LaneBytes,
+    /// IP packets of the device that the hash of their flow gave the index.
+    pub(super) packets: u64,
+}
+
+/// How much of what is limited a worker has in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Handshakes that others have begun and that are no session yet.
+    pub handshakes: usize,
+    /// Knocks that were used and are remembered.
+    pub used_tokens: usize,
+    /// Strangers whose datagrams go to the decoy.
+    pub decoy_flows: usize,
+    /// Bytes that the windows of TCP forwards of all workers have taken, told by worker 0.
+    pub stream_bytes: u64,
+}
+
+/// A worker, as it was when it was published; `families.rs` says what the metrics show of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WorkerSnapshot {
+    pub(super) worker: u8,
+    /// The times that it was published.
+    pub(super) beats: u64,
+    /// By their places: the configuration's first, in its order.
+    pub(super) peers: Vec<PeerSnapshot>,
+    /// Peers by [`Origin`], told by worker 0.
+    pub(super) known: [u64; Origin::ALL.len()],
+    pub(super) lane_states: [u64; LaneState::LABELS.len()],
+    /// What all lanes counted, those that have ended included.
+    pub(super) lanes: LaneStats,
+    pub(super) lane_indices: Vec<IndexCounts>,
+    pub(super) relays: RelaySums,
+    pub(super) limit_reached: [u64; Ceiling::COUNT],
+    pub(super) sockets: SocketBooks,
+    pub(super) totals: Totals,
+    pub(super) control: ControlStats,
+    /// Handshakes with a key that is not allowed.
+    pub(super) refused_keys: u64,
+    pub(super) gate: [u64; Step::LABELS.len()],
+    pub(super) in_use: InUse,
+    pub(super) send_buffer_bytes: usize,
+    pub(super) connections: usize,
+    pub(super) tcp_streams: usize,
+    pub(super) stream_connections: usize,
+    /// Packets on lanes that were dropped unopened.
+    pub(super) unopened: u64,
+    pub(super) tun: TunStats,
+    pub(super) tun_totals: TunTotals,
+    pub(super) decoy: DecoyStats,
+}
+
+/// The agent, as its workers last published it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Its peers by their places: the configuration's first, in its order.
     pub peers: Vec<PeerSnapshot>,
     /// Buffers that the kernel dropped at its sockets, all roles together.
     pub kernel_drops: u64,
+    /// How much of what is limited is in use.
+    pub in_use: InUse,
+}
+
+/// The TUN device, as the tunnel's thread last saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSnapshot {
+    /// Whether the agent has its device; `None` without a `[tun]`.
+    pub present: Option<bool>,
+    /// Packets that the kernel dropped at it, by direction.
+    pub dropped: [u64; 2],
+}
+
+/// What was published last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Published {
+    pub(super) workers: Vec<Arc<WorkerSnapshot>>,
+    /// What peers counted whose places were given up, by label: a label that another peer bears goes on counting.
+    pub(super) former: BTreeMap<Arc<str>, PeerSnapshot>,
+    pub(super) device: DeviceSnapshot,
 }
 
 /// The newest snapshot of each worker.
 #[derive(Debug, Default)]
-pub struct Snapshots(Mutex<Vec<Snapshot>>);
+pub struct Snapshots(Mutex<Published>);
 
 impl Snapshots {
     /// The agent: the sum over its workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
-        let workers = lock(&self.0);
         let mut sum = Snapshot::default();
-        for worker in workers.iter() {
-            sum.add(worker);
+        for worker in self.published().workers {
+            sum.add(&worker);
         }
         for peer in &mut sum.peers {
             for direction in [&mut peer.uplink, &mut peer.downlink] {
@@ -474,31 +656,50 @@ impl Snapshots {
     /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let workers = lock(&self.0);
-        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
-        let mut summary = Summary::default();
-        for place in 0..places {
-            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
-            let current = seen.clone().map(|peer| peer.generation).max();
-            let seen = seen.filter(|peer| Some(peer.generation) == current);
-            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
-            let removed = seen.clone().any(|peer| peer.removed);
-            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
+        let peers = self.get().peers;
+        Summary {
+            peers: 0,
+            connected: peers.iter().filter(|peer| peer.connected && !peer.removed).count(),
+            flows: peers.iter().map(|peer| peer.flows).sum(),
         }
-        summary
     }
 
-    /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
-    pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
-        let mut workers = lock(&self.0);
-        if workers.len() <= worker {
-            workers.resize_with(worker + 1, Snapshot::default);
+    pub(super) fn published(&self) -> Published {
+        lock(&self.0).clone()
+    }
+
+    /// Replaces the snapshot of a worker.
+    pub(super) fn set(&self, snapshot: WorkerSnapshot) {
+        let (place, snapshot) = (usize::from(snapshot.worker), Arc::new(snapshot));
+        let before = {
+            let workers = &mut lock(&self.0).workers;
+            if workers.len() <= place {
+                workers.resize_with(place + 1, Arc::default);
+            }
+            std::mem::replace(&mut workers[place], snapshot)
+        };
+        // Freed once the lock is released.
+        drop(before);
+    }
+
+    /// The tunnel's thread has looked at the device.
+    pub fn set_device(&self, device: DeviceSnapshot) {
+        lock(&self.0).device = device;
+    }
+
+    /// Nothing is left of a peer at `worker`, as its snapshot says: what it counted there stays with its label.
+    pub(super) fn retire(&self, worker: u8, peer: PeerId) {
+        let Published { workers, former, .. } = &mut *lock(&self.0);
+        let worker = workers.get_mut(usize::from(worker)).map(Arc::make_mut);
+        if let Some(peer) = worker.and_then(|worker| worker.peers.get_mut(peer.0 as usize)) {
+            peer.vacant = true;
+            former.entry(peer.label()).or_default().add(peer);
         }
-        workers[worker] = snapshot;
-        for place in 0..workers[worker].peers.len() {
-            let ages = workers.iter().filter_map(|worker| Some(worker.peers.get(place)?.queue_age));
-            oldest(place, ages.max().unwrap_or_default());
-        }
+    }
+
+    /// Nobody bears `label` any more: its series end.
+    pub(super) fn forget(&self, label: &str) {
+        lock(&self.0).former.remove(label);
     }
 }
 
@@ -529,47 +730,18 @@ impl StreamsSnapshot {
 }
 
 impl Snapshot {
-    fn add(&mut self, worker: &Self) {
-        self.kernel_drops += worker.kernel_drops;
+    fn add(&mut self, worker: &WorkerSnapshot) {
+        self.kernel_drops += worker.sockets.kernel_drops();
+        self.in_use.handshakes += worker.in_use.handshakes;
+        self.in_use.used_tokens += worker.in_use.used_tokens;
+        self.in_use.decoy_flows += worker.in_use.decoy_flows;
+        self.in_use.stream_bytes += worker.in_use.stream_bytes;
         for (place, peer) in worker.peers.iter().enumerate() {
             match self.peers.get_mut(place) {
                 // One of the workers has not heard yet that the place is another peer's.
                 Some(sum) if sum.generation > peer.generation => {}
                 Some(sum) if sum.generation < peer.generation => *sum = peer.clone(),
-                Some(sum) => {
-                    sum.removed |= peer.removed;
-                    sum.connected |= peer.connected;
-                    sum.lanes_up += peer.lanes_up;
-                    sum.inner_mtu = sum.inner_mtu.or(peer.inner_mtu);
-                    sum.largest_datagram = sum.largest_datagram.or(peer.largest_datagram);
-                    sum.rtt = sum.rtt.or(peer.rtt);
-                    sum.queue_age = sum.queue_age.max(peer.queue_age);
-                    sum.flows += peer.flows;
-                    sum.waiting.datagrams += peer.waiting.datagrams;
-                    sum.waiting.bytes += peer.waiting.bytes;
-                    sum.tcp_streams += peer.tcp_streams;
-                    sum.streams.add(peer.streams);
-                    sum.standard |= peer.standard;
-                    sum.packets_sent += peer.packets_sent;
-                    sum.packets_received += peer.packets_received;
-                    sum.packets_lost += peer.packets_lost;
-                    match (&mut sum.rates, &peer.rates) {
-                        (Some(sum), Some(one)) => sum.add(one),
-                        (sum, one) => *sum = sum.or(*one),
-                    }
-                    if sum.connection.is_none() {
-                        sum.connection.clone_from(&peer.connection);
-                    }
-                    sum.dialled = sum.dialled.or(peer.dialled);
-                    let newest =
-                        [&sum.failure, &peer.failure].into_iter().flatten().max_by_key(|failure| failure.at);
-                    sum.failure = newest.cloned();
-                    for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
-                        sum.account.add(&one.account);
-                        sum.queued += one.queued;
-                        sum.delivered_bytes += one.delivered_bytes;
-                    }
-                }
+                Some(sum) => sum.add(peer),
                 None => self.peers.push(peer.clone()),
             }
         }
@@ -622,13 +794,13 @@ mod tests {
     fn workers_that_published_at_different_moments_balance_together() {
         let side = |received, handed_over, taken_over, delivered| {
             let account = Account { received, handed_over, taken_over, delivered, ..Account::default() };
-            DirectionSnapshot { account, queued: 0, delivered_bytes: 0 }
+            DirectionSnapshot { account, ..DirectionSnapshot::default() }
         };
         let snapshots = |uplinks: [DirectionSnapshot; 2]| {
             let snapshots = Snapshots::default();
-            for (worker, uplink) in uplinks.into_iter().enumerate() {
-                let peer = PeerSnapshot { uplink, ..PeerSnapshot::nobody() };
-                snapshots.set(worker, Snapshot { peers: vec![peer], kernel_drops: 0 }, |_, _| {});
+            for (worker, uplink) in (0..).zip(uplinks) {
+                let peers = vec![PeerSnapshot { uplink, ..PeerSnapshot::default() }];
+                snapshots.set(WorkerSnapshot { worker, peers, ..WorkerSnapshot::default() });
             }
             snapshots.get().peers.remove(0).uplink
         };
@@ -640,36 +812,5 @@ mod tests {
         assert_eq!((sum.account.received, sum.queued, sum.balances()), (8, 0, true));
         // A worker whose own account is wrong is not excused.
         assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances());
-    }
-
-    impl PeerSnapshot {
-        fn nobody() -> Self {
-            Self {
-                name: "nobody".into(),
-                origin: Origin::Config,
-                removed: false,
-                generation: 0,
-                connected: false,
-                lanes_up: 0,
-                inner_mtu: None,
-                largest_datagram: None,
-                rtt: None,
-                queue_age: Duration::ZERO,
-                flows: 0,
-                waiting: Backlog::default(),
-                tcp_streams: 0,
-                streams: StreamsSnapshot::default(),
-                standard: false,
-                packets_sent: 0,
-                packets_received: 0,
-                packets_lost: 0,
-                rates: None,
-                connection: None,
-                dialled: None,
-                failure: None,
-                uplink: DirectionSnapshot::default(),
-                downlink: DirectionSnapshot::default(),
-            }
-        }
     }
 }

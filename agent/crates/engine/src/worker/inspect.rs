@@ -250,7 +250,7 @@ impl Worker {
     /// wait for a second look, and two who ask would disturb each other.
     pub(super) fn look_at_meters(&mut self, now: Instant) {
         let mut sums: Vec<LaneStats> =
-            self.peers.iter().map(|peer| self.totals.retired.of(peer.id)).collect();
+            self.peers.iter().map(|peer| self.metrics.retired.of(peer.id)).collect();
         for slot in self.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {

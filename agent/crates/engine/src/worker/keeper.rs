@@ -289,7 +289,7 @@ impl Worker {
             if self.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
                 self.tell_owner(lane, Order::FormerGone { lane }, now);
             }
-            self.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
+            self.metrics.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             self.release_underlay(slot.underlay);
         }
     }
@@ -350,7 +350,7 @@ impl Worker {
         self.gate.expire(now);
         self.exchange.taps().expire(now);
         if let Some(error) = self.gate.take_journal_error() {
-            self.metrics.own.gate_journal_errors.count();
+            self.totals.journal_errors += 1;
             self.warn_of_journal(&error, now);
         }
     }

@@ -31,7 +31,8 @@
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | what an operator is told when a ceiling is reached | `ceilings.rs` |
-//! | how its counts reach the metrics | `publish.rs` |
+//! | how its counts reach a snapshot | `publish.rs` |
+//! | which metrics are made of them, one line each | `families.rs` |
 //! | what an operator may look at inside it | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
@@ -101,6 +102,7 @@ mod doors;
 mod ending;
 mod endpoint;
 mod exchange;
+mod families;
 mod flows;
 mod handover;
 mod inspect;
@@ -132,8 +134,8 @@ mod waiting;
 mod work;
 
 pub use books::{
-    Backlog, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
-    Summary,
+    Backlog, DeviceSnapshot, DirectionSnapshot, InUse, OwnedLanes, PeerRates, PeerSnapshot, QueueLimits,
+    Snapshot, Snapshots, SocketBooks, StreamsSnapshot, Summary,
 };
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;

@@ -12,7 +12,7 @@ use std::{
 use config::{self, Config};
 use dataplane::{
     forward::Local,
-    relay::{DatagramRelay, Direction, DropReason, Numbering},
+    relay::{DatagramRelay, DropReason, Numbering},
 };
 use wire::{
     ids::{PeerId, WorkerId},
@@ -23,7 +23,6 @@ use wire::{
 
 use crate::{
     control::dial::Dialler,
-    metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Allowances, Peer, Standing},
     roster::Origin,
     worker::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials},
@@ -113,7 +112,6 @@ impl Worker {
             }
             None => self.peers.push(made),
         }
-        self.metrics.bind_peer(id, &peer.name, origin);
         self.route_peer(id);
         self.point_forwards(&peer.name, id);
         if let Some(at) = deadline {
@@ -202,7 +200,6 @@ impl Worker {
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
         self.doors.close_now(&mut self.locals);
         self.unroute_peer(id);
-        self.metrics.quiet_peer(id);
         self.unpublished = true;
     }
 
@@ -244,6 +241,7 @@ impl Worker {
 
     /// Once a second: idle peers of open mode go, and the places of peers that were removed become free.
     pub(super) fn see_to_roster(&mut self, now: Instant) {
+        let mut gone = Vec::new();
         for id in self.peer_ids() {
             let Some(peer) = self.peers.get(id.0 as usize) else { continue };
             match peer.standing {
@@ -251,10 +249,17 @@ impl Worker {
                 Standing::Leaving { since }
                     if now.saturating_duration_since(since) >= QUARANTINE && self.is_gone(peer) =>
                 {
-                    self.vacate(id);
+                    gone.push(id);
                 }
                 Standing::Live | Standing::Leaving { .. } | Standing::Vacant => {}
             }
+        }
+        if !gone.is_empty() {
+            // What they counted until now stays.
+            self.publish(now);
+        }
+        for id in gone {
+            self.vacate(id);
         }
     }
 
@@ -299,15 +304,10 @@ impl Worker {
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
         self.totals.retire(&std::mem::replace(&mut peer.relay, empty));
-        self.totals.retired.merge(id);
-        self.metrics.unbind_peer(id);
-        let metrics = self.metrics.registry();
-        self.roster.left(id, self.id.index, |name| {
-            PeerMetrics::forget(&metrics, name);
-            for direction in Direction::ALL {
-                PeerDirectionMetrics::forget(&metrics, name, direction.label());
-            }
-        });
+        self.metrics.retired.merge(id);
+        let snapshots = self.metrics.snapshots();
+        snapshots.retire(self.id.index, id);
+        self.roster.left(id, self.id.index, |name| snapshots.forget(name));
         self.unpublished = true;
     }
 }

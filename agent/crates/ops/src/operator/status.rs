@@ -12,10 +12,11 @@ use dataplane::{
     relay::{DropReason, flow::Standing},
 };
 use engine::{
+    metrics::Value,
     roster::{Listed, Origin},
     worker::{
         Asks, Backlog, DirectionSnapshot, FlowRow, FlowSide, Inspection, LaneRow, PeerSnapshot, Snapshot,
-        SocketBooks, SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
+        Snapshots, SocketBooks, SocketRow, StreamConnectionRow, StreamsSnapshot, TunRow, WorkerView,
     },
 };
 use gate::{refusals, table::MOST_ENTRIES};
@@ -24,7 +25,6 @@ use net::{
     netlink::{Link, Netlink, Which},
     process,
 };
-use prometheus::{IntCounterVec, core::Collector as _};
 use wire::ids::PeerId;
 
 use crate::{
@@ -68,7 +68,6 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
         peer.recent_flows = recent_flows(&mut views);
     }
-    let families = running.metrics.families();
     Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
         public_key: running.own_key.to_string(),
@@ -81,8 +80,8 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
         sockets: sockets(&views),
         limits: limits(&config, &listed, &snapshot, &views),
         peers,
-        handshakes: by_label(&families.handshakes),
-        gate: by_label(&families.gate_datagrams),
+        handshakes: by_label(&running.snapshots, "culvert_handshakes_total"),
+        gate: by_label(&running.snapshots, "culvert_gate_datagrams_total"),
         refusals: running
             .refusals
             .latest()
@@ -145,10 +144,11 @@ fn peer_status(listed: &Listed, seen: Option<&PeerSnapshot>, now: Instant) -> Pe
         status.queue = QueueStatus { datagrams, bytes, age_seconds: seen.queue_age.as_secs_f64() };
         let last = seen.rates.filter(|rates| rates.packets_sent > 0.0);
         status.lane_packets = LanePackets {
-            sent: seen.packets_sent,
-            received: seen.packets_received,
-            lost: seen.packets_lost,
-            lost_share: (seen.packets_sent > 0).then(|| seen.packets_lost as f64 / seen.packets_sent as f64),
+            sent: seen.lane_stats.sealed_packets,
+            received: seen.lane_stats.opened_packets,
+            lost: seen.lane_stats.lost_packets,
+            lost_share: (seen.lane_stats.sealed_packets > 0)
+                .then(|| seen.lane_stats.lost_packets as f64 / seen.lane_stats.sealed_packets as f64),
             // What was sent before that second may be found lost in it.
             lost_share_last_second: last.map(|rates| (rates.packets_lost / rates.packets_sent).min(1.0)),
         };
@@ -176,9 +176,7 @@ fn totals(snapshot: &Snapshot) -> Totals {
     let sum = |side: fn(&PeerSnapshot) -> &DirectionSnapshot| {
         let mut sum = DirectionSnapshot::default();
         for one in snapshot.peers.iter().map(side) {
-            sum.account.add(&one.account);
-            sum.queued += one.queued;
-            sum.delivered_bytes += one.delivered_bytes;
+            sum.add(one);
         }
         accounting(&sum)
     };
@@ -467,13 +465,13 @@ fn shown_refusal(refusal: &refusals::Refusal, count: u64, unix_seconds: u64) -> 
 }
 
 /// The counts of a family with one label, by its value.
-fn by_label(family: &IntCounterVec) -> BTreeMap<String, u64> {
+fn by_label(snapshots: &Snapshots, family: &str) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
-    for metric in family.collect().iter().flat_map(|family| family.get_metric()) {
-        let Some(label) = metric.get_label().first() else { continue };
-        let value = metric.get_counter().get_value();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an integer counter")]
-        counts.insert(label.value().to_owned(), value as u64);
+    for (_, samples) in snapshots.series(family) {
+        counts.extend(samples.iter().filter_map(|(labels, value)| match value {
+            Value::Count(count) => Some((labels.first()?.clone(), *count)),
+            Value::Number(_) | Value::Buckets(_) => None,
+        }));
     }
     counts
 }

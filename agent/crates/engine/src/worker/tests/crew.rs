@@ -111,7 +111,7 @@ fn every_mix_of_workers_and_lanes_carries_flows_in_order() {
             assert_eq!(answers, (0..30).collect::<Vec<_>>(), "{workers:?}, {lanes} lanes");
         }
         let peers = pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.flows == 40 && peer.packets_lost == 0), "{peers:?}");
+        assert!(peers.iter().all(|peer| peer.flows == 40 && peer.lane_stats.lost_packets == 0), "{peers:?}");
         assert_eq!(
             pair.both("culvert_handed_over_datagrams_total{kind=\"packets\"}"),
             0,

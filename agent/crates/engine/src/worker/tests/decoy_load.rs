@@ -223,7 +223,7 @@ fn a_flood_from_a_thousand_sources_stays_within_its_bounds_and_harms_no_peer() {
         assert!((256..=1000 + 400).contains(&opened), "seed {seed}: {opened}");
         assert!(site.dropped("source_flows") + site.dropped("source_rate") >= 2 * 400 - 100, "seed {seed}");
         let peers = site.pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.connected && peer.packets_lost == 0));
+        assert!(peers.iter().all(|peer| peer.connected && peer.lane_stats.lost_packets == 0));
         assert_eq!(peers.iter().map(|peer| peer.downlink.account.dropped_total()).sum::<u64>(), 0);
         site.pair.world.run(Duration::from_secs(61));
         assert_eq!(site.sizes().0, 0, "nothing is left of it");

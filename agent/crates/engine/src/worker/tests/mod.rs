@@ -253,7 +253,7 @@ fn under_loss_and_delay_nothing_is_unexplained_reordered_or_doubled() {
             0,
             "seed {seed}"
         );
-        assert!(entry.packets_lost > 0, "the lane saw the loss");
+        assert!(entry.lane_stats.lost_packets > 0, "the lane saw the loss");
     }
 }
 
