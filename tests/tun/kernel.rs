@@ -4,6 +4,7 @@ use std::{net::UdpSocket, sync::Arc};
 
 use config::Config;
 use engine::{
+    metrics::Value,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
@@ -289,7 +290,10 @@ fn what_the_kernel_drops_is_counted() {
         .enter(|| Tunnel::open(&config, &tun, &roster(&config), &snapshots, &health(), 2).unwrap());
     let dropped = |direction: &str| {
         let series = format!("culvert_tun_kernel_dropped_packets_total{{direction=\"{direction}\"}}");
-        snapshots.count(&series).unwrap()
+        match snapshots.value(&series) {
+            Some(Value::Count(count)) => count,
+            other => panic!("{other:?}"),
+        }
     };
     let socket = space.place().enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
     // Two queues of 1,000 packets each, of which one flow fills one.

@@ -11,6 +11,7 @@ use std::{
 use config::Config;
 use engine::{
     health::Health,
+    metrics::Value,
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
@@ -159,5 +160,5 @@ fn packets_both_ways_make_neither_end_allocate() {
         );
     }
     assert_eq!(allocated, 0, "for {} packets", 2 * ROUNDS * (8 * SEGMENTS as u64 + 12));
-    assert_eq!(snapshots.count("culvert_peer_connected{peer=\"exit\"}"), Some(1));
+    assert_eq!(snapshots.value("culvert_peer_connected{peer=\"exit\"}"), Some(Value::Count(1)));
 }

@@ -25,6 +25,7 @@ use gate::{
     identity::PublicKey,
 };
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use wire::{
     fault::{self, Fault},
     ids::PeerId,
@@ -37,7 +38,8 @@ use crate::worker::Exchange;
 const OPEN_NAME_CHARS: usize = 8;
 
 /// How a peer came to be known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// The configuration names it.
     #[default]

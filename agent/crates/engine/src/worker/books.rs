@@ -3,16 +3,14 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    net::SocketAddr,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
 };
 
-use config::{CongestionControl, OPEN_LABEL};
+use config::OPEN_LABEL;
 use dataplane::{
     forward::{Local, tun::TunTotals},
     lanes::LaneState,
-    relay::{Account, DatagramRelay, Direction, DropReason, PacketCount, PieceCount},
+    relay::{DatagramRelay, Direction, DropReason},
 };
 use gate::{Step, decoy::DecoyStats};
 use net::{TunStats, UdpRole, UdpSocket, stats::Booked};
@@ -21,14 +19,13 @@ use wire::{
     context::Context,
     ids::{LaneRef, PeerId},
     messages::MessageError,
-    meter::Meter,
     panics::lock,
 };
 
 use crate::{
     control::{Traffic, driver::ControlStats},
-    peer::Failure,
     roster::Origin,
+    status::{PeerStatus, add_lane},
     worker::{
         ceilings::{Ceiling, Refused, refused},
         handover::Kind,
@@ -334,213 +331,6 @@ pub(super) fn role(local: &Local) -> UdpRole {
     }
 }
 
-/// One direction of a peer, as it was when it was published.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectionSnapshot {
-    /// The account.
-    pub account: Account,
-    /// Datagrams that waited.
-    pub queued: u64,
-    /// Bytes of the datagrams that were delivered.
-    pub delivered_bytes: u64,
-    /// IP packets from the TUN device for the peer, or from the peer for the device.
-    pub packets: PacketCount,
-    /// Datagrams that travelled in pieces.
-    pub pieces: PieceCount,
-}
-
-impl DirectionSnapshot {
-    /// Adds what another worker has of it, or another peer.
-    pub fn add(&mut self, other: &Self) {
-        self.account.add(&other.account);
-        self.queued += other.queued;
-        self.delivered_bytes += other.delivered_bytes;
-        self.packets.packets += other.packets.packets;
-        self.packets.bytes += other.packets.bytes;
-        self.pieces.datagrams += other.pieces.datagrams;
-        self.pieces.pieces += other.pieces.pieces;
-    }
-
-    /// The accounting invariant.
-    #[must_use]
-    pub fn balances(&self) -> bool {
-        self.account.balances(self.queued)
-    }
-}
-
-/// What passed per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PeerRates {
-    /// Datagrams delivered, uplink and downlink.
-    pub datagrams: [f64; 2],
-    /// Bytes of those.
-    pub bytes: [f64; 2],
-    /// Lane packets sent.
-    pub packets_sent: f64,
-    /// Lane packets declared lost.
-    pub packets_lost: f64,
-}
-
-impl PeerRates {
-    pub(super) fn of(meter: &Meter<6>) -> Option<Self> {
-        let [up, up_bytes, down, down_bytes, packets_sent, packets_lost] = meter.last()?.per_second();
-        Some(Self { datagrams: [up, down], bytes: [up_bytes, down_bytes], packets_sent, packets_lost })
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (sum, one) in self.datagrams.iter_mut().zip(other.datagrams) {
-            *sum += one;
-        }
-        for (sum, one) in self.bytes.iter_mut().zip(other.bytes) {
-            *sum += one;
-        }
-        self.packets_sent += other.packets_sent;
-        self.packets_lost += other.packets_lost;
-    }
-}
-
-/// Datagrams that wait to be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Backlog {
-    /// The number of datagrams.
-    pub datagrams: usize,
-    /// The bytes of all these datagrams.
-    pub bytes: usize,
-}
-
-impl Backlog {
-    fn add(&mut self, other: Self) {
-        self.datagrams += other.datagrams;
-        self.bytes += other.bytes;
-    }
-}
-
-/// What the worker that owns a peer's session knows of its lanes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnedLanes {
-    /// Lanes that carry payloads.
-    pub up: u32,
-    /// Lanes that the peer is to have.
-    pub wanted: u32,
-    /// The largest packet that they send now, in bytes of UDP payload; 0 without lanes.
-    pub packet_bytes: usize,
-}
-
-/// What may wait in the queues of a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueLimits {
-    /// At all workers together.
-    pub waiting: Backlog,
-    /// How long.
-    pub time: Duration,
-}
-
-/// A peer, as it was when it was published.
-#[derive(Clone, Debug, Default)]
-pub struct PeerSnapshot {
-    /// Its name.
-    pub name: Arc<str>,
-    /// How it came to be known.
-    pub origin: Origin,
-    /// It was removed: what it counted is shown until its place is given up.
-    pub removed: bool,
-    /// Nothing is left of it: its place waits for another.
-    pub(super) vacant: bool,
-    /// How many peers had its place before.
-    pub generation: u32,
-    /// Endpoints at which it is dialled.
-    pub endpoints: usize,
-    /// Whether it is connected.
-    pub connected: bool,
-    /// Lanes that carry payloads.
-    pub lanes_up: usize,
-    /// The largest IP packet that fits into one packet to it, in bytes, once that is known.
-    pub inner_mtu: Option<u16>,
-    /// The largest UDP datagram that does, once that is known.
-    pub largest_datagram: Option<u16>,
-    /// The smoothed round-trip time of its first lane.
-    pub rtt: Option<Duration>,
-    /// Age of the oldest datagram that waits.
-    pub queue_age: Duration,
-    /// Flows of both openers.
-    pub flows: usize,
-    /// Flows that were opened, of both openers.
-    pub flows_opened: u64,
-    /// The datagrams that wait in its queues.
-    pub waiting: Backlog,
-    /// What may wait in them; nothing once it was removed.
-    pub limits: QueueLimits,
-    /// What datagrams take of which pieces are missing, in bytes.
-    pub reassembly_bytes: usize,
-    /// TCP forwards that are open.
-    pub tcp_streams: u32,
-    /// The congestion control of its control and stream connections.
-    pub streams: StreamsSnapshot,
-    /// Whether it has no lanes: standard mode.
-    pub standard: bool,
-    /// What its lanes counted, those that have ended included.
-    pub lane_stats: LaneStats,
-    /// Its lanes, as the owner of its session knows them; `None` while it is not connected.
-    pub owned_lanes: Option<OwnedLanes>,
-    /// What passed per second when that was last looked at; `None` before.
-    pub rates: Option<PeerRates>,
-    /// The connection: its far end, since when, and what that calls itself.
-    pub connection: Option<(SocketAddr, Instant, Arc<str>)>,
-    /// The address that was dialled last.
-    pub dialled: Option<SocketAddr>,
-    /// Why the last attempt or connection ended.
-    pub failure: Option<Arc<Failure>>,
-    /// From local sockets to the peer.
-    pub uplink: DirectionSnapshot,
-    /// From the peer to local sockets.
-    pub downlink: DirectionSnapshot,
-}
-
-impl PeerSnapshot {
-    /// The value of its metrics' label `peer`.
-    pub(super) fn label(&self) -> Arc<str> {
-        match self.origin {
-            Origin::Config | Origin::State => Arc::clone(&self.name),
-            Origin::Open => OPEN_LABEL.into(),
-        }
-    }
-
-    /// Adds what another worker has of it, or another peer under the same label.
-    pub(super) fn add(&mut self, other: &Self) {
-        self.removed |= other.removed;
-        self.endpoints = self.endpoints.max(other.endpoints);
-        self.connected |= other.connected;
-        self.lanes_up += other.lanes_up;
-        self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
-        self.largest_datagram = self.largest_datagram.or(other.largest_datagram);
-        self.rtt = self.rtt.or(other.rtt);
-        self.queue_age = self.queue_age.max(other.queue_age);
-        self.flows += other.flows;
-        self.flows_opened += other.flows_opened;
-        self.waiting.add(other.waiting);
-        self.limits.waiting.add(other.limits.waiting);
-        self.limits.time = self.limits.time.max(other.limits.time);
-        self.reassembly_bytes += other.reassembly_bytes;
-        self.tcp_streams += other.tcp_streams;
-        self.streams.add(other.streams);
-        self.standard |= other.standard;
-        add_lane(&mut self.lane_stats, &other.lane_stats);
-        self.owned_lanes = self.owned_lanes.or(other.owned_lanes);
-        match (&mut self.rates, &other.rates) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.or(*one),
-        }
-        if self.connection.is_none() {
-            self.connection.clone_from(&other.connection);
-        }
-        self.dialled = self.dialled.or(other.dialled);
-        let newest = [&self.failure, &other.failure].into_iter().flatten().max_by_key(|failure| failure.at);
-        self.failure = newest.cloned();
-        self.uplink.add(&other.uplink);
-        self.downlink.add(&other.downlink);
-    }
-}
-
 /// The counts of all lanes with one index.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IndexCounts {
@@ -572,7 +362,7 @@ pub(super) struct WorkerSnapshot {
     /// The times that it was published.
     pub(super) beats: u64,
     /// By their places: the configuration's first, in its order.
-    pub(super) peers: Vec<PeerSnapshot>,
+    pub(super) peers: Vec<PeerStatus>,
     /// Peers by [`Origin`], told by worker 0.
     pub(super) known: [u64; Origin::ALL.len()],
     pub(super) lane_states: [u64; LaneState::LABELS.len()],
@@ -603,7 +393,7 @@ pub(super) struct WorkerSnapshot {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Its peers by their places: the configuration's first, in its order.
-    pub peers: Vec<PeerSnapshot>,
+    pub peers: Vec<PeerStatus>,
     /// Buffers that the kernel dropped at its sockets, all roles together.
     pub kernel_drops: u64,
     /// How much of what is limited is in use.
@@ -619,12 +409,20 @@ pub struct DeviceSnapshot {
     pub dropped: [u64; 2],
 }
 
+/// The value of a peer's label in the metrics.
+pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
+    match peer.origin {
+        Origin::Config | Origin::State => Arc::clone(&peer.name),
+        Origin::Open => OPEN_LABEL.into(),
+    }
+}
+
 /// What was published last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Published {
     pub(super) workers: Vec<Arc<WorkerSnapshot>>,
     /// What peers counted whose places were given up, by label: a label that another peer bears goes on counting.
-    pub(super) former: BTreeMap<Arc<str>, PeerSnapshot>,
+    pub(super) former: BTreeMap<Arc<str>, PeerStatus>,
     pub(super) device: DeviceSnapshot,
 }
 
@@ -640,16 +438,7 @@ impl Snapshots {
         for worker in self.published().workers {
             sum.add(&worker);
         }
-        for peer in &mut sum.peers {
-            for direction in [&mut peer.uplink, &mut peer.downlink] {
-                let Account { handed_over, taken_over, .. } = direction.account;
-                // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over
-                // had received it since it published.
-                direction.queued += handed_over.saturating_sub(taken_over);
-                direction.account.received += taken_over.saturating_sub(handed_over);
-                (direction.account.handed_over, direction.account.taken_over) = (0, 0);
-            }
-        }
+        sum.peers.iter_mut().for_each(PeerStatus::complete);
         sum
     }
 
@@ -659,7 +448,7 @@ impl Snapshots {
         let peers = self.get().peers;
         Summary {
             peers: 0,
-            connected: peers.iter().filter(|peer| peer.connected && !peer.removed).count(),
+            connected: peers.iter().filter(|peer| peer.connected() && !peer.more.removed).count(),
             flows: peers.iter().map(|peer| peer.flows).sum(),
         }
     }
@@ -692,40 +481,14 @@ impl Snapshots {
         let Published { workers, former, .. } = &mut *lock(&self.0);
         let worker = workers.get_mut(usize::from(worker)).map(Arc::make_mut);
         if let Some(peer) = worker.and_then(|worker| worker.peers.get_mut(peer.0 as usize)) {
-            peer.vacant = true;
-            former.entry(peer.label()).or_default().add(peer);
+            peer.more.vacant = true;
+            former.entry(label(peer)).or_default().add(peer);
         }
     }
 
     /// Nobody bears `label` any more: its series end.
     pub(super) fn forget(&self, label: &str) {
         lock(&self.0).former.remove(label);
-    }
-}
-
-/// The congestion control of a peer's connections, at this agent's end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StreamsSnapshot {
-    /// The algorithm of the newest connection; `None` without one.
-    pub congestion: Option<CongestionControl>,
-    /// Connections that are open.
-    pub connections: u32,
-    /// Bytes that may be in flight on all of them.
-    pub window: u64,
-    /// Bytes a second at which their packets leave, of those that are paced.
-    pub pacing_rate: u64,
-    /// Bytes a second that last arrived at the far end.
-    pub delivery_rate: u64,
-}
-
-impl StreamsSnapshot {
-    /// Adds the connections of another worker, or one more.
-    pub fn add(&mut self, other: Self) {
-        self.congestion = other.congestion.or(self.congestion);
-        self.connections += other.connections;
-        self.window += other.window;
-        self.pacing_rate += other.pacing_rate;
-        self.delivery_rate += other.delivery_rate;
     }
 }
 
@@ -739,8 +502,8 @@ impl Snapshot {
         for (place, peer) in worker.peers.iter().enumerate() {
             match self.peers.get_mut(place) {
                 // One of the workers has not heard yet that the place is another peer's.
-                Some(sum) if sum.generation > peer.generation => {}
-                Some(sum) if sum.generation < peer.generation => *sum = peer.clone(),
+                Some(sum) if sum.more.generation > peer.more.generation => {}
+                Some(sum) if sum.more.generation < peer.more.generation => *sum = peer.clone(),
                 Some(sum) => sum.add(peer),
                 None => self.peers.push(peer.clone()),
             }
@@ -748,39 +511,12 @@ impl Snapshot {
     }
 }
 
-/// Adds one lane's counts to a sum.
-pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
-    sum.sealed_packets += lane.sealed_packets;
-    sum.sealed_bytes += lane.sealed_bytes;
-    sum.opened_packets += lane.opened_packets;
-    sum.opened_bytes += lane.opened_bytes;
-    sum.datagrams_sent += lane.datagrams_sent;
-    sum.datagrams_received += lane.datagrams_received;
-    sum.ack_packets_sent += lane.ack_packets_sent;
-    sum.ack_packets_received += lane.ack_packets_received;
-    sum.ack_frames_sent += lane.ack_frames_sent;
-    sum.ack_frames_received += lane.ack_frames_received;
-    sum.probes_sent += lane.probes_sent;
-    sum.acked_packets += lane.acked_packets;
-    sum.lost_packets += lane.lost_packets;
-    sum.spuriously_lost_packets += lane.spuriously_lost_packets;
-    sum.mtu_probes_sent += lane.mtu_probes_sent;
-    sum.mtu_probes_lost += lane.mtu_probes_lost;
-    sum.black_holes += lane.black_holes;
-    sum.window_overflows += lane.window_overflows;
-    sum.key_updates_initiated += lane.key_updates_initiated;
-    sum.key_updates_followed += lane.key_updates_followed;
-    sum.duplicates += lane.duplicates;
-    sum.too_old += lane.too_old;
-    sum.header_errors += lane.header_errors;
-    sum.authentication_failures += lane.authentication_failures;
-    sum.other_phase_failures += lane.other_phase_failures;
-    sum.integrity_limit += lane.integrity_limit;
-    sum.violations += lane.violations;
-}
-
 #[cfg(test)]
 mod tests {
+    use dataplane::relay::Account;
+
+    use crate::status::Accounting;
+
     use super::*;
 
     #[test]
@@ -794,23 +530,23 @@ mod tests {
     fn workers_that_published_at_different_moments_balance_together() {
         let side = |received, handed_over, taken_over, delivered| {
             let account = Account { received, handed_over, taken_over, delivered, ..Account::default() };
-            DirectionSnapshot { account, ..DirectionSnapshot::default() }
+            Accounting { account, ..Accounting::default() }
         };
-        let snapshots = |uplinks: [DirectionSnapshot; 2]| {
+        let snapshots = |uplinks: [Accounting; 2]| {
             let snapshots = Snapshots::default();
             for (worker, uplink) in (0..).zip(uplinks) {
-                let peers = vec![PeerSnapshot { uplink, ..PeerSnapshot::default() }];
+                let peers = vec![PeerStatus { uplink, ..PeerStatus::default() }];
                 snapshots.set(WorkerSnapshot { worker, peers, ..WorkerSnapshot::default() });
             }
             snapshots.get().peers.remove(0).uplink
         };
         // Two of five are between the workers.
         let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 3, 3)]);
-        assert_eq!((sum.account.received, sum.queued, sum.balances()), (5, 2, true));
+        assert_eq!((sum.account.received, sum.queued, sum.balances), (5, 2, true));
         // The first published before it received and handed over three more.
         let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 8, 8)]);
-        assert_eq!((sum.account.received, sum.queued, sum.balances()), (8, 0, true));
+        assert_eq!((sum.account.received, sum.queued, sum.balances), (8, 0, true));
         // A worker whose own account is wrong is not excused.
-        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances());
+        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances);
     }
 }

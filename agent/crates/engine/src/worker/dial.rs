@@ -114,7 +114,7 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
-        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        peer.failure = Some(Failure::at(now, reason, &[]));
         if let Some(suppressed) = self.resolve_log.allow(now) {
             tracing::warn!(
                 peer = &*peer.name,
@@ -134,7 +134,7 @@ impl Worker {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
-                peer.failure = Some(Arc::new(Failure { at: now, reason, causes: NO_WAY }));
+                peer.failure = Some(Failure::at(now, reason, NO_WAY));
                 // A host without one of the families has the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -156,8 +156,7 @@ impl Worker {
         }
         let again = peer.dialler.is_unanswered();
         if again {
-            let (reason, causes) = ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
-            peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+            peer.failure = Some(Failure::at(now, "no answer yet", likely_causes(&ConnectionError::TimedOut)));
         }
         let surplus = peer.dialler.started(handle);
         self.totals.handshakes.dialled += 1;
@@ -274,7 +273,7 @@ impl Worker {
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id.0 as usize) else { return };
-        peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
+        peer.failure = Some(Failure::at(now, reason, causes));
         if let Some(suppressed) = peer.attempts_log.allow(now) {
             let causes = causes.join("; ");
             tracing::warn!(

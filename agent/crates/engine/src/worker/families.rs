@@ -19,9 +19,10 @@ use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     peer::Doubt,
     roster::Origin,
+    status::{Accounting, PeerStatus, StreamsStatus},
     worker::{
-        Ceiling, DeviceSnapshot, DirectionSnapshot, PeerSnapshot, Snapshots, SocketBooks, TcpRefusal,
-        books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot},
+        Ceiling, DeviceSnapshot, Snapshots, SocketBooks, TcpRefusal,
+        books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot, label},
         handover::Kind,
         stream_connections::StreamFailure,
     },
@@ -92,35 +93,35 @@ const fn ways(kind: Type, name: &'static str, help: &'static str, read: OfWays) 
 static FAMILIES: &[Family] = &[
     // A peer.
     peer(Type::Gauge, "culvert_peer_connected", "Established control connections of the peer.", |it| it.connected.into()),
-    peer(Type::Gauge, "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.", |it| it.own.endpoints.into()),
-    peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.owned_lanes.unwrap_or_default().up.into()),
-    peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.", |it| it.own.owned_lanes.unwrap_or_default().wanted.into()),
-    peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt.unwrap_or_default().into()),
-    peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| it.now.streams.window.into()),
-    peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| it.now.streams.pacing_rate.into()),
-    peer(Type::Gauge, "culvert_peer_stream_delivery_bytes_per_second", "Rate at which data of those connections last arrived at the peer, from its acknowledgements.", |it| it.now.streams.delivery_rate.into()),
+    peer(Type::Gauge, "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
+    peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.more.owned_lanes.unwrap_or_default().up.into()),
+    peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
+    peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
+    peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| streams(it, |streams| streams.window_bytes)),
+    peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| streams(it, |streams| streams.pacing_bytes_per_second)),
+    peer(Type::Gauge, "culvert_peer_stream_delivery_bytes_per_second", "Rate at which data of those connections last arrived at the peer, from its acknowledgements.", |it| streams(it, |streams| streams.delivery_bytes_per_second)),
     peer(Type::Gauge, "culvert_flows", "UDP sessions now known, of both openers.", |it| it.now.flows.into()),
-    peer(Type::Counter, "culvert_flows_opened_total", "Flows opened, of both openers.", |it| it.ever.flows_opened.into()),
-    peer(Type::Counter, "culvert_lane_packets_sent_total", "QUIC packets sent on lanes.", |it| it.ever.lane_stats.sealed_packets.into()),
-    peer(Type::Counter, "culvert_lane_packets_received_total", "QUIC packets received on lanes that passed authentication and the replay window.", |it| it.ever.lane_stats.opened_packets.into()),
-    peer(Type::Counter, "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.", |it| it.ever.lane_stats.acked_packets.into()),
-    peer(Type::Counter, "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.", |it| it.ever.lane_stats.lost_packets.into()),
-    peer(Type::Counter, "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.", |it| it.ever.lane_stats.spuriously_lost_packets.into()),
-    peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.", |it| it.ever.lane_stats.mtu_probes_sent.into()),
-    peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.", |it| it.ever.lane_stats.mtu_probes_lost.into()),
-    peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.lane_stats.black_holes.into()),
-    peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.", |it| it.own.owned_lanes.unwrap_or_default().packet_bytes.into()),
+    peer(Type::Counter, "culvert_flows_opened_total", "Flows opened, of both openers.", |it| it.ever.more.flows_opened.into()),
+    peer(Type::Counter, "culvert_lane_packets_sent_total", "QUIC packets sent on lanes.", |it| it.ever.more.lanes.sealed_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_received_total", "QUIC packets received on lanes that passed authentication and the replay window.", |it| it.ever.more.lanes.opened_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.", |it| it.ever.more.lanes.acked_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.", |it| it.ever.more.lanes.lost_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.", |it| it.ever.more.lanes.spuriously_lost_packets.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.", |it| it.ever.more.lanes.mtu_probes_sent.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
+    peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.more.lanes.black_holes.into()),
+    peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.", |it| it.own.more.owned_lanes.unwrap_or_default().packet_bytes.into()),
     peer(Type::Counter, "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).", |it| it.ever.uplink.account.dropped[DropReason::TooLarge as usize].into()),
     peer(Type::Counter, "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).", |it| it.ever.downlink.account.dropped[DropReason::Spoofed as usize].into()),
     peer(Type::Gauge, "culvert_peer_inner_mtu_bytes", "Largest IP packet that fits into one packet to the peer; 0 while that is not known.", |it| u32::from(it.own.inner_mtu.unwrap_or(0)).into()),
-    peer(Type::Gauge, "culvert_queue_packets", "Payloads waiting in the relay's queue.", |it| it.now.waiting.datagrams.into()),
-    peer(Type::Gauge, "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.", |it| it.now.waiting.bytes.into()),
-    peer(Type::Gauge, "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.", |it| it.own.queue_age.into()),
-    peer(Type::Gauge, "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.", |it| it.now.limits.waiting.datagrams.into()),
-    peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.limits.waiting.bytes.into()),
-    peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.limits.time.into()),
+    peer(Type::Gauge, "culvert_queue_packets", "Payloads waiting in the relay's queue.", |it| it.now.queue.datagrams.into()),
+    peer(Type::Gauge, "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.", |it| it.now.queue.bytes.into()),
+    peer(Type::Gauge, "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.", |it| it.own.queue.age_seconds.into()),
+    peer(Type::Gauge, "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_packets.into()),
+    peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
+    peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
-    peer(Type::Gauge, "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.", |it| it.now.reassembly_bytes.into()),
+    peer(Type::Gauge, "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.", |it| it.now.more.reassembly_bytes.into()),
     // One direction of a peer: received = delivered + queued + dropped.
     ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
     ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
@@ -291,23 +292,24 @@ struct Bearers {
     /// Connections of those that bear it now.
     connected: u64,
     /// Those that bear it now.
-    now: PeerSnapshot,
+    now: PeerStatus,
     /// Those, and all whose places were given up.
-    ever: PeerSnapshot,
+    ever: PeerStatus,
     /// The one that it names: none of open mode, nor one that was removed.
-    own: PeerSnapshot,
+    own: PeerStatus,
 }
 
 impl Bearers {
     /// The peers that are shown, by label.
     fn all(published: &Published) -> BTreeMap<Arc<str>, Self> {
         let mut all: BTreeMap<Arc<str>, Self> = BTreeMap::new();
-        for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.vacant) {
-            let Self { connected, now, ever, own } = all.entry(peer.label()).or_default();
-            *connected += u64::from(peer.connected);
+        for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)
+        {
+            let Self { connected, now, ever, own } = all.entry(label(peer)).or_default();
+            *connected += u64::from(peer.connected());
             now.add(peer);
             ever.add(peer);
-            if peer.origin != Origin::Open && !peer.removed {
+            if peer.origin != Origin::Open && !peer.more.removed {
                 own.add(peer);
             }
         }
@@ -321,8 +323,12 @@ impl Bearers {
     }
 }
 
-impl PeerSnapshot {
-    fn ways(&self, read: fn(&DirectionSnapshot) -> u64) -> [u64; 2] {
+fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {
+    peers.now.streams.as_ref().map_or(0, read).into()
+}
+
+impl PeerStatus {
+    fn ways(&self, read: fn(&Accounting) -> u64) -> [u64; 2] {
         [read(&self.uplink), read(&self.downlink)]
     }
 }
@@ -365,16 +371,13 @@ impl Snapshots {
         asked.map(|family| (&family.info, family.samples(&published, &peers))).collect()
     }
 
-    /// The value of a series of whole numbers, e.g. `culvert_flows{peer="exit"}`.
+    /// The value of a series, e.g. `culvert_flows{peer="exit"}`.
     #[must_use]
-    pub fn count(&self, series: &str) -> Option<u64> {
+    pub fn value(&self, series: &str) -> Option<Value> {
         let name = series.split_once('{').map_or(series, |(name, _)| name);
         let all = self.series(name);
         let (family, samples) = all.iter().find(|(family, _)| family.name == name)?;
         let (_, value) = samples.iter().find(|(labels, _)| family.series("", labels, None) == series)?;
-        match value {
-            Value::Count(count) => Some(*count),
-            Value::Number(_) | Value::Buckets(_) => None,
-        }
+        Some(value.clone())
     }
 }

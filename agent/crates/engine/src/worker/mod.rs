@@ -133,20 +133,14 @@ mod vigil;
 mod waiting;
 mod work;
 
-pub use books::{
-    Backlog, DeviceSnapshot, DirectionSnapshot, InUse, OwnedLanes, PeerRates, PeerSnapshot, QueueLimits,
-    Snapshot, Snapshots, SocketBooks, StreamsSnapshot, Summary,
-};
+pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, SocketBooks, Summary};
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
-pub use inspect::{
-    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, StreamConnectionRow,
-    TunRow, WorkerView,
-};
+pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
 pub use publish::Publisher;

@@ -20,12 +20,13 @@ use crate::{
     health::Health,
     peer::{Peer, Standing},
     roster::Origin,
+    status::{
+        Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
+        StreamsStatus, add_lane,
+    },
     worker::{
-        Backlog, StreamsSnapshot, Worker,
-        books::{
-            DirectionSnapshot, InUse, IndexCounts, LaneBytes, OwnedLanes, PeerRates, PeerSnapshot,
-            QueueLimits, RelaySums, RetiredLanes, Snapshots, WorkerSnapshot, add_lane, role,
-        },
+        Worker,
+        books::{InUse, IndexCounts, LaneBytes, RelaySums, RetiredLanes, Snapshots, WorkerSnapshot, role},
         ceilings::{Ceiling, refused},
         decoy::Decoys,
     },
@@ -110,13 +111,17 @@ impl Worker {
             let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
             let (congestion, quinn) = (connection.congestion(), connection.quinn());
             if let Some(sum) = of_peers.get_mut(id.0 as usize) {
-                sum.streams.add(StreamsSnapshot {
-                    congestion: Some(congestion.control()),
+                let one = StreamsStatus {
+                    congestion: congestion.control().label().into(),
                     connections: 1,
-                    window: quinn.congestion_state().window(),
-                    pacing_rate: congestion.pacing_rate().unwrap_or(0),
-                    delivery_rate: congestion.delivery_rate().unwrap_or(0),
-                });
+                    window_bytes: quinn.congestion_state().window(),
+                    pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
+                    delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
+                };
+                match &mut sum.streams {
+                    Some(sum) => sum.add(&one),
+                    none => *none = Some(one),
+                }
             }
         }
         of_peers
@@ -165,7 +170,7 @@ impl Worker {
         for (peer, of_peer) in self.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
             relays.add(&peer.relay);
-            peers.push(self.peer_snapshot(peer, of_peer, now));
+            peers.push(self.peer_status(peer, of_peer, now));
         }
         let mut gate = self.gate.stats.ended;
         // Where no knock is required, quinn-proto makes them.
@@ -265,80 +270,99 @@ impl Worker {
         indices
     }
 
-    fn peer_snapshot(&self, peer: &Peer, of_peer: &OfPeer, now: Instant) -> PeerSnapshot {
+    fn peer_status(&self, peer: &Peer, of_peer: &OfPeer, now: Instant) -> PeerStatus {
         let relay = &peer.relay;
-        let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
         let link = peer.link.as_ref();
+        let session = peer.session.as_ref().filter(|_| peer.is_reachable());
+        let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
         let standard = link.is_some_and(|link| link.standard);
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
+        let rtt = rtt(peer, &self.lanes).or_else(plain_rtt);
         let most_mtu = self.tun.as_ref().map(|(tun, _)| tun.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.takes_packets));
-        let owned = link.filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
-            up: link.pool.up.count_ones(),
-            wanted: link.pool.wanted.into(),
-            packet_bytes: packet_bytes(peer, &self.lanes),
-        });
-        let backlog = |datagrams, bytes| Backlog { datagrams, bytes };
-        let queue = &peer.config.queue;
-        // One that was removed may hold nothing any more.
-        let limits = QueueLimits { waiting: backlog(queue.packets, queue.bytes), time: queue.time };
-        let oldest = relay.oldest();
-        let session = peer.session.as_ref().zip(control.map(|control| control.path().destination));
-        PeerSnapshot {
+        let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+        let remote = session.and(control).map(|control| control.path().destination);
+        PeerStatus {
             name: Arc::clone(&peer.name),
             origin: peer.origin,
-            removed: !peer.is_live(),
-            vacant: peer.standing == Standing::Vacant,
-            generation: peer.generation,
-            endpoints: peer.config.endpoints.len(),
-            connected: peer.session.is_some() && peer.is_reachable(),
+            state: match session {
+                Some(_) => PeerState::Connected,
+                None if peer.config.endpoints.is_empty() => PeerState::Waiting,
+                None => PeerState::Dialling,
+            },
+            address: remote.or(peer.dialled),
+            since_seconds: session.map(|session| since(session.since)),
+            software: session.map(|session| Arc::clone(&session.software)),
+            mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
+            rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
             lanes_up: of_peer.lanes_up,
+            flows: relay.flows.len(),
+            tcp_streams: peer.tcp_streams,
+            streams: of_peer.streams.clone(),
             inner_mtu: most_mtu.and_then(|most| peer.inner_mtu(most, now)),
             largest_datagram: peer.largest_datagram(now),
-            rtt: rtt(peer, &self.lanes).or_else(plain_rtt),
-            queue_age: oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest)),
-            flows: relay.flows.len(),
-            flows_opened: relay.stats.flows_opened + relay.stats.flows_accepted,
-            waiting: backlog(
-                relay.queue.datagrams() + relay.awaiting.datagrams(),
-                relay.queue.bytes() + relay.awaiting.bytes(),
-            ),
-            limits: if peer.is_live() { limits } else { QueueLimits::default() },
-            reassembly_bytes: relay.reassembly.held_bytes(),
-            tcp_streams: peer.tcp_streams,
-            streams: of_peer.streams,
-            standard,
-            lane_stats: of_peer.lanes,
-            owned_lanes: owned,
             rates: PeerRates::of(&peer.meter),
-            connection: session
-                .map(|(session, remote)| (remote, session.since, Arc::clone(&session.software))),
-            dialled: peer.dialled,
-            failure: peer.failure.clone(),
-            uplink: DirectionSnapshot {
+            queue: QueueStatus {
+                datagrams: relay.queue.datagrams() + relay.awaiting.datagrams(),
+                bytes: relay.queue.bytes() + relay.awaiting.bytes(),
+                age_seconds: relay.oldest().map_or(0.0, since),
+            },
+            uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
                 delivered_bytes: relay.stats.uplink_bytes,
                 packets: relay.stats.tun_uplink,
                 pieces: relay.stats.fragmented,
+                ..Accounting::default()
             },
-            downlink: DirectionSnapshot {
+            downlink: Accounting {
                 account: relay.downlink,
                 queued: relay.queued(Direction::Downlink),
                 delivered_bytes: relay.stats.downlink_bytes,
                 packets: relay.stats.tun_downlink,
                 pieces: relay.stats.reassembled,
+                ..Accounting::default()
             },
+            last_error: peer
+                .failure
+                .as_ref()
+                .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
+            more: self.peer_figures(peer, of_peer),
+            ..PeerStatus::default()
+        }
+    }
+
+    fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
+        let (relay, queue) = (&peer.relay, &peer.config.queue);
+        let owned = peer.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
+            up: link.pool.up.count_ones(),
+            wanted: link.pool.wanted.into(),
+            packet_bytes: packet_bytes(peer, &self.lanes),
+        });
+        // One that was removed may hold nothing any more.
+        let (queue_packets, queue_bytes) = if peer.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };
+        PeerFigures {
+            removed: !peer.is_live(),
+            vacant: peer.standing == Standing::Vacant,
+            generation: peer.generation,
+            endpoints: peer.config.endpoints.len(),
+            flows_opened: relay.stats.flows_opened + relay.stats.flows_accepted,
+            queue_packets,
+            queue_bytes,
+            queue_time: queue.time,
+            reassembly_bytes: relay.reassembly.held_bytes(),
+            lanes: of_peer.lanes,
+            owned_lanes: owned,
         }
     }
 }
 
 /// What a worker gathers of a peer from its lanes and connections.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct OfPeer {
     lanes: LaneStats,
     lanes_up: usize,
-    streams: StreamsSnapshot,
+    streams: Option<StreamsStatus>,
 }
 
 fn of_index(indices: &mut Vec<IndexCounts>, index: usize) -> &mut IndexCounts {

@@ -21,8 +21,10 @@ mod trace;
 use crate::{
     follow::follow,
     health::Health,
+    metrics::Value,
     roster::{Roster, RosterError},
-    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    status::PeerStatus,
+    worker::{Command, Exchange, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
@@ -377,12 +379,12 @@ impl World {
     }
 
     /// The first peer of an agent, as it is now.
-    pub fn peer(&mut self, place: usize) -> PeerSnapshot {
+    pub fn peer(&mut self, place: usize) -> PeerStatus {
         self.peers(place).swap_remove(0)
     }
 
     /// The peers of an agent, as they are now.
-    pub fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
+    pub fn peers(&mut self, place: usize) -> Vec<PeerStatus> {
         let now = self.clock.now();
         let agent = self.agent(place);
         for worker in &mut agent.workers {
@@ -403,8 +405,11 @@ impl World {
 
     /// The same, as the agent has last published it.
     pub fn published(&mut self, place: usize, series: &str) -> u64 {
-        let value = self.agent(place).snapshots.count(series);
-        value.unwrap_or_else(|| panic!("no series {series} of whole numbers"))
+        match self.agent(place).snapshots.value(series) {
+            Some(Value::Count(count)) => count,
+            Some(Value::Number(number)) => number.to_string().parse().unwrap(),
+            Some(Value::Buckets(_)) | None => panic!("no series {series} of numbers"),
+        }
     }
 
     /// Whether an agent shows a series of the peer `name`, as it has last published them.
