@@ -73,40 +73,21 @@ pub enum Value {
     Buckets(Buckets),
 }
 
-impl From<u64> for Value {
-    fn from(count: u64) -> Self {
-        Self::Count(count)
-    }
+macro_rules! values {
+    ($($from:ty, $it:ident => $value:expr;)*) => { $(impl From<$from> for Value {
+        fn from($it: $from) -> Self {
+            $value
+        }
+    })* };
 }
 
-impl From<f64> for Value {
-    fn from(number: f64) -> Self {
-        Self::Number(number)
-    }
-}
-
-impl From<usize> for Value {
-    fn from(count: usize) -> Self {
-        Self::Count(count as u64)
-    }
-}
-
-impl From<u32> for Value {
-    fn from(count: u32) -> Self {
-        Self::Count(count.into())
-    }
-}
-
-impl From<Duration> for Value {
-    fn from(time: Duration) -> Self {
-        Self::Number(time.as_secs_f64())
-    }
-}
-
-impl From<Buckets> for Value {
-    fn from(buckets: Buckets) -> Self {
-        Self::Buckets(buckets)
-    }
+values! {
+    u64, count => Self::Count(count);
+    u32, count => Self::Count(count.into());
+    usize, count => Self::Count(count as u64);
+    f64, number => Self::Number(number);
+    Duration, time => Self::Number(time.as_secs_f64());
+    Buckets, buckets => Self::Buckets(buckets);
 }
 
 /// Counts by size or age.
