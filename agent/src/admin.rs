@@ -7,15 +7,12 @@ use std::{
     convert::Infallible,
     fmt::Write as _,
     io,
-    sync::{Arc, Once},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use engine::{
-    health::{Health, Stuck},
-    metrics::Metrics,
-};
+use engine::health::{Health, Stuck};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -26,6 +23,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use net::task;
+use ops::metrics::{Metrics, TEXT_FORMAT};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -168,23 +166,9 @@ impl Admin {
     }
 
     fn metrics(&self) -> Answer {
-        let ready = self.health.readiness().is_ok();
-        let labels: [&str; 0] = [];
-        self.metrics.families().ready.with_label_values(&labels).set(ready.into());
-        match self.metrics.render() {
-            Ok(body) => {
-                let mut answer = text(StatusCode::OK, body);
-                let format = HeaderValue::from_static(prometheus::TEXT_FORMAT);
-                answer.headers_mut().insert(CONTENT_TYPE, format);
-                answer
-            }
-            Err(error) => {
-                // Once: it is as wrong for the next scrape.
-                static LOGGED: Once = Once::new();
-                LOGGED.call_once(|| tracing::error!(%error, "the metrics cannot be shown"));
-                text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be shown\n")
-            }
-        }
+        let mut answer = text(StatusCode::OK, self.metrics.render());
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT));
+        answer
     }
 
     fn healthz(&self) -> Answer {

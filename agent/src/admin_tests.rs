@@ -30,7 +30,7 @@ async fn server_with(start: Instant, header_timeout: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Arc::new(Health::new(2, start));
-    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
+    let metrics = Arc::new(Metrics::new("1.2.3", 2, Arc::default(), Arc::clone(&health)));
     let (stop, stopping) = watch::channel(false);
     let (shown, told) = (Arc::clone(&metrics), Arc::clone(&health));
     let admin = Admin { metrics: shown, health: told, clock, header_timeout };
@@ -203,10 +203,11 @@ async fn stopping_closes_idle_connections_and_the_listener() {
 #[tokio::test]
 async fn a_lost_sender_stops_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
+    let health = Arc::new(Health::new(0, clock()));
+    let metrics = Arc::new(Metrics::new("1.2.3", 0, Arc::default(), Arc::clone(&health)));
     let (sender, stopping) = watch::channel(false);
     drop(sender);
-    let serving = serve(listener, metrics, Arc::new(Health::new(0, clock())), clock, stopping);
+    let serving = serve(listener, metrics, health, clock, stopping);
     timeout(Duration::from_secs(3), serving).await.expect("it stops");
 }
 

@@ -15,7 +15,6 @@ use config::{Config, defaults};
 use engine::{
     capture::Captures,
     health::Health,
-    metrics::Metrics,
     roster::Roster,
     tunnel::Tunnel,
     worker::{
@@ -34,6 +33,7 @@ use net::{
 use ops::{
     control_socket::{ControlSocket, Desk, ListenError},
     descriptors::{raise_descriptor_limit, sockets_for_flows},
+    metrics::Metrics,
     operator::Running,
 };
 use tokio::{
@@ -83,9 +83,11 @@ impl Daemon {
         let descriptors = raise_descriptor_limit(&config);
         let now = SystemClock.now();
         let workers = config.worker_count();
-        let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
         let health = Arc::new(Health::new(usize::from(workers), now));
         let snapshots = Arc::<Snapshots>::default();
+        let metrics =
+            Metrics::new(env!("CARGO_PKG_VERSION"), workers, Arc::clone(&snapshots), Arc::clone(&health));
+        let metrics = Arc::new(metrics);
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let exchange = Exchange::new(workers, config.peers.len(), now);
@@ -100,7 +102,7 @@ impl Daemon {
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
-        let (tunnel, mut queues) = open_tunnel(&config, &roster, &metrics, &health, workers)?;
+        let (tunnel, mut queues) = open_tunnel(&config, &roster, &snapshots, &health, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -112,7 +114,7 @@ impl Daemon {
                 roster: Arc::clone(&roster),
                 refusals: Arc::clone(&refusals),
                 knocks,
-                publisher: Publisher::new(&metrics, &config, place, health, snapshots),
+                publisher: Publisher::new(place, health, snapshots),
                 config: Arc::clone(&config),
                 instance,
                 seed: rand::random(),
@@ -143,9 +145,7 @@ impl Daemon {
         });
         let control = open_control(&config, &running)?;
         health.set_ready(true);
-        metrics.families().ready.with_label_values(&[] as &[&str]).set(1);
         metrics.configured(&config.limits, SystemClock.unix_time());
-        metrics.families().workers.with_label_values(&[] as &[&str]).set(i64::from(workers));
         let (admin, admin_address) = match admin {
             Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
             None => (None, None),
@@ -273,12 +273,12 @@ struct WorkerStart {
 fn open_tunnel(
     config: &Config,
     roster: &Arc<Roster>,
-    metrics: &Metrics,
+    snapshots: &Arc<Snapshots>,
     health: &Arc<Health>,
     workers: u8,
 ) -> anyhow::Result<(Option<Tunnel>, std::vec::IntoIter<TunPort>)> {
     let Some(tun) = &config.tun else { return Ok((None, Vec::new().into_iter())) };
-    let (tunnel, queues) = Tunnel::open(config, tun, roster, metrics, health, workers)?;
+    let (tunnel, queues) = Tunnel::open(config, tun, roster, snapshots, health, workers)?;
     Ok((Some(tunnel), queues.into_iter()))
 }
 

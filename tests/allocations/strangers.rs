@@ -6,9 +6,9 @@ use config::Config;
 use culvert_tests::random::Random;
 use engine::{
     health::Health,
-    metrics::Metrics,
+    metrics::Value,
     roster::Roster,
-    worker::{Exchange, Publisher, Setup, Worker},
+    worker::{Exchange, Publisher, Setup, Snapshots, Worker},
 };
 use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
@@ -28,7 +28,7 @@ const TOKENS: [usize; 2] = [136, 236];
 struct Agent {
     worker: Worker,
     script: Rc<Script>,
-    metrics: Arc<Metrics>,
+    snapshots: Arc<Snapshots>,
     clock: ManualClock,
 }
 
@@ -36,7 +36,7 @@ impl Agent {
     fn new(identity: &Identity, toml: &str, workers: u8, clock: &ManualClock) -> Self {
         let toml = format!("identity = {{ key_file = \"none\" }}\n{toml}");
         let config = Arc::new(Config::parse(&toml, Path::new(".")).unwrap());
-        let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), clock.now());
+        let (snapshots, now) = (Arc::<Snapshots>::default(), clock.now());
         let health = Arc::new(Health::new(usize::from(workers), now));
         let (ready, journal) = (Ready::new(), Box::new(MemoryJournal::default()));
         let script = Script::new(&ready);
@@ -53,11 +53,11 @@ impl Agent {
             seed: [2; 32],
             worker: 0,
             exchange: Exchange::new(workers, config.peers.len(), now),
-            metrics: Publisher::new(&metrics, &config, 0, health, Arc::default()),
+            metrics: Publisher::new(0, health, Arc::clone(&snapshots)),
             config: Arc::clone(&config),
             tun: None,
         };
-        Self { worker: Worker::new(setup, now).unwrap(), script, metrics, clock: clock.clone() }
+        Self { worker: Worker::new(setup, now).unwrap(), script, snapshots, clock: clock.clone() }
     }
 
     /// Turns until nothing waits.
@@ -76,11 +76,10 @@ impl Agent {
     /// How many datagrams have ended at each step of the gate.
     fn ended(&mut self) -> Vec<(String, u64)> {
         self.wait(1);
-        let text = self.metrics.render().unwrap();
-        let steps = text.lines().filter_map(|line| {
-            let rest = line.strip_prefix("culvert_gate_datagrams_total{step=\"")?;
-            let (step, count) = rest.split_once("\"} ")?;
-            Some((step.to_owned(), count.parse().unwrap()))
+        let (_, steps) = self.snapshots.series("culvert_gate_datagrams_total").remove(0);
+        let steps = steps.iter().map(|(labels, value)| match value {
+            Value::Count(count) => (labels[0].clone(), *count),
+            Value::Number(_) | Value::Buckets(_) => panic!("{value:?}"),
         });
         steps.collect()
     }

@@ -4,6 +4,7 @@ use std::{net::UdpSocket, sync::Arc};
 
 use config::Config;
 use engine::{
+    metrics::Value,
     roster::{Origin, Roster},
     tunnel::Tunnel,
 };
@@ -11,7 +12,7 @@ use gate::identity::Endpoint;
 use net::tun::TunPort;
 use wire::ids::PeerId;
 
-use crate::{Space, config, gone, health, metrics, open, roster, tun, until};
+use crate::{Space, config, gone, health, open, roster, snapshots, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -42,7 +43,7 @@ pub(crate) fn start_with(
     addresses: &str,
 ) -> (Tunnel, Vec<TunPort>) {
     let tun = tun("culvert7", addresses);
-    space.place().enter(|| Tunnel::open(config, &tun, roster, &metrics(), &health(), 1).unwrap())
+    space.place().enter(|| Tunnel::open(config, &tun, roster, &snapshots(), &health(), 1).unwrap())
 }
 
 /// What `ip` says, without its runs of spaces and empty lines.
@@ -282,12 +283,18 @@ fn a_wide_prefix_leaves_a_network_beside_it_alone() {
 #[test]
 fn what_the_kernel_drops_is_counted() {
     let Some(space) = Space::new("the drops of a TUN device") else { return };
-    let (config, metrics) = (config(""), metrics());
+    let (config, snapshots) = (config(""), snapshots());
     let tun = tun("culvert7", "10.9.0.1/24");
     let _unread = space
         .place()
-        .enter(|| Tunnel::open(&config, &tun, &roster(&config), &metrics, &health(), 2).unwrap());
-    let dropped = |direction| metrics.families().tun_kernel_dropped.with_label_values(&[direction]).get();
+        .enter(|| Tunnel::open(&config, &tun, &roster(&config), &snapshots, &health(), 2).unwrap());
+    let dropped = |direction: &str| {
+        let series = format!("culvert_tun_kernel_dropped_packets_total{{direction=\"{direction}\"}}");
+        match snapshots.value(&series) {
+            Some(Value::Count(count)) => count,
+            other => panic!("{other:?}"),
+        }
+    };
     let socket = space.place().enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
     // Two queues of 1,000 packets each, of which one flow fills one.
     for _ in 0..1_500 {

@@ -30,9 +30,9 @@ use culvert_tests::{
 };
 use engine::{
     health::Health,
-    metrics::Metrics,
     roster::Roster,
     tunnel::{Tunnel, TunnelError},
+    worker::Snapshots,
 };
 use gate::identity::Identity;
 use net::tun::TunPort;
@@ -103,7 +103,7 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &roster(config), &metrics(), &health(), workers)
+    Tunnel::open(config, tun, &roster(config), &snapshots(), &health(), workers)
 }
 
 /// That of an agent that has begun to work.
@@ -113,8 +113,8 @@ fn health() -> Arc<Health> {
     health
 }
 
-fn metrics() -> Metrics {
-    Metrics::new("0").unwrap()
+fn snapshots() -> Arc<Snapshots> {
+    Arc::default()
 }
 
 fn roster(config: &Config) -> Arc<Roster> {

@@ -23,7 +23,10 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use config::Config;
 use dataplane::relay::DropReason;
-use engine::worker::{DirectionSnapshot, PeerSnapshot, Snapshot};
+use engine::{
+    status::{Accounting, PeerStatus},
+    worker::Snapshot,
+};
 use gate::identity::Identity;
 use lab::out;
 use serde_json::{Map, Value, json};
@@ -232,8 +235,8 @@ struct Summary {
     seconds: f64,
     datagram_bytes: u64,
     measured: Measured,
-    entry: PeerSnapshot,
-    exit: PeerSnapshot,
+    entry: PeerStatus,
+    exit: PeerStatus,
     kernel_drops: u64,
 }
 
@@ -256,7 +259,7 @@ impl Summary {
     }
 
     /// The four accounts, in the order in which a datagram and its echo pass them.
-    fn accounts(&self) -> [(&'static str, &DirectionSnapshot); 4] {
+    fn accounts(&self) -> [(&'static str, &Accounting); 4] {
         [
             ("entry, to the exit", &self.entry.uplink),
             ("exit, to the echo", &self.exit.downlink),
@@ -278,7 +281,7 @@ impl Summary {
 
     /// What is wrong with the accounting, if anything is.
     fn problem(&self) -> Option<String> {
-        if let Some((name, _)) = self.accounts().into_iter().find(|(_, direction)| !direction.balances()) {
+        if let Some((name, _)) = self.accounts().into_iter().find(|(_, direction)| !direction.balances) {
             return Some(format!("{name}: received is not delivered + queued + dropped"));
         }
         if let Some((name, _)) = self.accounts().into_iter().find(|(_, direction)| direction.queued > 0) {
@@ -315,7 +318,7 @@ impl Summary {
             quantiles[3],
             rtt.max() as f64 / 1e3,
         );
-        for (name, DirectionSnapshot { account, queued, .. }) in self.accounts() {
+        for (name, Accounting { account, queued, .. }) in self.accounts() {
             let reasons = DropReason::ALL.into_iter().enumerate();
             let reasons: Vec<String> = reasons
                 .filter(|(place, _)| account.dropped[*place] > 0)
@@ -347,7 +350,7 @@ impl Summary {
 
     fn json(&self) -> String {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
-        let accounts = self.accounts().map(|(name, DirectionSnapshot { account, queued, .. })| {
+        let accounts = self.accounts().map(|(name, Accounting { account, queued, .. })| {
             let dropped = DropReason::ALL.into_iter().zip(account.dropped).filter(|(_, count)| *count > 0);
             let dropped: Map<String, Value> =
                 dropped.map(|(reason, count)| (reason.label().to_owned(), count.into())).collect();

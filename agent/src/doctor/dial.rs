@@ -11,11 +11,7 @@ use std::{
 };
 
 use config::{Config, Transport, defaults};
-use engine::{
-    metrics::PeerMetrics,
-    peer::SETTLE_TIME,
-    worker::{self, PeerSnapshot},
-};
+use engine::{peer::SETTLE_TIME, status::PeerStatus, worker};
 use gate::identity::{self, Identity};
 use wire::{
     clock::{Clock, SystemClock},
@@ -118,18 +114,21 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
                 found.push(no_answer());
                 continue;
             };
-            if peer.connected {
+            if peer.connected() {
                 // A path that carries less than the most is known only when the search for it has ended.
                 let settled = now >= *since.get_or_insert(now) + SETTLE_TIME;
-                let inner_mtu = inner_mtu(daemon, peer).filter(|mtu| settled || *mtu >= most);
-                ended &= settled || (inner_mtu.is_some() && peer.rtt.is_some());
-                found.push(Answer::Connected { rtt: peer.rtt, inner_mtu });
+                let inner_mtu = inner_mtu(peer).filter(|mtu| settled || *mtu >= most);
+                ended &= settled || (inner_mtu.is_some() && peer.rtt_seconds.is_some());
+                found.push(Answer::Connected {
+                    rtt: peer.rtt_seconds.map(Duration::from_secs_f64),
+                    inner_mtu,
+                });
             } else {
                 *since = None;
                 ended &= now >= began + wait;
-                found.push(peer.failure.as_ref().map_or_else(no_answer, |failure| Answer::Failed {
-                    reason: failure.reason.clone(),
-                    causes: failure.causes.join("; "),
+                found.push(peer.last_error.as_ref().map_or_else(no_answer, |error| Answer::Failed {
+                    reason: error.failure.reason.clone(),
+                    causes: error.failure.causes.join("; "),
                 }));
             }
         }
@@ -141,16 +140,9 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
 }
 
 /// The largest IP packet that fits into one of the lanes' packets now, in bytes.
-fn inner_mtu(daemon: &Daemon, peer: &PeerSnapshot) -> Option<u16> {
-    let running = daemon.running();
-    let bytes = PeerMetrics::bind(&running.metrics, &peer.name).lane_packet_bytes.get();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a UDP payload's length, or 0"
-    )]
-    let bytes = bytes as u16;
-    bytes.checked_sub(INNER_OVERHEAD as u16)
+fn inner_mtu(peer: &PeerStatus) -> Option<u16> {
+    let bytes = peer.more.owned_lanes?.packet_bytes.checked_sub(INNER_OVERHEAD)?;
+    u16::try_from(bytes).ok()
 }
 
 fn no_answer() -> Answer {

@@ -24,7 +24,7 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
         let status = facts
             .daemon
             .status()
-            .and_then(|status| status.peers.iter().find(|listed| listed.name == peer.name));
+            .and_then(|status| status.peers.iter().find(|listed| *listed.name == *peer.name));
         findings.extend(names(peer));
         let any_way = addresses().any(|address| address.way.is_ok());
         findings.extend(addresses().map(|address| route(peer, address, any_way)));
@@ -141,7 +141,7 @@ fn path_mtu(peer: &Peer, address: &Address, tunnel: bool) -> Option<Finding> {
 
 /// What the daemon that runs knows.
 fn by_daemon(peer: &PeerStatus) -> Finding {
-    let address = peer.address.as_deref().unwrap_or("no address yet");
+    let address = peer.address.map_or_else(|| "no address yet".to_owned(), |address| address.to_string());
     let at = |value: String| Finding::ok(Check::Reachability, format!("{}: {address}", peer.name), value);
     let error = peer.last_error.as_ref();
     match peer.state {
@@ -150,9 +150,9 @@ fn by_daemon(peer: &PeerStatus) -> Finding {
             at(format!("connected{rtt}"))
         }
         PeerState::Dialling => {
-            let reason = error.map_or("no answer yet", |error| &error.reason);
+            let reason = error.map_or("no answer yet", |error| &error.failure.reason);
             let causes =
-                error.map(|error| error.likely_causes.join("; ")).filter(|causes| !causes.is_empty());
+                error.map(|error| error.failure.causes.join("; ")).filter(|causes| !causes.is_empty());
             let remedy = causes.unwrap_or_else(|| "culvert status, in some seconds".to_owned());
             at("not connected".to_owned()).but(Severity::Error, reason, remedy)
         }

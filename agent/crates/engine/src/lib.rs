@@ -9,7 +9,8 @@
 //! | all peers, and who may connect | [`roster`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes | [`tunnel`] |
-//! | counters for Prometheus, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
+//! | what an operator is told of all these | [`status`] |
+//! | what a metric is, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
 
 pub mod capture;
 pub mod control;
@@ -19,5 +20,6 @@ pub mod health;
 pub mod metrics;
 pub mod peer;
 pub mod roster;
+pub mod status;
 pub mod tunnel;
 pub mod worker;

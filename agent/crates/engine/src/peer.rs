@@ -1,6 +1,7 @@
 //! One peer, as a worker sees it.
 
 use std::{
+    borrow::Cow,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -13,6 +14,7 @@ use dataplane::{
 };
 use gate::identity::PublicKey;
 use quinn_proto::ConnectionHandle;
+use serde::{Deserialize, Serialize};
 use wire::{
     context::{Context, INNER_OVERHEAD},
     ids::{PeerId, SessionId},
@@ -210,7 +212,7 @@ pub struct Peer {
     /// The address that was dialled last.
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended.
-    pub failure: Option<Arc<Failure>>,
+    pub failure: Option<(Instant, Arc<Failure>)>,
     /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
     pub meter: Meter<6>,
     /// The brake on what is logged about its attempts.
@@ -336,14 +338,21 @@ pub const SETTLE_TIME: Duration = Duration::from_secs(3);
 pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
 
 /// Why an attempt or a connection ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// When.
-    pub at: Instant,
     /// In words.
     pub reason: String,
     /// What to look at, the likeliest first.
-    pub causes: &'static [&'static str],
+    #[serde(rename = "likely_causes")]
+    pub causes: Vec<Cow<'static, str>>,
+}
+
+impl Failure {
+    /// One that happened at `now`.
+    pub fn at(now: Instant, reason: impl Into<String>, causes: &[&'static str]) -> (Instant, Arc<Self>) {
+        let causes = causes.iter().copied().map(Cow::Borrowed).collect();
+        (now, Arc::new(Self { reason: reason.into(), causes }))
+    }
 }
 
 impl Peer {

@@ -25,6 +25,7 @@ use gate::{
     identity::PublicKey,
 };
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use wire::{
     fault::{self, Fault},
     ids::PeerId,
@@ -37,9 +38,11 @@ use crate::worker::Exchange;
 const OPEN_NAME_CHARS: usize = 8;
 
 /// How a peer came to be known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// The configuration names it.
+    #[default]
     Config,
     /// It was added while an agent ran, and is in the state file.
     State,
@@ -48,6 +51,9 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// All, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Config, Self::State, Self::Open];
+
     /// In one word, as JSON and logs have it.
     #[must_use]
     pub fn words(self) -> &'static str {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | the control socket: requests, answers, status as JSON and text | [`control_socket`] |
 //! | how requests are carried out by the running daemon | [`operator`] |
+//! | counters for Prometheus | [`metrics`] |
 //! | a reload, from the file to the workers | [`reload`] |
 //! | logging | [`log`] |
 //! | the limit on open files | [`descriptors`] |
@@ -11,5 +12,6 @@
 pub mod control_socket;
 pub mod descriptors;
 pub mod log;
+pub mod metrics;
 pub mod operator;
 pub mod reload;

@@ -18,7 +18,6 @@ use config::{
 };
 use engine::{
     follow::{follow, revision},
-    metrics,
     roster::RosterError,
     tunnel::{self, TunnelError},
     worker::{more_ports, remedy},
@@ -29,7 +28,7 @@ use wire::{
     panics::Critical,
 };
 
-use crate::{control_socket::Reloaded, log, operator::Running};
+use crate::{control_socket::Reloaded, log, metrics, operator::Running};
 
 /// Why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,9 @@
 //! When each check fires, and where it is close to firing and does not.
 
+use std::sync::Arc;
+
+use engine::peer::Failure;
+
 use super::*;
 
 /// When a check fires, and how much that matters. The match has an arm for each check, so that none is forgotten.
@@ -245,7 +249,8 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             }),
             (Error, AS_IT_IS, |f| {
                 run(f);
-                let last_error = Some(LastError { reason: "no answer".to_owned(), ..LastError::default() });
+                let failure = Failure { reason: "no answer".to_owned(), ..Failure::default() };
+                let last_error = Some(LastError { failure: Arc::new(failure), ..LastError::default() });
                 status(f).peers[0].state = PeerState::Dialling;
                 status(f).peers[0].last_error = last_error;
             }),

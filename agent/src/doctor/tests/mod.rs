@@ -128,9 +128,9 @@ fn facts() -> Facts {
 /// The same host while the daemon runs.
 fn run(facts: &mut Facts) {
     let peer = |name: &str| PeerStatus {
-        name: name.to_owned(),
+        name: name.into(),
         state: PeerState::Connected,
-        address: Some(REMOTE.to_string()),
+        address: Some(REMOTE),
         rtt_seconds: Some(0.012),
         inner_mtu: Some(1_421),
         ..PeerStatus::default()

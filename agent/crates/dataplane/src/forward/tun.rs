@@ -65,7 +65,7 @@ impl Answer {
 }
 
 /// What a worker counts at the device besides the peers' accounts and the queue's own counts; monotonic.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct TunTotals {
     /// Packets read, super-packets cut.
     pub received: u64,

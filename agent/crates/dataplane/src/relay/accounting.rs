@@ -3,6 +3,7 @@
 //! For each direction of each peer, at every moment: `received = delivered + in queue + Σ dropped(reason)`.
 
 use net::{SendFailure, SendOutcome};
+use serde::{Deserialize, Serialize};
 use wire::ids::PeerId;
 
 /// Which way a datagram travels, seen from this agent.
@@ -189,7 +190,7 @@ impl From<SendFailure> for DropReason {
 }
 
 /// The account of one direction of one peer. Counts are datagrams and payload bytes, and only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// Datagrams that entered the agent in this direction.
     pub received: u64,
@@ -198,10 +199,13 @@ pub struct Account {
     /// Datagrams handed on: to the kernel inside a packet (uplink), or to a local socket (downlink).
     pub delivered: u64,
     /// Datagrams dropped, by reason.
+    #[serde(skip)]
     pub dropped: [u64; DropReason::COUNT],
     /// Datagrams handed to another worker of this agent, whose account they enter then.
+    #[serde(skip)]
     pub handed_over: u64,
     /// Datagrams taken over from another worker.
+    #[serde(skip)]
     pub taken_over: u64,
 }
 

@@ -14,7 +14,7 @@
 //!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
 //!   Roster ── once a second ───────┘                       └──► rules, with transport.mark
 //!
-//!   device: what the kernel dropped ── once a second ──► metrics
+//!   device: what the kernel dropped ── once a second ──► snapshots
 //! ```
 
 use std::{
@@ -26,12 +26,10 @@ use std::{
 };
 
 use config::{self, Config};
-use dataplane::relay::Direction;
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
 };
-use prometheus::IntGauge;
 use wire::{
     clock::{Clock, SystemClock},
     fault::{self, Fault},
@@ -46,9 +44,8 @@ use self::{
 };
 use crate::{
     health::Health,
-    metrics::{Counters, Metrics},
     roster::{Origin, Roster},
-    worker,
+    worker::{self, DeviceSnapshot, Snapshots},
 };
 
 mod checks;
@@ -137,7 +134,7 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
-    /// share. What the kernel drops there is counted in `metrics` from then on; should somebody remove the device, `health`
+    /// share. What the kernel drops there is told to `snapshots` from then on; should somebody remove the device, `health`
     /// is not ready any more.
     ///
     /// # Errors
@@ -146,7 +143,7 @@ impl Tunnel {
         config: &Config,
         tun: &config::Tun,
         roster: &Arc<Roster>,
-        metrics: &Metrics,
+        snapshots: &Arc<Snapshots>,
         health: &Arc<Health>,
         workers: u8,
     ) -> Result<(Self, Vec<TunPort>), TunnelError> {
@@ -163,7 +160,6 @@ impl Tunnel {
             let added = netlink.add_address(device.index, *address);
             added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
         }
-        let directions = Direction::ALL.map(Direction::label);
         let mut keeper = Keeper {
             kernel: Kernel::new(netlink, device.index, start, config.transport.mark)?,
             tun: tun.clone(),
@@ -171,16 +167,15 @@ impl Tunnel {
             underlay: Underlay::new(&config.transport),
             index: device.index,
             roster: Arc::clone(roster),
-            dropped: Counters::bind(&metrics.families().tun_kernel_dropped, &[], &directions),
+            seen: DeviceSnapshot { present: Some(true), ..DeviceSnapshot::default() },
+            snapshots: Arc::clone(snapshots),
             health: Arc::clone(health),
-            ready: metrics.families().ready.with_label_values(&[] as &[&str]),
-            present: metrics.families().tun_device.with_label_values(&[] as &[&str]),
             narrow: Narrow::default(),
             device: Device::Up,
             said: Said::default(),
         };
         keeper.begin()?;
-        keeper.present.set(1);
+        snapshots.set_device(keeper.seen);
         let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
@@ -224,11 +219,9 @@ struct Keeper {
     underlay: Underlay,
     index: u32,
     roster: Arc<Roster>,
-    /// By direction.
-    dropped: Counters,
+    seen: DeviceSnapshot,
+    snapshots: Arc<Snapshots>,
     health: Arc<Health>,
-    ready: IntGauge,
-    present: IntGauge,
     narrow: Narrow,
     device: Device,
     said: Said,
@@ -317,10 +310,10 @@ impl Keeper {
     }
 
     /// The workers learn of it or not, as they happen to look.
-    fn say_gone(&self) {
+    fn say_gone(&mut self) {
         self.health.set_ready(false);
-        self.ready.set(0);
-        self.present.set(0);
+        self.seen.present = Some(false);
+        self.snapshots.set_device(self.seen);
         tracing::warn!(
             name = &*self.tun.name,
             "somebody has removed the TUN device: IP packets are no longer carried, and /readyz fails (remedy: restart the daemon)"
@@ -367,11 +360,8 @@ impl Keeper {
 
     /// What the kernel sends into the device is what we read from it, the uplink.
     fn publish(&mut self, link: &Link) {
-        let total = |direction| match direction {
-            Direction::Uplink => link.tx_dropped + link.tx_errors,
-            Direction::Downlink => link.rx_dropped + link.rx_errors,
-        };
-        self.dropped.publish(&Direction::ALL.map(total));
+        self.seen.dropped = [link.tx_dropped + link.tx_errors, link.rx_dropped + link.rx_errors];
+        self.snapshots.set_device(self.seen);
     }
 
     fn say_widths(&mut self, mtus: &Mtus) {

@@ -1,33 +1,33 @@
 //! What a worker counts besides what its parts count themselves, and how others see it.
 
 use std::{
+    collections::BTreeMap,
     fmt,
-    net::SocketAddr,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
 };
 
-use config::CongestionControl;
+use config::OPEN_LABEL;
 use dataplane::{
-    forward::Local,
-    relay::{Account, DatagramRelay, Direction, DropReason},
+    forward::{Local, tun::TunTotals},
+    lanes::LaneState,
+    relay::{DatagramRelay, Direction, DropReason},
 };
-use net::{UdpRole, UdpSocket, stats::Booked};
+use gate::{Step, decoy::DecoyStats};
+use net::{TunStats, UdpRole, UdpSocket, stats::Booked};
 use quic_core::LaneStats;
 use wire::{
     context::Context,
     ids::{LaneRef, PeerId},
     messages::MessageError,
-    meter::Meter,
     panics::lock,
 };
 
 use crate::{
-    control::Traffic,
-    peer::Failure,
+    control::{Traffic, driver::ControlStats},
     roster::Origin,
+    status::{PeerStatus, add_lane},
     worker::{
-        ceilings::{Refused, refused},
+        ceilings::{Ceiling, Refused, refused},
         handover::Kind,
         stream_connections::StreamTotals,
         streams::TcpRefusal,
@@ -182,7 +182,6 @@ impl RelaySums {
     }
 }
 
-/// What a worker counts besides what its parts count themselves. All of it only grows.
 /// Addresses that changed while the session went on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PathMoves {
@@ -201,7 +200,8 @@ impl PathMoves {
     }
 }
 
-#[derive(Debug, Default)]
+/// What a worker counts besides what its parts count themselves. All of it only grows.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
     pub(super) out_of_order: u64,
@@ -216,7 +216,6 @@ pub(super) struct Totals {
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
-    pub(super) retired: RetiredLanes,
     /// Of peers whose place was given up.
     pub(super) former: RelaySums,
     /// Flows by the index of their lane, when last looked at.
@@ -225,6 +224,8 @@ pub(super) struct Totals {
     pub(super) handed_out: [u64; Kind::LABELS.len()],
     pub(super) handed_in: [u64; Kind::LABELS.len()],
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Times that used knocks could not be written down.
+    pub(super) journal_errors: u64,
     /// Turns in which a class of sources had its budget before all of them were served.
     pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
@@ -270,6 +271,12 @@ impl SocketBooks {
         (UdpRole::Upstream, "upstream"),
         (UdpRole::Decoy, "decoy"),
     ];
+
+    /// The labels alone.
+    pub(super) const LABELS: [&'static str; 5] = {
+        let [(_, a), (_, b), (_, c), (_, d), (_, e)] = Self::ROLES;
+        [a, b, c, d, e]
+    };
 
     /// Buffers that the kernel dropped at all of them.
     #[must_use]
@@ -324,291 +331,192 @@ pub(super) fn role(local: &Local) -> UdpRole {
     }
 }
 
-/// One direction of a peer, as it was when it was published.
+/// The counts of all lanes with one index.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct IndexCounts {
+    /// The flows whose lane has the index.
+    pub(super) flows: u64,
+    /// The bytes of the lanes, of those that have ended too.
+    pub(super) bytes: LaneBytes,
+    /// IP packets of the device that the hash of their flow gave the index.
+    pub(super) packets: u64,
+}
+
+/// How much of what is limited a worker has in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectionSnapshot {
-    /// The account.
-    pub account: Account,
-    /// Datagrams that waited.
-    pub queued: u64,
-    /// Bytes of the datagrams that were delivered.
-    pub delivered_bytes: u64,
+pub struct InUse {
+    /// Handshakes that others have begun and that are no session yet.
+    pub handshakes: usize,
+    /// Knocks that were used and are remembered.
+    pub used_tokens: usize,
+    /// Strangers whose datagrams go to the decoy.
+    pub decoy_flows: usize,
+    /// Bytes that the windows of TCP forwards of all workers have taken, told by worker 0.
+    pub stream_bytes: u64,
 }
 
-impl DirectionSnapshot {
-    /// The accounting invariant.
-    #[must_use]
-    pub fn balances(&self) -> bool {
-        self.account.balances(self.queued)
-    }
+/// A worker, as it was when it was published; `families.rs` says what the metrics show of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WorkerSnapshot {
+    pub(super) worker: u8,
+    /// The times that it was published.
+    pub(super) beats: u64,
+    /// By their places: the configuration's first, in its order.
+    pub(super) peers: Vec<PeerStatus>,
+    /// Peers by [`Origin`], told by worker 0.
+    pub(super) known: [u64; Origin::ALL.len()],
+    pub(super) lane_states: [u64; LaneState::LABELS.len()],
+    /// What all lanes counted, those that have ended included.
+    pub(super) lanes: LaneStats,
+    pub(super) lane_indices: Vec<IndexCounts>,
+    pub(super) relays: RelaySums,
+    pub(super) limit_reached: [u64; Ceiling::COUNT],
+    pub(super) sockets: SocketBooks,
+    pub(super) totals: Totals,
+    pub(super) control: ControlStats,
+    /// Handshakes with a key that is not allowed.
+    pub(super) refused_keys: u64,
+    pub(super) gate: [u64; Step::LABELS.len()],
+    pub(super) in_use: InUse,
+    pub(super) send_buffer_bytes: usize,
+    pub(super) connections: usize,
+    pub(super) tcp_streams: usize,
+    pub(super) stream_connections: usize,
+    /// Packets on lanes that were dropped unopened.
+    pub(super) unopened: u64,
+    pub(super) tun: TunStats,
+    pub(super) tun_totals: TunTotals,
+    pub(super) decoy: DecoyStats,
 }
 
-/// What passed per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PeerRates {
-    /// Datagrams delivered, uplink and downlink.
-    pub datagrams: [f64; 2],
-    /// Bytes of those.
-    pub bytes: [f64; 2],
-    /// Lane packets sent.
-    pub packets_sent: f64,
-    /// Lane packets declared lost.
-    pub packets_lost: f64,
-}
-
-impl PeerRates {
-    pub(super) fn of(meter: &Meter<6>) -> Option<Self> {
-        let [up, up_bytes, down, down_bytes, packets_sent, packets_lost] = meter.last()?.per_second();
-        Some(Self { datagrams: [up, down], bytes: [up_bytes, down_bytes], packets_sent, packets_lost })
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (sum, one) in self.datagrams.iter_mut().zip(other.datagrams) {
-            *sum += one;
-        }
-        for (sum, one) in self.bytes.iter_mut().zip(other.bytes) {
-            *sum += one;
-        }
-        self.packets_sent += other.packets_sent;
-        self.packets_lost += other.packets_lost;
-    }
-}
-
-/// Datagrams that wait to be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Backlog {
-    /// The number of datagrams.
-    pub datagrams: usize,
-    /// The bytes of all these datagrams.
-    pub bytes: usize,
-}
-
-/// A peer, as it was when it was published.
-#[derive(Clone, Debug)]
-pub struct PeerSnapshot {
-    /// Its name.
-    pub name: Arc<str>,
-    /// How it came to be known.
-    pub origin: Origin,
-    /// It was removed: what it counted is shown until its place is given up.
-    pub removed: bool,
-    /// How many peers had its place before.
-    pub generation: u32,
-    /// Whether it is connected.
-    pub connected: bool,
-    /// Lanes that carry payloads.
-    pub lanes_up: usize,
-    /// The largest IP packet that fits into one packet to it, in bytes, once that is known.
-    pub inner_mtu: Option<u16>,
-    /// The largest UDP datagram that does, once that is known.
-    pub largest_datagram: Option<u16>,
-    /// The smoothed round-trip time of its first lane.
-    pub rtt: Option<Duration>,
-    /// Age of the oldest datagram that waits.
-    pub queue_age: Duration,
-    /// Flows of both openers.
-    pub flows: usize,
-    /// The datagrams that wait in its queues.
-    pub waiting: Backlog,
-    /// TCP forwards that are open.
-    pub tcp_streams: u32,
-    /// The congestion control of its control and stream connections.
-    pub streams: StreamsSnapshot,
-    /// Whether it has no lanes: standard mode.
-    pub standard: bool,
-    /// Lane packets sent.
-    pub packets_sent: u64,
-    /// Lane packets received.
-    pub packets_received: u64,
-    /// Lane packets that were declared lost.
-    pub packets_lost: u64,
-    /// What passed per second when that was last looked at; `None` before.
-    pub rates: Option<PeerRates>,
-    /// The connection: its far end, since when, and what that calls itself.
-    pub connection: Option<(SocketAddr, Instant, Arc<str>)>,
-    /// The address that was dialled last.
-    pub dialled: Option<SocketAddr>,
-    /// Why the last attempt or connection ended.
-    pub failure: Option<Arc<Failure>>,
-    /// From local sockets to the peer.
-    pub uplink: DirectionSnapshot,
-    /// From the peer to local sockets.
-    pub downlink: DirectionSnapshot,
-}
-
-/// A worker, as it was when it was published.
+/// The agent, as its workers last published it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Its peers by their places: the configuration's first, in its order.
-    pub peers: Vec<PeerSnapshot>,
+    pub peers: Vec<PeerStatus>,
     /// Buffers that the kernel dropped at its sockets, all roles together.
     pub kernel_drops: u64,
+    /// How much of what is limited is in use.
+    pub in_use: InUse,
+}
+
+/// The TUN device, as the tunnel's thread last saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSnapshot {
+    /// Whether the agent has its device; `None` without a `[tun]`.
+    pub present: Option<bool>,
+    /// Packets that the kernel dropped at it, by direction.
+    pub dropped: [u64; 2],
+}
+
+/// The value of a peer's label in the metrics.
+pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
+    match peer.origin {
+        Origin::Config | Origin::State => Arc::clone(&peer.name),
+        Origin::Open => OPEN_LABEL.into(),
+    }
+}
+
+/// What was published last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Published {
+    pub(super) workers: Vec<Arc<WorkerSnapshot>>,
+    /// What peers counted whose places were given up, by label: a label that another peer bears goes on counting.
+    pub(super) former: BTreeMap<Arc<str>, PeerStatus>,
+    pub(super) device: DeviceSnapshot,
 }
 
 /// The newest snapshot of each worker.
 #[derive(Debug, Default)]
-pub struct Snapshots(Mutex<Vec<Snapshot>>);
+pub struct Snapshots(Mutex<Published>);
 
 impl Snapshots {
     /// The agent: the sum over its workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
-        let workers = lock(&self.0);
         let mut sum = Snapshot::default();
-        for worker in workers.iter() {
-            sum.add(worker);
+        for worker in self.published().workers {
+            sum.add(&worker);
         }
-        for peer in &mut sum.peers {
-            for direction in [&mut peer.uplink, &mut peer.downlink] {
-                let Account { handed_over, taken_over, .. } = direction.account;
-                // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over
-                // had received it since it published.
-                direction.queued += handed_over.saturating_sub(taken_over);
-                direction.account.received += taken_over.saturating_sub(handed_over);
-                (direction.account.handed_over, direction.account.taken_over) = (0, 0);
-            }
-        }
+        sum.peers.iter_mut().for_each(PeerStatus::complete);
         sum
     }
 
     /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let workers = lock(&self.0);
-        let places = workers.iter().map(|worker| worker.peers.len()).max().unwrap_or(0);
-        let mut summary = Summary::default();
-        for place in 0..places {
-            let seen = workers.iter().filter_map(|worker| worker.peers.get(place));
-            let current = seen.clone().map(|peer| peer.generation).max();
-            let seen = seen.filter(|peer| Some(peer.generation) == current);
-            summary.flows += seen.clone().map(|peer| peer.flows).sum::<usize>();
-            let removed = seen.clone().any(|peer| peer.removed);
-            summary.connected += usize::from(!removed && seen.clone().any(|peer| peer.connected));
-        }
-        summary
-    }
-
-    /// Replaces the snapshot of one worker. Calls `oldest` for each place with the age of what has waited longest at any.
-    pub(super) fn set(&self, worker: usize, snapshot: Snapshot, mut oldest: impl FnMut(usize, Duration)) {
-        let mut workers = lock(&self.0);
-        if workers.len() <= worker {
-            workers.resize_with(worker + 1, Snapshot::default);
-        }
-        workers[worker] = snapshot;
-        for place in 0..workers[worker].peers.len() {
-            let ages = workers.iter().filter_map(|worker| Some(worker.peers.get(place)?.queue_age));
-            oldest(place, ages.max().unwrap_or_default());
+        let peers = self.get().peers;
+        Summary {
+            peers: 0,
+            connected: peers.iter().filter(|peer| peer.connected() && !peer.more.removed).count(),
+            flows: peers.iter().map(|peer| peer.flows).sum(),
         }
     }
-}
 
-/// The congestion control of a peer's connections, at this agent's end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StreamsSnapshot {
-    /// The algorithm of the newest connection; `None` without one.
-    pub congestion: Option<CongestionControl>,
-    /// Connections that are open.
-    pub connections: u32,
-    /// Bytes that may be in flight on all of them.
-    pub window: u64,
-    /// Bytes a second at which their packets leave, of those that are paced.
-    pub pacing_rate: u64,
-    /// Bytes a second that last arrived at the far end.
-    pub delivery_rate: u64,
-}
+    pub(super) fn published(&self) -> Published {
+        lock(&self.0).clone()
+    }
 
-impl StreamsSnapshot {
-    /// Adds the connections of another worker, or one more.
-    pub fn add(&mut self, other: Self) {
-        self.congestion = other.congestion.or(self.congestion);
-        self.connections += other.connections;
-        self.window += other.window;
-        self.pacing_rate += other.pacing_rate;
-        self.delivery_rate += other.delivery_rate;
+    /// Replaces the snapshot of a worker.
+    pub(super) fn set(&self, snapshot: WorkerSnapshot) {
+        let (place, snapshot) = (usize::from(snapshot.worker), Arc::new(snapshot));
+        let before = {
+            let workers = &mut lock(&self.0).workers;
+            if workers.len() <= place {
+                workers.resize_with(place + 1, Arc::default);
+            }
+            std::mem::replace(&mut workers[place], snapshot)
+        };
+        // Freed once the lock is released.
+        drop(before);
+    }
+
+    /// The tunnel's thread has looked at the device.
+    pub fn set_device(&self, device: DeviceSnapshot) {
+        lock(&self.0).device = device;
+    }
+
+    /// Nothing is left of a peer at `worker`, as its snapshot says: what it counted there stays with its label.
+    pub(super) fn retire(&self, worker: u8, peer: PeerId) {
+        let Published { workers, former, .. } = &mut *lock(&self.0);
+        let worker = workers.get_mut(usize::from(worker)).map(Arc::make_mut);
+        if let Some(peer) = worker.and_then(|worker| worker.peers.get_mut(peer.0 as usize)) {
+            peer.more.vacant = true;
+            former.entry(label(peer)).or_default().add(peer);
+        }
+    }
+
+    /// Nobody bears `label` any more: its series end.
+    pub(super) fn forget(&self, label: &str) {
+        lock(&self.0).former.remove(label);
     }
 }
 
 impl Snapshot {
-    fn add(&mut self, worker: &Self) {
-        self.kernel_drops += worker.kernel_drops;
+    fn add(&mut self, worker: &WorkerSnapshot) {
+        self.kernel_drops += worker.sockets.kernel_drops();
+        self.in_use.handshakes += worker.in_use.handshakes;
+        self.in_use.used_tokens += worker.in_use.used_tokens;
+        self.in_use.decoy_flows += worker.in_use.decoy_flows;
+        self.in_use.stream_bytes += worker.in_use.stream_bytes;
         for (place, peer) in worker.peers.iter().enumerate() {
             match self.peers.get_mut(place) {
                 // One of the workers has not heard yet that the place is another peer's.
-                Some(sum) if sum.generation > peer.generation => {}
-                Some(sum) if sum.generation < peer.generation => *sum = peer.clone(),
-                Some(sum) => {
-                    sum.removed |= peer.removed;
-                    sum.connected |= peer.connected;
-                    sum.lanes_up += peer.lanes_up;
-                    sum.inner_mtu = sum.inner_mtu.or(peer.inner_mtu);
-                    sum.largest_datagram = sum.largest_datagram.or(peer.largest_datagram);
-                    sum.rtt = sum.rtt.or(peer.rtt);
-                    sum.queue_age = sum.queue_age.max(peer.queue_age);
-                    sum.flows += peer.flows;
-                    sum.waiting.datagrams += peer.waiting.datagrams;
-                    sum.waiting.bytes += peer.waiting.bytes;
-                    sum.tcp_streams += peer.tcp_streams;
-                    sum.streams.add(peer.streams);
-                    sum.standard |= peer.standard;
-                    sum.packets_sent += peer.packets_sent;
-                    sum.packets_received += peer.packets_received;
-                    sum.packets_lost += peer.packets_lost;
-                    match (&mut sum.rates, &peer.rates) {
-                        (Some(sum), Some(one)) => sum.add(one),
-                        (sum, one) => *sum = sum.or(*one),
-                    }
-                    if sum.connection.is_none() {
-                        sum.connection.clone_from(&peer.connection);
-                    }
-                    sum.dialled = sum.dialled.or(peer.dialled);
-                    let newest =
-                        [&sum.failure, &peer.failure].into_iter().flatten().max_by_key(|failure| failure.at);
-                    sum.failure = newest.cloned();
-                    for (sum, one) in [(&mut sum.uplink, &peer.uplink), (&mut sum.downlink, &peer.downlink)] {
-                        sum.account.add(&one.account);
-                        sum.queued += one.queued;
-                        sum.delivered_bytes += one.delivered_bytes;
-                    }
-                }
+                Some(sum) if sum.more.generation > peer.more.generation => {}
+                Some(sum) if sum.more.generation < peer.more.generation => *sum = peer.clone(),
+                Some(sum) => sum.add(peer),
                 None => self.peers.push(peer.clone()),
             }
         }
     }
 }
 
-/// Adds one lane's counts to a sum.
-pub(super) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
-    sum.sealed_packets += lane.sealed_packets;
-    sum.sealed_bytes += lane.sealed_bytes;
-    sum.opened_packets += lane.opened_packets;
-    sum.opened_bytes += lane.opened_bytes;
-    sum.datagrams_sent += lane.datagrams_sent;
-    sum.datagrams_received += lane.datagrams_received;
-    sum.ack_packets_sent += lane.ack_packets_sent;
-    sum.ack_packets_received += lane.ack_packets_received;
-    sum.ack_frames_sent += lane.ack_frames_sent;
-    sum.ack_frames_received += lane.ack_frames_received;
-    sum.probes_sent += lane.probes_sent;
-    sum.acked_packets += lane.acked_packets;
-    sum.lost_packets += lane.lost_packets;
-    sum.spuriously_lost_packets += lane.spuriously_lost_packets;
-    sum.mtu_probes_sent += lane.mtu_probes_sent;
-    sum.mtu_probes_lost += lane.mtu_probes_lost;
-    sum.black_holes += lane.black_holes;
-    sum.window_overflows += lane.window_overflows;
-    sum.key_updates_initiated += lane.key_updates_initiated;
-    sum.key_updates_followed += lane.key_updates_followed;
-    sum.duplicates += lane.duplicates;
-    sum.too_old += lane.too_old;
-    sum.header_errors += lane.header_errors;
-    sum.authentication_failures += lane.authentication_failures;
-    sum.other_phase_failures += lane.other_phase_failures;
-    sum.integrity_limit += lane.integrity_limit;
-    sum.violations += lane.violations;
-}
-
 #[cfg(test)]
 mod tests {
+    use dataplane::relay::Account;
+
+    use crate::status::Accounting;
+
     use super::*;
 
     #[test]
@@ -622,54 +530,23 @@ mod tests {
     fn workers_that_published_at_different_moments_balance_together() {
         let side = |received, handed_over, taken_over, delivered| {
             let account = Account { received, handed_over, taken_over, delivered, ..Account::default() };
-            DirectionSnapshot { account, queued: 0, delivered_bytes: 0 }
+            Accounting { account, ..Accounting::default() }
         };
-        let snapshots = |uplinks: [DirectionSnapshot; 2]| {
+        let snapshots = |uplinks: [Accounting; 2]| {
             let snapshots = Snapshots::default();
-            for (worker, uplink) in uplinks.into_iter().enumerate() {
-                let peer = PeerSnapshot { uplink, ..PeerSnapshot::nobody() };
-                snapshots.set(worker, Snapshot { peers: vec![peer], kernel_drops: 0 }, |_, _| {});
+            for (worker, uplink) in (0..).zip(uplinks) {
+                let peers = vec![PeerStatus { uplink, ..PeerStatus::default() }];
+                snapshots.set(WorkerSnapshot { worker, peers, ..WorkerSnapshot::default() });
             }
             snapshots.get().peers.remove(0).uplink
         };
         // Two of five are between the workers.
         let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 3, 3)]);
-        assert_eq!((sum.account.received, sum.queued, sum.balances()), (5, 2, true));
+        assert_eq!((sum.account.received, sum.queued, sum.balances), (5, 2, true));
         // The first published before it received and handed over three more.
         let sum = snapshots([side(5, 5, 0, 0), side(0, 0, 8, 8)]);
-        assert_eq!((sum.account.received, sum.queued, sum.balances()), (8, 0, true));
+        assert_eq!((sum.account.received, sum.queued, sum.balances), (8, 0, true));
         // A worker whose own account is wrong is not excused.
-        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances());
-    }
-
-    impl PeerSnapshot {
-        fn nobody() -> Self {
-            Self {
-                name: "nobody".into(),
-                origin: Origin::Config,
-                removed: false,
-                generation: 0,
-                connected: false,
-                lanes_up: 0,
-                inner_mtu: None,
-                largest_datagram: None,
-                rtt: None,
-                queue_age: Duration::ZERO,
-                flows: 0,
-                waiting: Backlog::default(),
-                tcp_streams: 0,
-                streams: StreamsSnapshot::default(),
-                standard: false,
-                packets_sent: 0,
-                packets_received: 0,
-                packets_lost: 0,
-                rates: None,
-                connection: None,
-                dialled: None,
-                failure: None,
-                uplink: DirectionSnapshot::default(),
-                downlink: DirectionSnapshot::default(),
-            }
-        }
+        assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances);
     }
 }

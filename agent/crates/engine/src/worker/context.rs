@@ -20,7 +20,7 @@ use crate::{
     roster::Roster,
     worker::{
         Exchange, LOG_INTERVAL, Timer,
-        books::Totals,
+        books::{RetiredLanes, Totals},
         ceilings::Ceilings,
         exchange::{LaneName, Order},
         lanes::LaneLogs,
@@ -101,6 +101,8 @@ impl Context {
 #[derive(Debug)]
 pub(super) struct Stats {
     pub(super) totals: Totals,
+    /// What lanes that have ended counted.
+    pub(super) retired: RetiredLanes,
     pub(super) ceilings: Ceilings,
     /// What the current turn has done so far.
     pub(super) work: TurnWork,

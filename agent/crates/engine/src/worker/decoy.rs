@@ -26,11 +26,8 @@ use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
-use crate::worker::{Context, DataPlane, Decoy, LaneHost, Publisher, Sockets};
-use crate::{
-    metrics::{Counters, DecoyMetrics, Metrics},
-    worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, books::role_place},
-};
+use crate::worker::{Context, DataPlane, Decoy, LaneHost, Sockets};
+use crate::worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, books::role_place};
 
 /// The worker that has all flows.
 const OWNER: u8 = 0;
@@ -385,49 +382,10 @@ impl Decoy {
             cx.timers.arm(Timer::Decoys, at + EXPIRY_STEP);
         }
     }
-
-    /// Publishes what became of strangers' datagrams.
-    pub(super) fn publish_decoy(&self, data: &DataPlane, metrics: &mut Publisher) {
-        let (stats, handles) = (&data.strangers.stats, &mut metrics.decoy);
-        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
-        {
-            metrics.decoy_datagrams.publish(traffic.datagrams);
-            metrics.decoy_bytes.publish(traffic.bytes);
-        }
-        let (to_decoy, to_stranger) = stats.dropped.split_at(DecoyDrop::TO_DECOY);
-        for (metrics, dropped) in handles.drops.iter_mut().zip([to_decoy, to_stranger]) {
-            metrics.publish(dropped);
-        }
-        let own = &mut metrics.own;
-        own.decoy_flows.set(self.flows.as_ref().map_or(0, |decoys| decoys.flows.len() as u64));
-        own.decoy_flows_opened.publish(stats.opened);
-    }
 }
 
 /// Flows are looked at no more often than this for their end.
 const EXPIRY_STEP: Duration = Duration::from_millis(100);
-
-/// The values of the metric label `direction`.
-const DIRECTIONS: [&str; 2] = ["to_decoy", "to_stranger"];
-
-/// The metrics of strangers and the decoy, bound once.
-pub(super) struct DecoyHandles {
-    directions: [DecoyMetrics; 2],
-    drops: [Counters; 2],
-}
-
-impl DecoyHandles {
-    pub(super) fn bind(metrics: &Metrics) -> Self {
-        let reasons = DecoyDrop::ALL.map(DecoyDrop::label);
-        let (to_decoy, to_stranger) = reasons.split_at(DecoyDrop::TO_DECOY);
-        let drops =
-            |direction, reasons| Counters::bind(&metrics.families().decoy_drops, &[direction], reasons);
-        Self {
-            directions: DIRECTIONS.map(|direction| DecoyMetrics::bind(metrics, direction)),
-            drops: [drops(DIRECTIONS[0], to_decoy), drops(DIRECTIONS[1], to_stranger)],
-        }
-    }
-}
 
 #[cfg(test)]
 impl Decoys {

@@ -104,7 +104,7 @@ impl Sessions {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
-                peer.failure = Some(Arc::new(Failure { at: now, reason, causes: NO_WAY }));
+                peer.failure = Some(Failure::at(now, reason, NO_WAY));
                 // A host without one of the families has the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -126,8 +126,7 @@ impl Sessions {
         }
         let again = peer.dialler.is_unanswered();
         if again {
-            let (reason, causes) = ("no answer yet".to_owned(), likely_causes(&ConnectionError::TimedOut));
-            peer.failure = Some(Arc::new(Failure { at: now, reason, causes }));
+            peer.failure = Some(Failure::at(now, "no answer yet", likely_causes(&ConnectionError::TimedOut)));
         }
         let surplus = peer.dialler.started(handle);
         cx.stats.totals.handshakes.dialled += 1;
@@ -295,7 +294,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
-        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        peer.failure = Some(Failure::at(now, reason, &[]));
         if let Some(suppressed) = self.logs.resolve.allow(now) {
             tracing::warn!(
                 peer = &*peer.name,
@@ -309,7 +308,7 @@ impl Context {
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.failure = Some(Arc::new(Failure { at: now, reason: reason.to_owned(), causes }));
+        peer.failure = Some(Failure::at(now, reason, causes));
         if let Some(suppressed) = peer.attempts_log.allow(now) {
             let causes = causes.join("; ");
             tracing::warn!(

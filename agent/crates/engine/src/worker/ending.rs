@@ -1,9 +1,6 @@
 //! Connections, sessions and flows end, each alone or all of them when the agent stops.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
@@ -80,7 +77,7 @@ impl Sessions {
         }
         self.end_session(cx, id, None, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.failure = Some(Arc::new(Failure { at: now, reason: words.to_owned(), causes: &[] }));
+        peer.failure = Some(Failure::at(now, words, &[]));
         if let Some(suppressed) = peer.connections_log.allow(now) {
             if planned {
                 tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");

@@ -10,7 +10,6 @@
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
-    net::SocketAddr,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
@@ -18,19 +17,23 @@ use std::{
 use dataplane::{
     forward::tun::{Answer, TunDrop},
     lanes::{LaneSlot, LaneState},
-    relay::{Flow, NO_LANE, Origin, flow},
+    relay::{Flow, NO_LANE, Origin, Standing},
 };
-use ip::packets::TunOffload;
-use net::{Gso, TunStats, UdpOffload, UdpRole, stats::Booked};
-use quic_core::{LaneStats, LaneView, Rtt, Volume};
-use wire::{ids::PeerId, meter::Growth, panics::lock};
+use net::{Gso, UdpRole, stats::Booked};
+use quic_core::LaneStats;
+use wire::{ids::PeerId, panics::lock};
 
 use crate::{
-    control::connections::{Stage, StreamConnection},
+    control::connections::StreamConnection,
     peer::Peer,
+    status::{
+        FlowStatus, LaneDetails, LaneRates, LaneStatus, SocketStatus, StreamConnectionStatus, TunDirection,
+        TunStatus, add_lane, not_zero,
+    },
     worker::{
         Command, Tun, Worker,
-        books::{self, Backlog, SocketBooks, add_lane},
+        books::{self, SocketBooks},
+        decoy::Decoys,
         shell,
     },
 };
@@ -58,160 +61,23 @@ pub struct Inspection {
     answered: Condvar,
 }
 
-/// A stream connection of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamConnectionRow {
-    /// Its number, from 1 on.
-    pub number: u8,
-    /// The worker that has it.
-    pub worker: u8,
-    /// How far it has come.
-    pub stage: Stage,
-    /// Whether this end dialled it.
-    pub dialled: bool,
-    /// TCP forwards on it.
-    pub forwards: u32,
-}
-
 /// What one worker has.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct WorkerView {
-    /// Its lanes, in no order.
-    pub lanes: Vec<LaneRow>,
+    /// Its lanes by peer, in no order.
+    pub lanes: Vec<(PeerId, LaneStatus)>,
     /// Lanes that there was no room for.
     pub lanes_left_out: usize,
     /// Its flows by peer and the index of the lane that they belong on.
     pub lane_flows: Vec<(PeerId, Vec<u64>)>,
     /// Its stream connections, by peer, at most [`MOST_LANES`].
-    pub stream_connections: Vec<(PeerId, StreamConnectionRow)>,
+    pub stream_connections: Vec<(PeerId, StreamConnectionStatus)>,
     /// The most recent flows of the peer that was asked for, the latest first, at most [`MOST_FLOWS`].
-    pub flows: Vec<FlowRow>,
+    pub flows: Vec<FlowStatus>,
     /// Its sockets, by role.
-    pub sockets: [SocketRow; SocketBooks::ROLES.len()],
-    /// Its queue of the TUN device.
-    pub tun: Option<TunRow>,
-    /// Handshakes that others have begun and that are no session yet.
-    pub handshakes: usize,
-    /// Knocks that were used and are remembered.
-    pub used_tokens: usize,
-    /// Strangers whose datagrams go to the decoy.
-    pub decoy_flows: usize,
-    /// Bytes that the windows of TCP forwards of all workers have taken.
-    pub stream_bytes: usize,
-}
-
-/// One lane.
-#[derive(Clone, Debug)]
-pub struct LaneRow {
-    /// Whose.
-    pub peer: PeerId,
-    /// Its index within the peer's.
-    pub index: u8,
-    /// Which opening of that index it is.
-    pub epoch: u64,
-    /// The worker that keeps it.
-    pub worker: u8,
-    /// Whether it carries payloads.
-    pub state: LaneState,
-    /// The address that its socket is bound to.
-    pub local: Option<SocketAddr>,
-    /// Where its packets go.
-    pub remote: Option<SocketAddr>,
-    /// How long ago it was opened.
-    pub age: Duration,
-    /// How long ago a packet of it was last opened.
-    pub heard: Option<Duration>,
-    /// Packets and bytes sent, packets and bytes received, packets lost, when last looked at.
-    pub growth: Option<Growth<5>>,
-    /// What it counted.
-    pub stats: LaneStats,
-    /// What it is at.
-    pub view: LaneView,
-    /// The round-trip time.
-    pub rtt: Rtt,
-    /// Packets that are neither acknowledged nor lost.
-    pub in_flight: Volume,
-    /// The largest packet that it sends now, in bytes of UDP payload.
-    pub packet_bytes: usize,
-    /// The largest packet that its path carries as far as is known.
-    pub path_packet_bytes: usize,
-    /// How the kernel moves its packets.
-    pub offload: UdpOffload,
-    /// What else there is to know, if this lane was asked for.
-    pub details: Option<LaneDetails>,
-}
-
-/// What is shown of one lane only.
-#[derive(Clone, Copy, Debug)]
-pub struct LaneDetails {
-    /// The connection ID of the packets that it receives.
-    pub local_cid: [u8; 8],
-    /// Probes sent since an ACK last acknowledged something new.
-    pub probes: u32,
-    /// For how long something has been outstanding and nothing was heard.
-    pub silent: Option<Duration>,
-    /// Bytes per second that got through in the last round trip.
-    pub delivery_rate: Option<u64>,
-    /// The datagrams that wait in the outbox of its socket.
-    pub waiting: Backlog,
-    /// The kernel has no room for them.
-    pub blocked: bool,
-}
-
-/// One flow.
-#[derive(Clone, Debug)]
-pub struct FlowRow {
-    /// Its number on the wire.
-    pub number: u64,
-    /// The service that it is for.
-    pub service: Arc<str>,
-    /// Its local side, which also says who opened it.
-    pub side: FlowSide,
-    /// What the far end knows of it.
-    pub standing: flow::Standing,
-    /// The lane that it belongs on, and the one that it takes.
-    pub lanes: [Option<u8>; 2],
-    /// The worker that keeps it.
-    pub worker: u8,
-    /// How long it has been silent, and after how long of that it ends.
-    pub silent: (Duration, Duration),
-}
-
-/// The local side of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlowSide {
-    /// A client of ours opened it.
-    Client(SocketAddr),
-    /// The peer opened it, to this upstream.
-    Upstream(Option<SocketAddr>),
-}
-
-/// The sockets of one role.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SocketRow {
-    /// How many are open.
-    pub open: usize,
-    /// What they counted, those that are closed included.
-    pub booked: Booked,
-    /// ICMP errors about datagrams that they had sent.
-    pub refusals: u64,
-}
-
-/// A queue of the TUN device.
-#[derive(Clone, Copy, Debug)]
-pub struct TunRow {
-    /// What the device may be handed, and hands us.
-    pub offload: TunOffload,
-    /// What the queue did.
-    pub stats: TunStats,
-    /// Packets read and written, super-packets cut.
-    pub packets: [u64; 2],
-    /// Packets read that went to no peer, by reason.
-    pub dropped: [u64; TunDrop::LABELS.len()],
-    /// ICMP messages written in answer, by kind.
-    pub answers: [u64; Answer::LABELS.len()],
-    /// Packets and bytes read, packets and bytes written, when last looked at.
-    pub growth: Option<Growth<4>>,
+    pub sockets: Vec<SocketStatus>,
+    /// Its queue of the TUN device; what only the kernel knows is left out.
+    pub tun: Option<TunStatus>,
 }
 
 impl Inspection {
@@ -250,7 +116,7 @@ impl Worker {
     /// wait for a second look, and two who ask would disturb each other.
     pub(super) fn look_at_meters(&mut self, now: Instant) {
         let mut sums: Vec<LaneStats> =
-            self.cx.peers.iter().map(|peer| self.cx.stats.totals.retired.of(peer.id)).collect();
+            self.cx.peers.iter().map(|peer| self.cx.stats.retired.of(peer.id)).collect();
         for slot in self.host.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
@@ -296,10 +162,6 @@ impl Worker {
             flows,
             sockets: self.socket_rows(),
             tun: self.tun_row(),
-            handshakes: self.sessions.control.handshakes_pending(),
-            used_tokens: self.sessions.gate.remembered(),
-            stream_bytes: usize::try_from(self.cx.exchange.streams().taken()).unwrap_or(usize::MAX),
-            decoy_flows: self.decoy.flows.as_ref().map_or(0, crate::worker::decoy::Decoys::count),
         };
         inspection.answer(self.cx.id.index, view);
     }
@@ -310,48 +172,102 @@ impl Worker {
         chosen: Option<Option<PeerId>>,
         index: Option<u8>,
         now: Instant,
-    ) -> (Vec<LaneRow>, usize) {
+    ) -> (Vec<(PeerId, LaneStatus)>, usize) {
         let wanted = |slot: &LaneSlot| {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
         let mut wanted = self.host.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
-        let rows = wanted.by_ref().take(MOST_LANES).map(|slot| self.lane_row(slot, index.is_some(), now));
-        let rows = rows.collect();
+        let row = |slot: &LaneSlot| (slot.peer, self.lane_row(slot, index.is_some(), now));
+        let rows = wanted.by_ref().take(MOST_LANES).map(row).collect();
         (rows, wanted.count())
     }
 
-    fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneRow {
-        let since = |at: Instant| now.saturating_duration_since(at);
+    fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
+        let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
-        let (datagrams, bytes) = self.sockets.underlays.waiting(slot.underlay);
-        LaneRow {
-            peer: slot.peer,
+        let (stats, view, rtt, in_flight) =
+            (slot.core.stats(), slot.core.view(), slot.core.rtt(), slot.core.in_flight());
+        let rates = slot.meter.last().map(|growth| growth.per_second());
+        let key_updates = stats.key_phase();
+        LaneStatus {
             index: slot.index,
             epoch: slot.epoch,
             worker: self.cx.id.index,
-            state: slot.state,
-            local: socket.map(|socket| socket.local_addr()),
-            remote,
-            age: since(slot.opened),
-            heard: slot.core.last_heard().map(since),
-            growth: slot.meter.last(),
-            stats: *slot.core.stats(),
-            view: slot.core.view(),
-            rtt: *slot.core.rtt(),
-            in_flight: slot.core.in_flight(),
+            state: LaneState::LABELS[slot.state.label_index()].into(),
+            age_seconds: since(slot.opened),
+            heard_seconds: slot.core.last_heard().map(since),
+            local_address: socket.map(|socket| socket.local_addr()),
+            remote_address: remote,
+            rates: rates.map(|[sent, sent_bytes, received, received_bytes, lost]| LaneRates {
+                sent_bytes_per_second: sent_bytes,
+                sent_packets_per_second: sent,
+                received_bytes_per_second: received_bytes,
+                received_packets_per_second: received,
+                lost_packets_per_second: lost,
+            }),
+            sent_packets: stats.sealed_packets,
+            sent_bytes: stats.sealed_bytes,
+            received_packets: stats.opened_packets,
+            received_bytes: stats.opened_bytes,
+            lost_packets: stats.lost_packets,
+            late_packets: stats.spuriously_lost_packets,
+            in_flight_packets: in_flight.packets,
+            in_flight_bytes: in_flight.bytes,
+            rtt_seconds: rtt.latest().map(|_| rtt.smoothed().as_secs_f64()),
+            key_updates,
+            key_phase: u8::from(!key_updates.is_multiple_of(2)),
+            key_update_under_way: view.key_update_under_way,
+            sealed_with_keys: view.sealed_with_keys,
             packet_bytes: slot.packet_budget,
             path_packet_bytes: slot.core.max_packet(),
-            offload: offload.unwrap_or(UdpOffload { gso: Gso::Off, gro: false }),
-            details: detailed.then(|| LaneDetails {
-                local_cid: slot.local_cid.0,
-                probes: slot.core.probe_count(),
-                silent: slot.core.silent_since().map(since),
-                delivery_rate: slot.core.delivery_rate(),
-                waiting: Backlog { datagrams, bytes },
-                blocked: self.sockets.underlays.is_blocked(slot.underlay),
-            }),
+            mtu_search: view.mtu_search,
+            gso: match offload.map_or(Gso::Off, |offload| offload.gso) {
+                Gso::On => "on",
+                Gso::Off => "off",
+                Gso::Failed => "failed",
+            }
+            .into(),
+            gro: offload.is_some_and(|offload| offload.gro),
+            flows: 0,
+            details: detailed.then(|| self.lane_details(slot, now)),
+        }
+    }
+
+    fn lane_details(&self, slot: &LaneSlot, now: Instant) -> LaneDetails {
+        let seconds = |duration: Duration| duration.as_secs_f64();
+        let (stats, view, rtt) = (slot.core.stats(), slot.core.view(), slot.core.rtt());
+        let (waiting_datagrams, waiting_bytes) = self.sockets.underlays.waiting(slot.underlay);
+        LaneDetails {
+            connection_id: data_encoding::HEXLOWER.encode(&slot.local_cid.0),
+            next_packet: view.next_packet,
+            largest_acked: view.largest_acked,
+            largest_received: view.largest_received,
+            unacknowledged: view.unacknowledged,
+            ack_delay_seconds: seconds(view.ack_delay),
+            rtt_latest_seconds: rtt.latest().map(seconds),
+            rtt_min_seconds: rtt.min().map(seconds),
+            rtt_variation_seconds: seconds(rtt.variation()),
+            pto_seconds: seconds(rtt.pto()),
+            probes: slot.core.probe_count(),
+            silent_seconds: slot.core.silent_since().map(|at| seconds(now.saturating_duration_since(at))),
+            delivery_bytes_per_second: slot.core.delivery_rate(),
+            acked_packets: stats.acked_packets,
+            datagrams_sent: stats.datagrams_sent,
+            datagrams_received: stats.datagrams_received,
+            ack_packets_sent: stats.ack_packets_sent,
+            ack_packets_received: stats.ack_packets_received,
+            duplicates: stats.duplicates,
+            too_old: stats.too_old,
+            authentication_failures: stats.authentication_failures,
+            mtu_probes_sent: stats.mtu_probes_sent,
+            mtu_probes_lost: stats.mtu_probes_lost,
+            black_holes: stats.black_holes,
+            key_updates_begun: stats.key_updates_initiated,
+            waiting_datagrams,
+            waiting_bytes,
+            blocked: self.sockets.underlays.is_blocked(slot.underlay),
         }
     }
 
@@ -366,15 +282,18 @@ impl Worker {
         peers.map(counted).collect()
     }
 
-    fn stream_connection_rows(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, StreamConnectionRow)> {
+    fn stream_connection_rows(
+        &self,
+        chosen: Option<Option<PeerId>>,
+    ) -> Vec<(PeerId, StreamConnectionStatus)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
         let of_peer = |peer: &Peer| {
             let (id, worker) = (peer.id, self.cx.id.index);
-            let row = move |stream: &StreamConnection| StreamConnectionRow {
+            let row = move |stream: &StreamConnection| StreamConnectionStatus {
                 number: stream.number,
                 worker,
-                stage: stream.stage,
-                dialled: stream.dialled,
+                state: stream.stage.label().into(),
+                dialled_by: if stream.dialled { "here" } else { "peer" }.into(),
                 forwards: stream.forwards,
             };
             peer.streams.all.iter().map(move |stream| (id, row(stream))).collect::<Vec<_>>()
@@ -383,7 +302,7 @@ impl Worker {
     }
 
     /// The flows of a peer with the latest datagrams.
-    fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowRow> {
+    fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowStatus> {
         let Some(state) = self.cx.peers.get(peer) else { return Vec::new() };
         // The oldest of those that are kept is on top.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
@@ -398,53 +317,95 @@ impl Worker {
         flows.map(|flow| self.flow_row(flow, now)).collect()
     }
 
-    fn flow_row(&self, flow: &Flow, now: Instant) -> FlowRow {
-        let (side, service) = match flow.origin {
+    fn flow_row(&self, flow: &Flow, now: Instant) -> FlowStatus {
+        let (opened_by, local_address, service) = match flow.origin {
             Origin::Ingress { client, ingress } => {
                 let forward = self.cx.config.udp.get(ingress.0 as usize);
-                (FlowSide::Client(client.address), forward.map(|forward| &forward.service))
+                ("here", Some(client.address), forward.map(|forward| &forward.service))
             }
             Origin::Upstream { service, .. } => {
                 let service = self.cx.config.services.get(service);
                 let upstream = service.map(|service| service.upstream);
-                (FlowSide::Upstream(upstream), service.map(|service| &service.name))
+                ("peer", upstream, service.map(|service| &service.name))
             }
         };
-        FlowRow {
+        let [lane, on_lane] = [flow.lane, flow.on].map(|lane| (lane != NO_LANE).then_some(lane));
+        FlowStatus {
             number: flow.number.0,
             service: service.cloned().unwrap_or_default(),
-            side,
-            standing: flow.standing,
-            lanes: [flow.lane, flow.on].map(|lane| (lane != NO_LANE).then_some(lane)),
+            opened_by: opened_by.into(),
+            local_address,
+            standing: match flow.standing {
+                Standing::Opening => "opening",
+                Standing::Confirmed => "confirmed",
+                Standing::Refused => "refused",
+            }
+            .into(),
+            lane,
+            on_lane,
             worker: self.cx.id.index,
-            silent: (now.saturating_duration_since(flow.last_active), flow.idle),
+            silent_seconds: now.saturating_duration_since(flow.last_active).as_secs_f64(),
+            idle_seconds: flow.idle.as_secs_f64(),
         }
     }
 
-    fn socket_rows(&mut self) -> [SocketRow; SocketBooks::ROLES.len()] {
-        let mut rows = [SocketRow::default(); SocketBooks::ROLES.len()];
-        let books = *self.sockets.doors.books();
-        for ((row, booked), refusals) in rows.iter_mut().zip(books.0).zip(self.cx.stats.totals.refusals) {
-            *row = SocketRow { open: 0, booked, refusals };
-        }
+    fn socket_rows(&mut self) -> Vec<SocketStatus> {
+        let mut open = [0; SocketBooks::ROLES.len()];
         let locals = self.sockets.locals.iter().map(|socket| books::role(&socket.local));
         for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
-            rows[books::role_place(role)].open += 1;
+            open[books::role_place(role)] += 1;
         }
-        rows[books::role_place(UdpRole::Decoy)].open =
-            self.decoy.flows.as_ref().map_or(0, crate::worker::decoy::Decoys::count);
-        rows
+        open[books::role_place(UdpRole::Decoy)] = self.decoy.flows.as_ref().map_or(0, Decoys::count);
+        let books = *self.sockets.doors.books();
+        let row = |(place, label): (usize, &&'static str)| {
+            let Booked { stats, kernel_drops, .. } = books.0[place];
+            SocketStatus {
+                role: (*label).into(),
+                open: open[place],
+                received_datagrams: stats.received_datagrams,
+                received_bytes: stats.received_bytes,
+                sent_datagrams: stats.sent_datagrams,
+                sent_bytes: stats.sent_bytes,
+                would_block: stats.would_block,
+                send_failures: stats.send_failures,
+                gso_fallbacks: stats.gso_fallbacks,
+                refusals: self.cx.stats.totals.refusals[place],
+                kernel_drops,
+            }
+        };
+        SocketBooks::LABELS.iter().enumerate().map(row).collect()
     }
 
-    fn tun_row(&self) -> Option<TunRow> {
+    fn tun_row(&self) -> Option<TunStatus> {
         let Tun { side: tun, .. } = self.tunnel.device.as_ref()?;
-        Some(TunRow {
-            offload: tun.queue.offload(),
-            stats: tun.queue.stats(),
-            packets: [tun.totals.received, tun.totals.delivered],
-            dropped: tun.totals.dropped,
-            answers: tun.totals.answers,
-            growth: tun.meter.last(),
+        let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
+        let rates = tun.meter.last().map(|growth| growth.per_second());
+        let [read, read_bytes, written, written_bytes] =
+            std::array::from_fn(|place| rates.map(|rates| rates[place]));
+        Some(TunStatus {
+            tcp_offload: offload.tcp,
+            udp_offload: offload.udp,
+            uplink: TunDirection {
+                packets: totals.received,
+                bytes: stats.read_bytes,
+                super_packets: stats.read_super,
+                errors: stats.read_errors,
+                packets_per_second: read,
+                bytes_per_second: read_bytes,
+                kernel_drops: None,
+            },
+            downlink: TunDirection {
+                packets: totals.delivered,
+                bytes: stats.write_bytes,
+                super_packets: stats.write_super,
+                errors: stats.write_errors,
+                packets_per_second: written,
+                bytes_per_second: written_bytes,
+                kernel_drops: None,
+            },
+            dropped: not_zero(&TunDrop::LABELS, &totals.dropped),
+            answers: not_zero(&Answer::LABELS, &totals.answers),
+            ..TunStatus::default()
         })
     }
 }

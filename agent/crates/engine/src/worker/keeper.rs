@@ -48,7 +48,14 @@ impl Worker {
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
-        self.tcp.see_to_roster(&mut self.cx, &mut self.sessions, &mut self.host, &mut self.metrics, now);
+        let gone = self.tcp.see_to_roster(&mut self.cx, &self.sessions, &self.host, now);
+        if !gone.is_empty() {
+            // What they counted until now stays.
+            self.publish(now);
+        }
+        for id in gone {
+            self.metrics.vacate(&mut self.cx, id);
+        }
         self.tunnel.see_to_tun(&mut self.cx, &mut self.sessions, now);
         self.take_stock(now);
         self.look_at_meters(now);
@@ -57,7 +64,7 @@ impl Worker {
         self.sessions.gate.expire(now);
         self.cx.exchange.taps().expire(now);
         if let Some(error) = self.sessions.gate.take_journal_error() {
-            self.metrics.own.gate_journal_errors.count();
+            self.cx.stats.totals.journal_errors += 1;
             self.cx.warn_of_journal(&error, now);
         }
     }
@@ -297,7 +304,7 @@ impl LaneHost {
             if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
                 cx.tell_owner(lane, Order::FormerGone { lane });
             }
-            cx.stats.totals.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
+            cx.stats.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
         }
     }

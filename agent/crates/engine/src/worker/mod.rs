@@ -31,7 +31,8 @@
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
 //! | what an operator is told when a ceiling is reached | `ceilings.rs` |
-//! | how its counts reach the metrics | `publish.rs` |
+//! | how its counts reach a snapshot | `publish.rs` |
+//! | which metrics are made of them, one line each | `families.rs` |
 //! | what an operator may look at inside it | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
@@ -83,6 +84,7 @@ mod doors;
 mod ending;
 mod endpoint;
 mod exchange;
+mod families;
 mod flows;
 mod handover;
 mod inspect;
@@ -114,10 +116,7 @@ mod vigil;
 mod waiting;
 mod work;
 
-pub use books::{
-    Backlog, DirectionSnapshot, PeerRates, PeerSnapshot, Snapshot, Snapshots, SocketBooks, StreamsSnapshot,
-    Summary,
-};
+pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, SocketBooks, Summary};
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 use context::Context;
@@ -125,10 +124,7 @@ pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
 pub use exchange::Exchange;
 use exchange::{LaneLoss, Order};
 pub use handover::Outgoing;
-pub use inspect::{
-    Asks, FlowRow, FlowSide, Inspection, LaneDetails, LaneRow, MOST_FLOWS, SocketRow, StreamConnectionRow,
-    TunRow, WorkerView,
-};
+pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
 use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};

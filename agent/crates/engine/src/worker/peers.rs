@@ -12,7 +12,7 @@ use std::{
 use config::{self, Config};
 use dataplane::{
     forward::Local,
-    relay::{DatagramRelay, Direction, DropReason, Numbering},
+    relay::{DatagramRelay, DropReason, Numbering},
 };
 use wire::{
     ids::{PeerId, WorkerId},
@@ -24,7 +24,6 @@ use wire::{
 use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards};
 use crate::{
     control::dial::Dialler,
-    metrics::{PeerDirectionMetrics, PeerMetrics},
     peer::{Allowances, Peer, Standing},
     roster::Origin,
     worker::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials},
@@ -142,7 +141,6 @@ impl Worker {
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
         self.sockets.doors.close_now(&mut self.sockets.locals);
         self.tunnel.unroute_peer(id);
-        self.metrics.quiet_peer(id);
         self.cx.stats.unpublished = true;
     }
 
@@ -173,7 +171,6 @@ impl Worker {
         if let Some(old) = self.cx.peers.insert(made) {
             self.cx.stats.totals.retire(&old.relay);
         }
-        self.metrics.bind_peer(id, &peer.name, origin);
         self.tunnel.route_peer(&self.cx, id);
         self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
         if let Some(at) = deadline {
@@ -194,7 +191,7 @@ impl Worker {
 
 impl Publisher {
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.
-    fn vacate(&mut self, cx: &mut Context, id: PeerId) {
+    pub(super) fn vacate(&self, cx: &mut Context, id: PeerId) {
         let own_key = *cx.identity.public_key();
         let (config, exchange) = (&*cx.config, &*cx.exchange);
         let maker = PeerMaker { config, exchange, own_key: &own_key, worker: cx.id };
@@ -202,15 +199,10 @@ impl Publisher {
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
         cx.stats.totals.retire(&std::mem::replace(&mut peer.relay, empty));
-        cx.stats.totals.retired.merge(id);
-        self.unbind_peer(id);
-        let metrics = self.registry();
-        cx.roster.left(id, cx.id.index, |name| {
-            PeerMetrics::forget(&metrics, name);
-            for direction in Direction::ALL {
-                PeerDirectionMetrics::forget(&metrics, name, direction.label());
-            }
-        });
+        cx.stats.retired.merge(id);
+        let snapshots = self.snapshots();
+        snapshots.retire(cx.id.index, id);
+        cx.roster.left(id, cx.id.index, |name| snapshots.forget(name));
         cx.stats.unpublished = true;
     }
 }
@@ -243,15 +235,16 @@ impl TcpForwards {
         self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
     }
 
-    /// Once a second: idle peers of open mode go, and the places of peers that were removed become free.
+    /// Once a second: idle peers of open mode go. Returns the removed peers of which nothing is left.
+    #[must_use]
     pub(super) fn see_to_roster(
-        &mut self,
+        &self,
         cx: &mut Context,
-        sessions: &mut Sessions,
-        host: &mut LaneHost,
-        metrics: &mut Publisher,
+        sessions: &Sessions,
+        host: &LaneHost,
         now: Instant,
-    ) {
+    ) -> Vec<PeerId> {
+        let mut gone = Vec::new();
         for id in cx.peers.ids() {
             let Some(peer) = cx.peers.get(id) else { continue };
             match peer.standing {
@@ -260,11 +253,12 @@ impl TcpForwards {
                     if now.saturating_duration_since(since) >= QUARANTINE
                         && host.is_gone(cx, sessions, self, peer) =>
                 {
-                    metrics.vacate(cx, id);
+                    gone.push(id);
                 }
                 Standing::Live | Standing::Leaving { .. } | Standing::Vacant => {}
             }
         }
+        gone
     }
 
     fn forwards_lead_to(&self, cx: &Context, id: PeerId) -> bool {

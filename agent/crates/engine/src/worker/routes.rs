@@ -5,7 +5,6 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -169,7 +168,7 @@ impl Context {
     fn report_no_way(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
-        peer.failure = Some(Arc::new(Failure { at: now, reason, causes: &[] }));
+        peer.failure = Some(Failure::at(now, reason, &[]));
         if let Some(suppressed) = peer.brakes.no_way.allow(now) {
             tracing::warn!(
                 peer = &*peer.name,

@@ -220,6 +220,7 @@ impl Worker {
                 logs: Logs::new(now),
                 stats: Stats {
                     totals: books::Totals::default(),
+                    retired: books::RetiredLanes::default(),
                     ceilings: Ceilings::new(),
                     work: TurnWork::default(),
                     unpublished: true,

@@ -7,18 +7,13 @@ use std::{
 };
 
 use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
-use dataplane::{
-    forward::tun::{Answer, TunDrop},
-    relay::Direction,
-};
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
-use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, Tunnel};
+use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Tunnel};
 use crate::{
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
-    metrics::{Counters, Metrics, TunDirectionMetrics},
     peer::Peer,
     worker::{Tun, endpoint, number},
 };
@@ -219,50 +214,6 @@ impl Context {
             }
             Some(_) | None => "is the name right, does this host's resolver answer?",
         }
-    }
-}
-
-/// The metrics of the device.
-pub(super) struct TunHandles {
-    directions: [TunDirectionMetrics; 2],
-    dropped: Counters,
-    answers: Counters,
-}
-
-impl TunHandles {
-    pub(super) fn bind(metrics: &Metrics) -> Self {
-        let families = metrics.families();
-        let directions = Direction::ALL.map(Direction::label);
-        // The device's keeper counts them; without a device they stay at 0.
-        Counters::bind(&families.tun_kernel_dropped, &[], &directions);
-        Self {
-            directions: Direction::ALL.map(|direction| TunDirectionMetrics::bind(metrics, direction.label())),
-            dropped: Counters::bind(&families.tun_dropped, &[], &TunDrop::LABELS),
-            answers: Counters::bind(&families.tun_answers, &[], &Answer::LABELS),
-        }
-    }
-}
-
-impl Tunnel {
-    pub(super) fn publish_tun(&self, metrics: &mut Publisher) {
-        let Some(Tun { side: tun, .. }) = &self.device else { return };
-        let (stats, totals) = (tun.queue.stats(), &tun.totals);
-        let handles = &mut metrics.tun;
-        let [uplink, downlink] = &mut handles.directions;
-        uplink.tun_packets.publish(totals.received);
-        uplink.tun_bytes.publish(stats.read_bytes);
-        uplink.tun_calls.publish(stats.reads);
-        uplink.tun_super_packets.publish(stats.read_super);
-        uplink.tun_errors.publish(stats.read_errors);
-        downlink.tun_packets.publish(totals.delivered);
-        downlink.tun_bytes.publish(stats.write_bytes);
-        downlink.tun_calls.publish(stats.writes);
-        downlink.tun_super_packets.publish(stats.write_super);
-        downlink.tun_errors.publish(stats.write_errors);
-        handles.dropped.publish(&totals.dropped);
-        handles.answers.publish(&totals.answers);
-        metrics.own.tun_mss_clamped.publish(totals.mss_clamped);
-        metrics.own.tun_answers_withheld.publish(totals.answers_withheld);
     }
 }
 

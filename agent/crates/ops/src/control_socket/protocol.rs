@@ -280,7 +280,7 @@ impl ListedPeer {
         let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
         Self {
             name: peer.name.to_string(),
-            origin: label(origin).to_owned(),
+            origin: origin.words().to_owned(),
             public_keys: peer.public_keys.iter().map(ToString::to_string).collect(),
             endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
             lanes: peer.lanes,
@@ -288,12 +288,6 @@ impl ListedPeer {
             allowed_ips: peer.allowed_ips.iter().map(ToString::to_string).collect(),
         }
     }
-}
-
-/// The text of every member `origin`.
-#[must_use]
-pub fn label(origin: Origin) -> &'static str {
-    origin.words()
 }
 
 impl From<AddPeer> for NewPeer {

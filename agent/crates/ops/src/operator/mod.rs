@@ -15,7 +15,6 @@ use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
     capture::Captures,
-    metrics::Metrics,
     roster::{Listed, Origin, Roster},
     tunnel,
     worker::{Exchange, Snapshots, shell::Inbox},
@@ -23,9 +22,12 @@ use engine::{
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
 
-use crate::control_socket::{
-    Peers, Refused, Reloaded,
-    status::{Scope, Status},
+use crate::{
+    control_socket::{
+        Peers, Refused, Reloaded,
+        status::{Scope, Status},
+    },
+    metrics::Metrics,
 };
 
 mod status;

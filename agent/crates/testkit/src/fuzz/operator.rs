@@ -123,6 +123,6 @@ pub fn host_text(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut texts = text.split('\0');
     let files = std::array::from_fn(|_| texts.next().unwrap_or_default());
-    engine::metrics::host_text(files);
+    ops::metrics::host_text(files);
     culvert::doctor::host_text(&text);
 }

@@ -21,9 +21,10 @@ mod trace;
 use crate::{
     follow::follow,
     health::Health,
-    metrics::Metrics,
+    metrics::Value,
     roster::{Roster, RosterError},
-    worker::{Command, Exchange, PeerSnapshot, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    status::PeerStatus,
+    worker::{Command, Exchange, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
@@ -83,12 +84,11 @@ pub struct World {
 /// One agent of a world.
 pub struct Agent {
     pub workers: Vec<Worker>,
-    pub metrics: Arc<Metrics>,
     pub roster: Arc<Roster>,
     config: Arc<Config>,
     exchange: Arc<Exchange>,
     tun: Option<MemoryTun>,
-    snapshots: Arc<Snapshots>,
+    pub snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
     /// The most of each kind that any turn did since this was last asked.
@@ -270,7 +270,7 @@ impl World {
     pub fn restart(&mut self, place: usize, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) {
         self.agents[place] = None;
         let config = Arc::new(self.read(toml));
-        let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), self.clock.now());
+        let now = self.clock.now();
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
         let exchange = Exchange::new(self.workers, config.peers.len(), now);
@@ -302,13 +302,7 @@ impl World {
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
                 worker,
                 exchange: Arc::clone(&exchange),
-                metrics: Publisher::new(
-                    &metrics,
-                    &config,
-                    place,
-                    Arc::clone(&health),
-                    Arc::clone(&snapshots),
-                ),
+                metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
                 config: Arc::clone(&config),
                 tun: tun.as_ref().map(|_| TunSetup { board: Arc::default() }),
             };
@@ -319,7 +313,6 @@ impl World {
         let excess = vec![None; workers.len()];
         self.agents[place] = Some(Agent {
             workers,
-            metrics,
             roster,
             config,
             exchange,
@@ -386,12 +379,12 @@ impl World {
     }
 
     /// The first peer of an agent, as it is now.
-    pub fn peer(&mut self, place: usize) -> PeerSnapshot {
+    pub fn peer(&mut self, place: usize) -> PeerStatus {
         self.peers(place).swap_remove(0)
     }
 
     /// The peers of an agent, as they are now.
-    pub fn peers(&mut self, place: usize) -> Vec<PeerSnapshot> {
+    pub fn peers(&mut self, place: usize) -> Vec<PeerStatus> {
         let now = self.clock.now();
         let agent = self.agent(place);
         for worker in &mut agent.workers {
@@ -412,9 +405,18 @@ impl World {
 
     /// The same, as the agent has last published it.
     pub fn published(&mut self, place: usize, series: &str) -> u64 {
-        let text = self.agent(place).metrics.render().unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(series));
-        line.unwrap_or_else(|| panic!("no series {series}")).trim().parse().unwrap()
+        match self.agent(place).snapshots.value(series) {
+            Some(Value::Count(count)) => count,
+            Some(Value::Number(number)) => number.to_string().parse().unwrap(),
+            Some(Value::Buckets(_)) | None => panic!("no series {series} of numbers"),
+        }
+    }
+
+    /// Whether an agent shows a series of the peer `name`, as it has last published them.
+    pub fn shows_peer(&mut self, place: usize, name: &str) -> bool {
+        let all = self.agent(place).snapshots.series("");
+        let mut of_peers = all.iter().filter(|(family, _)| family.labels.first() == Some(&"peer"));
+        of_peers.any(|(_, samples)| samples.iter().any(|(labels, _)| labels[0] == name))
     }
 
     /// Lets `time` pass.

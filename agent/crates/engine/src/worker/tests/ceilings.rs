@@ -9,15 +9,12 @@ use std::{
 use gate::identity::Identity;
 use wire::clock::Clock;
 
-use crate::worker::{
-    Backlog,
-    tests::{
-        CLIENT, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
-        decoy::{PORT, Site},
-        harness::{Udp, World},
-        numbered,
-        siege::Log,
-    },
+use crate::worker::tests::{
+    CLIENT, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
+    decoy::{PORT, Site},
+    harness::{Udp, World},
+    numbered,
+    siege::Log,
 };
 
 /// A round of one datagram from each client.
@@ -69,7 +66,7 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
     pair.world.run_till(Duration::from_secs(5), |world| {
         client.send(INGRESS, &numbered(1));
         world.run(Duration::from_millis(10));
-        world.peer(entry).waiting.datagrams > 0
+        world.peer(entry).queue.datagrams > 0
     });
     log.record(|| {
         for number in 0..500 {
@@ -78,7 +75,7 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
         pair.world.run(Duration::from_millis(100));
     });
     let peer = pair.world.peer(entry);
-    assert!((64 << 10) - 600 < peer.waiting.bytes && peer.waiting.bytes <= 64 << 10, "{:?}", peer.waiting);
+    assert!((64 << 10) - 600 < peer.queue.bytes && peer.queue.bytes <= 64 << 10, "{:?}", peer.queue);
     assert!(reached(&mut pair, entry, "queue_bytes") > 300);
     let dropped = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"queue_memory\"}";
     assert_eq!(pair.world.metric(entry, dropped), reached(&mut pair, entry, "queue_bytes"));
@@ -86,8 +83,9 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
     // What waited too long is gone, and there is room again.
     pair.world.run(Duration::from_secs(6));
     let registry = pair.world.agent(entry).workers[0].cx.peers[0].relay.flows.registry().memory().used();
-    assert_eq!((pair.world.peer(entry).waiting, registry), (Backlog::default(), 0));
-    assert!(pair.world.peer(entry).uplink.balances());
+    let queue = pair.world.peer(entry).queue;
+    assert_eq!((queue.datagrams, queue.bytes, registry), (0, 0, 0));
+    assert!(pair.world.peer(entry).uplink.balances);
 }
 
 #[test]
@@ -249,5 +247,5 @@ fn a_thousand_flows_of_a_hundred_peers_come_and_go_and_leave_nothing() {
         assert_eq!(held(&mut crowd), idle, "round {round}");
     }
     let peers = crowd.world.peers(crowd.hub);
-    assert!(peers.iter().all(|peer| peer.connected && peer.uplink.balances() && peer.downlink.balances()));
+    assert!(peers.iter().all(|peer| peer.connected() && peer.uplink.balances && peer.downlink.balances));
 }

@@ -1,25 +1,15 @@
-//! What operators read: counts of control connections, ceilings, and how many series an agent has.
+//! What operators read: counts of control connections, ceilings, sockets.
 
-use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use config::Config;
-use gate::identity::Identity;
 use net::{
     Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric, stats::Booked,
 };
-use wire::clock::{Clock, SystemClock};
 
-use crate::{
-    health::Health,
-    metrics::Metrics,
-    worker::{
-        Publisher, Snapshots,
-        books::SocketBooks,
-        tests::{INGRESS, Pair},
-    },
+use crate::worker::{
+    books::SocketBooks,
+    tests::{INGRESS, Pair},
 };
-
-const DOC: &str = include_str!("../../../../../../docs/metrics.md");
 
 #[test]
 fn control_connections_are_counted_and_what_ended_is_kept() {
@@ -118,66 +108,6 @@ fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at(
     let mut closing = Booked::default();
     assert_eq!(books.book(UdpRole::Ingress, &*sockets[0], &mut closing, true), both / 4 * 3);
     assert_eq!(ingress(&books), both / 4);
-}
-
-/// What an agent with this many peers and two workers shows at its start.
-fn shown(peers: usize) -> String {
-    let mut text = "identity.key_file = \"x\"\ntransport.listen = [\"127.0.0.1:4433\"]\n".to_owned();
-    for place in 0..peers {
-        let key = Identity::generate().unwrap().public_key();
-        writeln!(text, "[[peer]]\nname = \"peer-{place}\"\npublic_key = \"{key}\"").unwrap();
-    }
-    let config = Config::parse(&text, Path::new("")).unwrap();
-    let metrics = Arc::new(Metrics::new("1.2.3").unwrap());
-    metrics.configured(&config.limits, Duration::ZERO);
-    let health = Arc::new(Health::new(2, SystemClock.now()));
-    let snapshots = Arc::<Snapshots>::default();
-    let publishers = [0, 1]
-        .map(|worker| Publisher::new(&metrics, &config, worker, Arc::clone(&health), Arc::clone(&snapshots)));
-    let shown = metrics.render().unwrap();
-    drop(publishers);
-    shown
-}
-
-/// Its series, without those of the process.
-fn series(peers: usize) -> usize {
-    shown(peers)
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.starts_with("culvert_process_"))
-        .count()
-}
-
-#[test]
-fn a_thousand_peers_stay_far_below_a_hundred_thousand_series() {
-    let (none, thousand) = (series(0), series(1000));
-    let each = (thousand - none) / 1000;
-    assert_eq!(none + 1000 * each, thousand, "what is not a peer's does not grow with them");
-    assert!(each < 60, "{each} series for each peer");
-    assert!(thousand < 100_000, "{thousand} series");
-    let said = format!("{each} series for each peer");
-    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}, and {none} for all others");
-    let said = format!("some {} others", none.next_multiple_of(50));
-    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}");
-}
-
-#[test]
-fn the_document_explains_every_value_of_a_label() {
-    /// Labels with values of our own choice.
-    const CHOSEN: [&str; 8] = ["reason", "outcome", "step", "kind", "state", "origin", "initiator", "limit"];
-    let shown = shown(1);
-    let mut explained = 0;
-    for line in shown.lines().filter(|line| !line.starts_with('#')) {
-        let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-        for pair in labels.into_iter().flat_map(|(labels, _)| labels.split(',')) {
-            let (label, value) = pair.split_once('=').unwrap();
-            if CHOSEN.contains(&label) {
-                let value = value.trim_matches('"');
-                assert!(DOC.contains(&format!("`{value}`")), "docs/metrics.md does not explain {line}");
-                explained += 1;
-            }
-        }
-    }
-    assert!(explained > 150, "{explained} were found");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn every_mix_of_workers_and_lanes_carries_flows_in_order() {
             assert_eq!(answers, (0..30).collect::<Vec<_>>(), "{workers:?}, {lanes} lanes");
         }
         let peers = pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.flows == 40 && peer.packets_lost == 0), "{peers:?}");
+        assert!(peers.iter().all(|peer| peer.flows == 40 && peer.more.lanes.lost_packets == 0), "{peers:?}");
         assert_eq!(
             pair.both("culvert_handed_over_datagrams_total{kind=\"packets\"}"),
             0,
@@ -199,7 +199,7 @@ fn a_connection_that_is_made_anew_finds_the_flows_where_they_were() {
         pair.world.weather.borrow_mut().block =
             Box::new(|from, to| [from, to].iter().all(|end| end.port() != 7 && end.port() != 5300));
         pair.converse(&mut clients, 0..40, Duration::from_millis(50));
-        assert!(!pair.world.peer(pair.entry).connected);
+        assert!(!pair.world.peer(pair.entry).connected());
         pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
         pair.converse(&mut clients, 40..80, Duration::from_millis(50));
         assert!(pair.world.metric(pair.entry, "culvert_handshakes_total{outcome=\"established\"}") >= 1);
@@ -248,7 +248,7 @@ fn workers_of_ends_that_dial_each_other_agree_on_one_connection() {
         let lanes = usize::from(workers.0.max(workers.1));
         world.run(Duration::from_secs(10));
         for place in [one, other] {
-            assert!(world.peer(place).connected && world.peer(place).lanes_up == lanes, "{workers:?}");
+            assert!(world.peer(place).connected() && world.peer(place).lanes_up == lanes, "{workers:?}");
             assert_eq!(world.metric(place, "culvert_connections"), 1);
         }
     }
@@ -263,7 +263,7 @@ fn an_agent_with_several_workers_stops_in_time_and_tells_its_peer() {
     pair.world.stop(pair.exit);
     pair.world.run(Duration::from_millis(600));
     assert!(pair.world.has_ended(pair.exit));
-    assert!(!pair.world.peer(pair.entry).connected);
+    assert!(!pair.world.peer(pair.entry).connected());
     pair.world.stop(pair.entry);
     pair.world.run(Duration::from_millis(600));
     assert!(pair.world.has_ended(pair.entry));

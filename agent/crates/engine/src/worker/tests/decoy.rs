@@ -289,7 +289,7 @@ fn a_decoy_that_does_not_listen_is_noticed_and_harms_nobody() {
         5
     );
     assert_eq!(pair.world.metric(exit, "culvert_socket_refusals_total{socket=\"decoy\"}"), 5);
-    assert!(pair.world.peer(exit).connected);
+    assert!(pair.world.peer(exit).connected());
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn a_connected_peer_does_not_notice_strangers_even_at_its_own_address() {
         let arrived = site.decoy.receive_marked();
         assert_eq!(arrived.len(), strange);
         let peers = site.pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.connected && peer.packets_lost == 0));
+        assert!(peers.iter().all(|peer| peer.connected() && peer.more.lanes.lost_packets == 0));
         let both = peers.iter().map(|peer| peer.downlink.account.dropped_total()).sum::<u64>();
         assert_eq!(both, 0);
         assert_eq!(site.metric("culvert_decoy_flows"), 2);

@@ -135,7 +135,7 @@ fn five_hundred_flows_of_the_decoy_leave_peers_their_share_and_each_other_theirs
     assert!(got.iter().all(|got| *got == 40), "{got:?}");
     assert_eq!(site.sizes(), (500, 500));
     site.pair.run_served(Duration::from_millis(50));
-    assert!(site.pair.world.peer(entry).connected);
+    assert!(site.pair.world.peer(entry).connected());
     site.pair.assert_balanced();
 }
 
@@ -223,7 +223,7 @@ fn a_flood_from_a_thousand_sources_stays_within_its_bounds_and_harms_no_peer() {
         assert!((256..=1000 + 400).contains(&opened), "seed {seed}: {opened}");
         assert!(site.dropped("source_flows") + site.dropped("source_rate") >= 2 * 400 - 100, "seed {seed}");
         let peers = site.pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.connected && peer.packets_lost == 0));
+        assert!(peers.iter().all(|peer| peer.connected() && peer.more.lanes.lost_packets == 0));
         assert_eq!(peers.iter().map(|peer| peer.downlink.account.dropped_total()).sum::<u64>(), 0);
         site.pair.world.run(Duration::from_secs(61));
         assert_eq!(site.sizes().0, 0, "nothing is left of it");

@@ -193,7 +193,7 @@ fn ends_that_dial_each_other_settle_in_every_timing() {
                 assert_eq!(after, so_far, "seed {seed}: it flaps");
                 assert!(so_far.iter().all(|sessions| *sessions <= 3), "seed {seed}: {so_far:?}");
                 for place in ends {
-                    assert!(pair.world.peer(place).connected, "seed {seed}");
+                    assert!(pair.world.peer(place).connected(), "seed {seed}");
                 }
                 pair.assert_balanced();
             }

@@ -162,7 +162,7 @@ fn a_lost_piece_loses_its_datagram_only_and_that_is_counted() {
         let answers: Vec<Vec<u8>> = client.receive().into_iter().map(|answer| answer.1).collect();
         assert!(answers == payloads[1..], "{} answers, piece {lost} lost", answers.len());
         let exit = pair.world.peer(pair.exit);
-        assert_eq!((exit.downlink.queued, exit.downlink.balances()), (1, true));
+        assert_eq!((exit.downlink.queued, exit.downlink.balances), (1, true));
         assert_eq!(pair.held(pair.exit), (9000 + OVERHEAD_BYTES) as u64);
         assert_eq!(pair.dropped(pair.exit, "downlink", "incomplete"), 0);
         pair.run_served(REASSEMBLY_TIME);
@@ -461,7 +461,7 @@ fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
         assert_eq!((siege.held(), siege.dropped("incomplete")), (0, 2000));
         siege.assert_innocent_is_unharmed();
         let peers = siege.pair.world.peers(siege.pair.exit);
-        assert!(peers.iter().all(|peer| peer.uplink.balances() && peer.downlink.balances()), "{peers:?}");
+        assert!(peers.iter().all(|peer| peer.uplink.balances && peer.downlink.balances), "{peers:?}");
     }
 }
 
@@ -492,5 +492,5 @@ fn a_datagram_that_finds_no_room_midway_goes_on_where_it_stopped() {
     // None of it twice: all of them in the same number of pieces, those included that were begun and had to wait.
     assert!(pieces.is_multiple_of(30) && (46..=60).contains(&(pieces / 30)), "{pieces} pieces");
     let peers = siege.pair.world.peers(siege.pair.exit);
-    assert!(peers.iter().all(|peer| peer.uplink.balances() && peer.downlink.balances()), "{peers:?}");
+    assert!(peers.iter().all(|peer| peer.uplink.balances && peer.downlink.balances), "{peers:?}");
 }

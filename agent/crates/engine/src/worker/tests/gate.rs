@@ -373,7 +373,7 @@ fn clocks_may_differ_by_the_window_and_no_more() {
         log.record(|| {
             let mut pair = Pair::with_skew(350, skew);
             pair.world.run(Duration::from_secs(3));
-            let connected = pair.world.peer(pair.entry).connected;
+            let connected = pair.world.peer(pair.entry).connected();
             assert_eq!(connected, connects, "{skew} s");
             // Further off than an epoch, it is as good as a stranger's.
             let far = skew.unsigned_abs() >= 90 + EPOCH_SECONDS;

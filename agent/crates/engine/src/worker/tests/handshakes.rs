@@ -77,7 +77,7 @@ fn a_client_without_a_knock_connects_where_none_is_required() {
     plain.say_unproven(None);
     play(&mut siege, &mut plain, 30);
     assert!(!plain.messages.is_empty(), "the exit's hello");
-    assert!(siege.pair.world.peers(siege.pair.exit)[1].connected);
+    assert!(siege.pair.world.peers(siege.pair.exit)[1].connected());
     siege.assert_innocent_is_unharmed();
 }
 
@@ -250,7 +250,7 @@ fn a_client_whose_key_is_removed_between_its_knock_and_its_certificate_is_refuse
         play(&mut siege, &mut halfway, 200);
         assert!(halfway.lost.is_some() && halfway.messages.is_empty());
         assert_eq!(siege.metric(ESTABLISHED), established);
-        assert!(!siege.pair.world.peers(exit)[1].connected);
+        assert!(!siege.pair.world.peers(exit)[1].connected());
         assert_eq!(siege.metric("culvert_handshakes_total{outcome=\"refused_key\"}"), 1);
         assert_eq!(siege.rogue.closed(), Some(CloseReason::KeyRemoved));
         siege.assert_innocent_is_unharmed();
@@ -387,7 +387,7 @@ fn attempts_that_a_faster_one_makes_needless_are_no_refusals() {
         }
         pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
         pair.world.run(Duration::from_secs(3));
-        assert!(pair.world.peer(pair.entry).connected, "seed {seed}");
+        assert!(pair.world.peer(pair.entry).connected(), "seed {seed}");
         assert_eq!(ended(&mut pair, "hello"), 0, "seed {seed}");
         pair.assert_balanced();
     }

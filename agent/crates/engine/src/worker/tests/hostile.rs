@@ -380,7 +380,7 @@ fn a_listener_under_another_key_is_refused_until_the_right_one_is_back() {
         }
     });
     assert_eq!(client.receive().len(), 0, "nothing goes to a stranger");
-    assert!(!pair.world.peer(entry).connected);
+    assert!(!pair.world.peer(entry).connected());
     let attempts = pair.world.metric(entry, failed);
     // One a second, less the jitter of up to a half.
     assert!((30..=80).contains(&attempts), "{attempts} attempts in 40 s");
@@ -422,7 +422,7 @@ fn a_key_that_was_removed_is_refused_and_counted() {
     assert!((6..=60).contains(&refused), "{refused} packets in 10 s");
     assert!(pair.world.metric(entry, "culvert_handshakes_total{outcome=\"failed\"}") >= 3);
     assert_eq!(pair.world.peer(exit).name.as_ref(), "other");
-    assert!(pair.world.peer(exit).connected && other.lanes() == 1, "the other one is served");
+    assert!(pair.world.peer(exit).connected() && other.lanes() == 1, "the other one is served");
     pair.assert_balanced();
 }
 

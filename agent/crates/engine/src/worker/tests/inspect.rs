@@ -2,16 +2,17 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use dataplane::{lanes::LaneState, relay::flow::Standing};
-use ip::{model::Recipe, packets::TunOffload};
-use net::Gso;
+use ip::model::Recipe;
 
-use crate::worker::{
-    Asks, Backlog, Command, FlowSide, Inspection, MOST_FLOWS, SocketBooks, Worker, WorkerView,
-    tests::{
-        CLIENT, Pair, UPSTREAM,
-        harness::World,
-        tunnel::{Given, How, Tunnel},
+use crate::{
+    status::LaneRates,
+    worker::{
+        Asks, Command, Inspection, MOST_FLOWS, Worker, WorkerView,
+        tests::{
+            CLIENT, Pair, UPSTREAM,
+            harness::World,
+            tunnel::{Given, How, Tunnel},
+        },
     },
 };
 
@@ -34,7 +35,7 @@ fn the_figures_of_a_flow_are_exact() {
     let mut client = pair.client(1);
     // Until the path is measured and nothing is left to acknowledge.
     pair.world.run(Duration::from_secs(3));
-    let before = inspect(&mut pair.world, entry, of("exit", None)).remove(0).lanes.remove(0);
+    let (_, before) = inspect(&mut pair.world, entry, of("exit", Some(0))).remove(0).lanes.remove(0);
 
     // Within this second the worker looks at its meters once.
     for _ in 0..20 {
@@ -42,52 +43,64 @@ fn the_figures_of_a_flow_are_exact() {
         pair.run_served(Duration::from_millis(5));
     }
     pair.run_served(Duration::from_millis(900));
-    let view = inspect(&mut pair.world, entry, of("exit", None)).remove(0);
-    let lane = &view.lanes[0];
-    assert_eq!((view.lanes.len(), view.lanes_left_out, lane.index, lane.state), (1, 0, 0, LaneState::Up));
-    let (stats, earlier) = (&lane.stats, &before.stats);
-    assert_eq!(stats.datagrams_sent - earlier.datagrams_sent, 20);
+    let view = inspect(&mut pair.world, entry, of("exit", Some(0))).remove(0);
+    let lane = &view.lanes[0].1;
+    assert_eq!((view.lanes.len(), view.lanes_left_out, lane.index, &*lane.state), (1, 0, 0, "up"));
+    let (now, then) = (lane.details.as_ref().unwrap(), before.details.as_ref().unwrap());
+    assert_eq!(now.datagrams_sent - then.datagrams_sent, 20);
     // Each datagram that came before the flow was confirmed draws a word that it is.
     let confirmed = "culvert_flow_messages_total{direction=\"downlink\",kind=\"confirmed\"}";
     let confirmed = pair.world.metric(entry, confirmed);
-    assert_eq!(stats.datagrams_received - earlier.datagrams_received, 20 + confirmed);
+    assert_eq!(now.datagrams_received - then.datagrams_received, 20 + confirmed);
     let grown = [
-        stats.sealed_packets - earlier.sealed_packets,
-        stats.sealed_bytes - earlier.sealed_bytes,
-        stats.opened_packets - earlier.opened_packets,
-        stats.opened_bytes - earlier.opened_bytes,
+        lane.sent_packets - before.sent_packets,
+        lane.sent_bytes - before.sent_bytes,
+        lane.received_packets - before.received_packets,
+        lane.received_bytes - before.received_bytes,
         0,
     ];
     assert!(grown[0] >= 20 && grown[1] > 20 * 100, "{grown:?}");
-    assert_eq!(lane.growth.unwrap().counts, grown, "all of it within the last second");
-    assert_eq!(lane.view.next_packet, stats.sealed_packets);
-    assert_eq!((lane.in_flight.packets, lane.offload.gso), (0, Gso::On));
-    assert!(lane.details.is_none() && !lane.view.mtu_search);
+    let rates = lane.rates.unwrap();
+    let within = grown[0] as f64 / rates.sent_packets_per_second;
+    assert!((0.9..1.1).contains(&within), "within the last second: {within}");
+    let rates = [
+        rates.sent_packets_per_second,
+        rates.sent_bytes_per_second,
+        rates.received_packets_per_second,
+        rates.received_bytes_per_second,
+        rates.lost_packets_per_second,
+    ];
+    assert_eq!(rates.map(|rate| (rate * within).round()), grown.map(|count| count as f64), "all of it");
+    assert_eq!(now.next_packet, lane.sent_packets);
+    assert_eq!((lane.in_flight_packets, &*lane.gso), (0, "on"));
+    assert!(!lane.mtu_search);
     assert_eq!((lane.packet_bytes, lane.path_packet_bytes), (1452, 1452));
     assert_eq!(view.lane_flows.iter().map(|(_, flows)| flows.clone()).collect::<Vec<_>>(), [[1]]);
 
-    let flow = &view.flows[0];
-    assert_eq!((view.flows.len(), &*flow.service, flow.standing), (1, "echo", Standing::Confirmed));
-    assert_eq!(flow.side, FlowSide::Client(SocketAddr::new(CLIENT, 1)));
-    assert_eq!((flow.lanes, flow.worker), ([Some(0), Some(0)], 0));
+    let all = inspect(&mut pair.world, entry, of("exit", None)).remove(0);
+    assert!(all.lanes.len() == 1 && all.lanes[0].1.details.is_none());
+    let flow = &all.flows[0];
+    assert_eq!((all.flows.len(), &*flow.service, &*flow.standing), (1, "echo", "confirmed"));
+    assert_eq!((&*flow.opened_by, flow.local_address), ("here", Some(SocketAddr::new(CLIENT, 1))));
+    assert_eq!((flow.lane, flow.on_lane, flow.worker), (Some(0), Some(0), 0));
     let far = inspect(&mut pair.world, exit, of("entry", None)).remove(0);
-    assert_eq!(far.flows[0].side, FlowSide::Upstream(Some(UPSTREAM)));
+    assert_eq!((&*far.flows[0].opened_by, far.flows[0].local_address), ("peer", Some(UPSTREAM)));
     assert_eq!((far.flows[0].number, &*far.flows[0].service), (flow.number, "echo"));
 
     // What was published when the workers were asked is not older than their answers.
     let rates = pair.world.peer(entry).rates.unwrap();
-    let within = lane.growth.unwrap().within.as_secs_f64();
-    assert_eq!(rates.datagrams.map(|rate| (rate * within).round()), [20.0, 20.0]);
-    assert_eq!(rates.bytes.map(|rate| (rate * within).round()), [2_000.0, 2_000.0]);
-    let ingress = SocketBooks::ROLES.iter().position(|(_, label)| *label == "ingress").unwrap();
-    let sockets = &view.sockets[ingress];
-    assert_eq!((sockets.open, sockets.booked.stats.received_datagrams), (1, 20));
-    assert_eq!(far.handshakes, 0);
+    let datagrams = [rates.uplink_datagrams_per_second, rates.downlink_datagrams_per_second];
+    assert_eq!(datagrams.map(|rate| (rate * within).round()), [20.0, 20.0]);
+    let bytes = [rates.uplink_bytes_per_second, rates.downlink_bytes_per_second];
+    assert_eq!(bytes.map(|rate| (rate * within).round()), [2_000.0, 2_000.0]);
+    let sockets = view.sockets.iter().find(|sockets| sockets.role == "ingress").unwrap();
+    assert_eq!((sockets.open, sockets.received_datagrams), (1, 20));
+    assert_eq!(pair.world.agent(exit).snapshots.get().in_use.handshakes, 0);
 
     // A second without traffic has a rate, and it is 0.
     pair.world.run(Duration::from_secs(1));
-    let lane = inspect(&mut pair.world, entry, Asks::default()).remove(0).lanes.remove(0);
-    assert_eq!(lane.growth.unwrap().counts, [0; 5]);
+    let (_, lane) = inspect(&mut pair.world, entry, Asks::default()).remove(0).lanes.remove(0);
+    assert_eq!(lane.rates, Some(LaneRates::default()));
     pair.assert_balanced();
 }
 
@@ -99,17 +112,19 @@ fn one_lane_is_shown_with_its_details_and_strangers_names_show_nothing() {
     let views = inspect(&mut pair.world, entry, of("exit", Some(3)));
     let lanes: Vec<_> = views.iter().flat_map(|view| &view.lanes).collect();
     assert_eq!(lanes.len(), 1);
-    let (details, now) = (lanes[0].details.unwrap(), lanes[0]);
-    assert_eq!((now.index, details.waiting, details.blocked), (3, Backlog::default(), false));
-    assert!(now.remote.is_some() && now.local.is_some() && now.heard.is_some());
+    let (_, now) = lanes[0];
+    let details = now.details.as_ref().unwrap();
+    assert_eq!((now.index, details.blocked), (3, false));
+    assert_eq!((details.waiting_datagrams, details.waiting_bytes), (0, 0));
+    assert!(now.remote_address.is_some() && now.local_address.is_some() && now.heard_seconds.is_some());
     assert!(views.iter().all(|view| view.flows.is_empty()), "flows were not asked for");
 
     // Each lane is told of by the worker that keeps it, once.
     let views = inspect(&mut pair.world, entry, Asks::default());
     let mut told: Vec<(u8, u8)> = Vec::new();
     for (worker, view) in (0..).zip(&views) {
-        assert!(view.lanes.iter().all(|lane| lane.worker == worker && lane.details.is_none()));
-        told.extend(view.lanes.iter().map(|lane| (lane.index, lane.worker % 2)));
+        assert!(view.lanes.iter().all(|(_, lane)| lane.worker == worker && lane.details.is_none()));
+        told.extend(view.lanes.iter().map(|(_, lane)| (lane.index, lane.worker % 2)));
     }
     told.sort_unstable();
     let first = told[0].1;
@@ -134,14 +149,7 @@ fn of_many_flows_the_latest_are_told() {
     }
     let entry = pair.entry;
     let view = inspect(&mut pair.world, entry, of("exit", None)).remove(0);
-    let ports: Vec<u16> = view
-        .flows
-        .iter()
-        .map(|flow| match flow.side {
-            FlowSide::Client(client) => client.port(),
-            FlowSide::Upstream(_) => 0,
-        })
-        .collect();
+    let ports: Vec<u16> = view.flows.iter().map(|flow| flow.local_address.unwrap().port()).collect();
     let latest: Vec<u16> = (11..=flows).rev().collect();
     assert_eq!(ports, latest);
     let sums: u64 = view.lane_flows.iter().flat_map(|(_, sums)| sums).sum();
@@ -170,9 +178,18 @@ fn the_device_is_shown_as_its_queue_saw_it() {
     tunnel.run(1_100);
     let [near, far] = [entry, exit]
         .map(|place| inspect(&mut tunnel.pair.world, place, Asks::default()).remove(0).tun.unwrap());
-    assert_eq!((near.packets, near.stats.read_super, near.dropped), ([4, 0], 1, [0, 0]));
-    assert_eq!((far.packets, far.stats.write_super), ([0, 4], 1), "merged again");
-    assert_eq!(far.stats.write_bytes, near.stats.read_bytes);
-    assert_eq!(near.offload, TunOffload { tcp: true, udp: true });
-    assert_eq!(near.growth.unwrap().counts, [4, near.stats.read_bytes, 0, 0]);
+    assert_eq!((near.uplink.packets, near.downlink.packets, near.uplink.super_packets), (4, 0, 1));
+    assert!(near.dropped.is_empty() && near.answers.is_empty());
+    assert_eq!(
+        (far.uplink.packets, far.downlink.packets, far.downlink.super_packets),
+        (0, 4, 1),
+        "merged again"
+    );
+    assert_eq!(far.downlink.bytes, near.uplink.bytes);
+    assert!(near.tcp_offload && near.udp_offload);
+    let within = 4.0 / near.uplink.packets_per_second.unwrap();
+    assert!((0.9..1.1).contains(&within), "within the last second: {within}");
+    let bytes = (near.uplink.bytes_per_second.unwrap() * within).round();
+    assert_eq!(bytes, near.uplink.bytes as f64);
+    assert_eq!((near.downlink.packets_per_second, near.downlink.bytes_per_second), (Some(0.0), Some(0.0)));
 }

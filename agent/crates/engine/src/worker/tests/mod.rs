@@ -7,9 +7,12 @@ use std::{
 
 use ::gate::identity::Identity;
 
-use crate::worker::{
-    PeerSnapshot, simulation as harness,
-    simulation::{Host, Udp, World},
+use crate::{
+    status::PeerStatus,
+    worker::{
+        simulation as harness,
+        simulation::{Host, Udp, World},
+    },
 };
 mod backlog;
 mod bounds;
@@ -176,11 +179,11 @@ impl Pair {
         }
     }
 
-    fn assert_balanced(&mut self) -> [PeerSnapshot; 2] {
+    fn assert_balanced(&mut self) -> [PeerStatus; 2] {
         let peers = [self.world.peer(self.entry), self.world.peer(self.exit)];
         for peer in &peers {
-            assert!(peer.uplink.balances(), "{peer:?}");
-            assert!(peer.downlink.balances(), "{peer:?}");
+            assert!(peer.uplink.balances, "{peer:?}");
+            assert!(peer.downlink.balances, "{peer:?}");
         }
         peers
     }
@@ -253,7 +256,7 @@ fn under_loss_and_delay_nothing_is_unexplained_reordered_or_doubled() {
             0,
             "seed {seed}"
         );
-        assert!(entry.packets_lost > 0, "the lane saw the loss");
+        assert!(entry.more.lanes.lost_packets > 0, "the lane saw the loss");
     }
 }
 
@@ -311,7 +314,7 @@ fn a_stopped_exit_is_noticed_at_once_and_ends_in_time() {
     let (entry, exit) = (pair.entry, pair.exit);
     pair.world.stop(exit);
     pair.world.run(Duration::from_millis(20));
-    assert!(!pair.world.peer(entry).connected);
+    assert!(!pair.world.peer(entry).connected());
     pair.world.run_till(Duration::from_secs(3), |world| world.has_ended(exit));
 }
 
@@ -490,7 +493,7 @@ fn ends_that_dial_each_other_settle_on_one_connection() {
         let second = world.start(&toml(EXIT, ENTRY, &keys[0]), &keys[1], &[EXIT], 2);
         world.run(Duration::from_secs(10));
         for place in [first, second] {
-            assert!(world.peer(place).connected && world.peer(place).lanes_up == 1);
+            assert!(world.peer(place).connected() && world.peer(place).lanes_up == 1);
             assert_eq!(world.metric(place, "culvert_connections"), 1, "seed {seed}");
             let established = world.metric(place, "culvert_handshakes_total{outcome=\"established\"}");
             assert!(established <= 2, "seed {seed}: {established} connections");
@@ -512,7 +515,7 @@ fn an_idle_pair_is_quiet() {
     let packets = sent(&mut pair) - before;
     // Six keepalives of the control connection and of the lane, each answered.
     assert!((12..=40).contains(&packets), "{packets} packets in a minute");
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
 }
 
 #[test]
@@ -527,7 +530,7 @@ fn an_exit_that_is_away_for_minutes_is_found_again() {
         client.send(INGRESS, &numbered(number));
         pair.world.run(Duration::from_millis(200));
     }
-    assert!(!pair.world.peer(pair.entry).connected);
+    assert!(!pair.world.peer(pair.entry).connected());
     assert!(pair.world.metric(pair.entry, "culvert_connections") <= 8, "attempts that ended are forgotten");
     pair.world.restart(exit, &toml, &key, &[EXIT], 77);
     let mut answered = 0;
@@ -538,7 +541,7 @@ fn an_exit_that_is_away_for_minutes_is_found_again() {
     }
     assert!(answered > 0, "no answer within 2 s of its return");
     let entry = pair.world.peer(pair.entry);
-    assert!(entry.uplink.balances() && entry.downlink.balances());
+    assert!(entry.uplink.balances && entry.downlink.balances);
 }
 
 #[test]
@@ -547,10 +550,10 @@ fn a_dead_connection_without_keepalive_is_noticed_and_replaced() {
     pair.world.weather.borrow_mut().block =
         Box::new(|from, to| [from.ip(), to.ip()] == [ENTRY, EXIT] || [from.ip(), to.ip()] == [EXIT, ENTRY]);
     pair.world.run(Duration::from_secs(60));
-    assert!(!pair.world.peer(pair.entry).connected && !pair.world.peer(pair.exit).connected);
+    assert!(!pair.world.peer(pair.entry).connected() && !pair.world.peer(pair.exit).connected());
     pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
     pair.world.run(Duration::from_secs(20));
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     let mut client = pair.client(3000);
     client.send(INGRESS, &numbered(0));
     pair.run_served(Duration::from_millis(100));

@@ -66,7 +66,7 @@ impl Pair {
     /// No connection, and no lane, was lost to the load.
     fn assert_calm(&mut self, place: usize) {
         assert_eq!(self.world.metric(place, "culvert_lanes_reopened_total{reason=\"silent\"}"), 0);
-        assert!(self.world.peers(place).iter().all(|peer| peer.connected && peer.lanes_up > 0));
+        assert!(self.world.peers(place).iter().all(|peer| peer.connected() && peer.lanes_up > 0));
     }
 }
 

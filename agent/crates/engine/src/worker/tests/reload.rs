@@ -108,7 +108,7 @@ impl Case {
     fn assert_undisturbed(&mut self) {
         assert!(self.next - self.answered <= 30, "{} of {}", self.answered, self.next);
         let [entry, exit] = self.pair.assert_balanced();
-        assert!(entry.connected && exit.connected);
+        assert!(entry.connected() && exit.connected());
         let handshakes = "culvert_handshakes_total{outcome=\"established\"}";
         assert_eq!(self.pair.world.metric(self.pair.exit, handshakes), 1, "the connection stayed");
     }
@@ -226,10 +226,10 @@ fn a_key_that_is_taken_out_ends_its_connection_and_one_beside_it_does_not() {
     );
     pair.world.reload(exit, &both).unwrap();
     pair.world.run(Duration::from_millis(100));
-    assert!(pair.world.peer(exit).connected, "its key is still named");
+    assert!(pair.world.peer(exit).connected(), "its key is still named");
     pair.world.reload(exit, &Exit::new().toml(&rotated)).unwrap();
     pair.world.run(Duration::from_secs(3));
-    assert!(!pair.world.peer(exit).connected && !pair.world.peer(pair.entry).connected);
+    assert!(!pair.world.peer(exit).connected() && !pair.world.peer(pair.entry).connected());
     pair.world.reload(exit, &both).unwrap();
     pair.wait_for_lanes(1);
     pair.assert_balanced();
@@ -248,13 +248,13 @@ fn a_peer_that_was_shut_out_stays_out_until_the_configuration_forgets_its_key() 
     pair.world.reload(exit, &text.replace("name = \"entry\"", "name = \"other\"\nlanes = 3")).unwrap();
     pair.world.run(Duration::from_secs(2));
     assert!(pair.world.agent(exit).roster.list().is_empty());
-    assert!(!pair.world.peer(pair.entry).connected);
+    assert!(!pair.world.peer(pair.entry).connected());
     let nobody = text.split("[[peer]]").next().unwrap().to_owned();
     pair.world.reload(exit, &nobody).unwrap();
     pair.world.reload(exit, &text).unwrap();
     // Without traffic it dials every 15 s.
     pair.world.run(Duration::from_secs(20));
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
 }
 
 #[test]
@@ -264,16 +264,16 @@ fn new_endpoints_are_dialled_at_once() {
     let nowhere = text.replace(&format!("{EXIT}:4433"), "198.51.100.99:4433");
     pair.world.reload(pair.entry, &nowhere).unwrap();
     pair.world.run(Duration::from_secs(60));
-    assert!(!pair.world.peer(pair.entry).connected, "it dials where nobody is, every 15 s");
+    assert!(!pair.world.peer(pair.entry).connected(), "it dials where nobody is, every 15 s");
     pair.world.reload(pair.entry, &text).unwrap();
     pair.world.run(Duration::from_millis(200));
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     // Without endpoints it only waits, and keeps the connection that it has.
     let waits = text.replace(&format!("endpoints = [\"{EXIT}:4433\"]"), "");
     let waits = waits.replace("identity =", &format!("transport.listen = [\"{ENTRY}:4433\"]\nidentity ="));
     pair.world.reload(pair.entry, &waits).unwrap();
     pair.world.run(Duration::from_secs(2));
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     pair.assert_balanced();
 }
 
@@ -285,12 +285,12 @@ fn open_mode_begins_and_ends_with_a_reload() {
     let toml = pair.entry_toml.replace(&format!("{ENTRY}"), "203.0.113.30");
     let guest = pair.world.start(&toml, &guest, &[host], 9);
     pair.world.run(Duration::from_secs(3));
-    assert!(!pair.world.peer(guest).connected);
+    assert!(!pair.world.peer(guest).connected());
     let text = Exit::new().toml(&pair.entry_key);
     let open = format!("access = {{ mode = \"open\", services = [\"echo\"] }}\n{text}");
     pair.world.reload(pair.exit, &open).unwrap();
     pair.world.run(Duration::from_secs(20));
-    assert!(pair.world.peer(guest).connected);
+    assert!(pair.world.peer(guest).connected());
     let origins = |pair: &mut Pair| {
         let listed = pair.world.agent(pair.exit).roster.list();
         listed.iter().map(|listed| listed.origin).collect::<Vec<_>>()
@@ -298,9 +298,9 @@ fn open_mode_begins_and_ends_with_a_reload() {
     assert_eq!(origins(&mut pair), [Origin::Config, Origin::Open]);
     pair.world.reload(pair.exit, &text).unwrap();
     pair.world.run(Duration::from_secs(1));
-    assert!(!pair.world.peer(guest).connected, "guests leave with open mode");
+    assert!(!pair.world.peer(guest).connected(), "guests leave with open mode");
     assert_eq!(origins(&mut pair), [Origin::Config]);
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
 }
 
 #[test]
@@ -408,7 +408,7 @@ fn a_keepalive_that_comes_with_a_reload_keeps_the_connection_that_is_there() {
     // And without traffic.
     pair.world.run(Duration::from_secs(100));
     assert_eq!(pair.world.metric(pair.exit, "culvert_handshakes_total{outcome=\"established\"}"), 1);
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     pair.assert_balanced();
 }
 

@@ -143,7 +143,7 @@ impl Siege {
         let established = "culvert_handshakes_total{outcome=\"established\"}";
         assert_eq!(self.pair.world.metric(entry, established), 1, "the innocent never had to dial again");
         for peer in [self.pair.world.peers(entry), self.pair.world.peers(exit)].concat() {
-            assert!(peer.uplink.balances() && peer.downlink.balances(), "{peer:?}");
+            assert!(peer.uplink.balances && peer.downlink.balances, "{peer:?}");
         }
     }
 
@@ -151,7 +151,7 @@ impl Siege {
     pub(super) fn assert_closed(&mut self, reason: CloseReason) {
         self.run(50);
         assert_eq!(self.rogue.closed(), Some(reason));
-        assert!(!self.pair.world.peers(self.pair.exit)[1].connected);
+        assert!(!self.pair.world.peers(self.pair.exit)[1].connected());
         self.run(5000);
         assert_eq!(self.metric("culvert_connections"), 1, "the innocent's");
         assert_eq!(self.metric("culvert_lanes{state=\"draining\"}"), 0);

@@ -11,13 +11,11 @@ use wire::{
 
 use crate::{
     datapath::segments::{CountedHeader, Marks, Segments},
-    worker::{
-        PeerSnapshot,
-        tests::{
-            number_of, numbered,
-            rogue::Rogue,
-            siege::{ECHO, ROGUE, Siege},
-        },
+    status::PeerStatus,
+    worker::tests::{
+        number_of, numbered,
+        rogue::Rogue,
+        siege::{ECHO, ROGUE, Siege},
     },
 };
 
@@ -72,10 +70,10 @@ impl Stalled {
     }
 
     /// The peer as the exit sees it, and how many of its datagrams expired.
-    fn peer(&mut self) -> (PeerSnapshot, u64) {
+    fn peer(&mut self) -> (PeerStatus, u64) {
         let exit = self.siege.pair.exit;
         let peer = self.siege.pair.world.peers(exit).swap_remove(1);
-        assert!(peer.uplink.balances(), "{peer:?}");
+        assert!(peer.uplink.balances, "{peer:?}");
         let expired = peer.uplink.account.dropped[DropReason::Expired as usize];
         assert_eq!(peer.uplink.account.dropped_total(), expired, "for no other reason");
         (peer, expired)
@@ -210,7 +208,7 @@ fn every_frame_that_comes_to_a_slow_agent_is_received_or_dropped() {
     let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
     assert!(came > 900, "{came} frames came");
     assert_eq!(downlink.account.received, came, "{downlink:?}");
-    assert!(downlink.balances() && downlink.queued == 0, "{downlink:?}");
+    assert!(downlink.balances && downlink.queued == 0, "{downlink:?}");
 }
 
 #[test]
@@ -242,7 +240,7 @@ fn frames_that_quinn_holds_when_the_connection_ends_are_dropped() {
     stalled.run(65_000);
     let exit = stalled.siege.pair.exit;
     let peer = stalled.siege.pair.world.peers(exit).swap_remove(1);
-    assert!(!peer.connected && peer.uplink.balances(), "{peer:?}");
+    assert!(!peer.connected() && peer.uplink.balances, "{peer:?}");
     let account = peer.uplink.account;
     let closed = account.dropped[DropReason::LaneClosed as usize];
     assert_eq!((account.delivered + closed, peer.uplink.queued), (taken, 0), "{account:?}");

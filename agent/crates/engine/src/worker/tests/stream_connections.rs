@@ -223,7 +223,7 @@ fn forwards_outlive_a_control_connection_that_is_replaced() {
     assert!((1..9).contains(&on_control));
     pair.world.agent(pair.entry).workers[0].cx.exchange.end_session(PeerId(0), CloseReason::Replaced);
     pair.world.run(2 * SECOND);
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     assert_eq!(pair.world.metric(pair.entry, OPEN), 2);
     let (mut reset, mut alive) = (0, 0);
     for forward in &mut forwarding.forwards {
@@ -280,7 +280,7 @@ fn the_death_of_one_ends_its_own_forwards_only() {
     }
     assert_eq!(alive, 4, "those on the control connection");
     let pair = &mut forwarding.pair;
-    assert!(pair.world.peer(pair.entry).connected);
+    assert!(pair.world.peer(pair.entry).connected());
     let lost = "culvert_stream_connections_failed_total{reason=\"lost\"}";
     assert_eq!(pair.world.metric(pair.entry, lost), 1);
     // The next forward has it dialled again, from another port.

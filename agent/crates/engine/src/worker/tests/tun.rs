@@ -293,7 +293,7 @@ fn packets_that_the_device_does_not_take_are_dropped_for_its_reason() {
     tunnel.push(entry, 0, &Given::new(&Recipe::UDP, How::Complete));
     tunnel.run(2000);
     assert_eq!(tunnel.dropped(exit, "downlink", "send_unreachable"), 12);
-    assert!(tunnel.pair.world.peer(entry).connected);
+    assert!(tunnel.pair.world.peer(entry).connected());
     tunnel.assert_balanced([37, 0]);
 }
 

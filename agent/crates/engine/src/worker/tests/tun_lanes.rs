@@ -194,6 +194,6 @@ fn a_new_process_at_either_end_goes_on_carrying_packets() {
         assert!(back.is_sorted_by(|before, after| before < after), "{back:?}");
         assert!(back.len() > 200, "{} of 400", back.len());
         let peers = tunnel.pair.assert_balanced();
-        assert!(peers.iter().all(|peer| peer.connected));
+        assert!(peers.iter().all(|peer| peer.connected()));
     }
 }

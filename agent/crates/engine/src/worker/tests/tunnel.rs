@@ -145,7 +145,7 @@ impl Tunnel {
 pub(super) fn assert_books(world: &mut crate::worker::tests::World, place: usize, read: u64) {
     let peers = world.peers(place);
     for peer in &peers {
-        assert!(peer.uplink.balances() && peer.downlink.balances(), "{peer:?}");
+        assert!(peer.uplink.balances && peer.downlink.balances, "{peer:?}");
     }
     let (mut received, mut dropped, mut delivered, mut uplink, mut downlink) = (0, 0, 0, 0, 0);
     for worker in &world.agent(place).workers {

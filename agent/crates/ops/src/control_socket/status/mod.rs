@@ -2,13 +2,12 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | what a running agent, a peer, a refusal is made of | this one |
-//! | what is told of accounts, lanes, flows, sockets, the device, ceilings | `parts.rs` |
+//! | what a running agent and a refusal are made of | this one |
+//! | what is told of peers, accounts, lanes, flows, sockets, the device | [`engine::status`], where workers fill it |
+//! | and of ceilings | `parts.rs` |
 //! | how it reads on one screen | `text.rs` |
 //! | how one peer, or one lane, reads in full | `details.rs` |
 //! | tables, units, and what strangers wrote made harmless | `page.rs` |
-
-use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +18,13 @@ mod parts;
 mod tests;
 mod text;
 
-pub use page::{Kind, Page, age, plain, table};
-pub use parts::{
-    Accounting, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LimitsStatus, PeerRates,
-    QueueStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, Totals, TunDirection, TunStatus, Used,
+pub use engine::status::{
+    Accounting, Counts, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, PeerRates,
+    PeerState, PeerStatus, QueueStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TunDirection,
+    TunStatus, Word,
 };
+pub use page::{Kind, Page, age, plain, table};
+pub use parts::{LimitsStatus, Totals, Used};
 pub use text::Show;
 
 /// How many refusals are remembered.
@@ -73,112 +74,11 @@ pub struct Status {
     #[serde(default)]
     pub limits: LimitsStatus,
     /// Handshakes by outcome.
-    pub handshakes: BTreeMap<String, u64>,
+    pub handshakes: Counts,
     /// What the gate did, by outcome.
-    pub gate: BTreeMap<String, u64>,
+    pub gate: Counts,
     /// The newest refusals, the last one first, at most [`MAX_REFUSALS`].
     pub refusals: Vec<Refusal>,
-}
-
-/// A peer of a running agent.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PeerStatus {
-    /// Its name.
-    pub name: String,
-    /// "config", "state" or "open": how it came to be known.
-    pub origin: String,
-    /// What is going on.
-    pub state: PeerState,
-    /// The other end of the connection, or what was dialled last.
-    pub address: Option<String>,
-    /// Seconds since `state` has been so.
-    pub since_seconds: Option<f64>,
-    /// What it calls itself.
-    pub software: Option<String>,
-    /// "lanes" or "standard": how datagrams travel; `None` without a connection.
-    #[serde(default)]
-    pub mode: Option<String>,
-    /// Smoothed round-trip time.
-    pub rtt_seconds: Option<f64>,
-    /// Lanes that carry payloads.
-    pub lanes_up: usize,
-    /// Flows of both openers.
-    pub flows: usize,
-    /// TCP forwards that are open.
-    #[serde(default)]
-    pub tcp_streams: u32,
-    /// The congestion control of the connections that carry them; `None` without one.
-    #[serde(default)]
-    pub streams: Option<StreamsStatus>,
-    /// The largest IP packet that fits into one packet to the peer, in bytes.
-    #[serde(default)]
-    pub inner_mtu: Option<u16>,
-    /// The largest UDP datagram that fits into one packet to the peer, in bytes.
-    #[serde(default)]
-    pub largest_datagram: Option<u16>,
-    /// What passed in the last second.
-    #[serde(default)]
-    pub rates: Option<PeerRates>,
-    /// What waits.
-    #[serde(default)]
-    pub queue: QueueStatus,
-    /// The packets of its lanes.
-    #[serde(default)]
-    pub lane_packets: LanePackets,
-    /// What became of the datagrams for it.
-    #[serde(default)]
-    pub uplink: Accounting,
-    /// What became of the datagrams from it.
-    #[serde(default)]
-    pub downlink: Accounting,
-    /// What was dropped since the peer is known, by direction ("uplink": towards it) and then by reason; none that is 0.
-    #[serde(default)]
-    pub dropped: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Its lanes, by index; draining ones have the index of the one that replaced them.
-    #[serde(default)]
-    pub lanes: Vec<LaneStatus>,
-    /// The connections that carry its TCP forwards beside its control connection, by number.
-    #[serde(default)]
-    pub stream_connections: Vec<StreamConnectionStatus>,
-    /// Its flows with the latest datagrams, the latest first, if it alone was asked for.
-    #[serde(default)]
-    pub recent_flows: Vec<FlowStatus>,
-    /// Why the last attempt or connection ended.
-    pub last_error: Option<LastError>,
-}
-
-/// What is going on with a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PeerState {
-    /// There is a connection.
-    Connected,
-    /// There is none, and it is being dialled.
-    Dialling,
-    /// There is none, and only the peer can make one.
-    #[default]
-    Waiting,
-}
-
-impl PeerState {
-    fn words(self) -> &'static str {
-        match self {
-            Self::Connected => "connected",
-            Self::Dialling => "dialling",
-            Self::Waiting => "waiting",
-        }
-    }
-}
-
-/// Why an attempt or a connection ended.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LastError {
-    /// Seconds since then.
-    pub age_seconds: f64,
-    /// In words.
-    pub reason: String,
-    /// What to look at, the likeliest first.
-    pub likely_causes: Vec<String>,
 }
 
 /// Somebody who was not let in.

@@ -2,27 +2,29 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    sync::Arc,
 };
 
+use dataplane::relay::Account;
+use engine::{peer::Failure, roster::Origin, status::PeerFigures};
 use serde_json::Value;
 
 use super::*;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 
-fn counts(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
-    counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+fn counts(counts: &[(&'static str, u64)]) -> Counts {
+    counts.iter().map(|(name, count)| ((*name).into(), *count)).collect()
 }
 
 fn account(received: u64, delivered: u64, dropped: u64) -> Accounting {
     Accounting {
-        received,
-        received_bytes: received * 1_000,
-        delivered,
+        account: Account { received, received_bytes: received * 1_000, delivered, ..Account::default() },
         delivered_bytes: delivered * 1_000,
         queued: received - delivered - dropped,
         dropped,
         balances: true,
+        ..Accounting::default()
     }
 }
 
@@ -64,11 +66,11 @@ fn lane() -> LaneStatus {
         index: 0,
         epoch: 1,
         worker: 1,
-        state: "up".to_owned(),
+        state: "up".into(),
         age_seconds: 61.0,
         heard_seconds: Some(0.002),
-        local_address: Some("192.0.2.2:5".to_owned()),
-        remote_address: Some("192.0.2.1:4433".to_owned()),
+        local_address: "192.0.2.2:5".parse().ok(),
+        remote_address: "192.0.2.1:4433".parse().ok(),
         rates: Some(LaneRates {
             sent_bytes_per_second: 150_000_000.0,
             sent_packets_per_second: 130_000.0,
@@ -92,7 +94,7 @@ fn lane() -> LaneStatus {
         packet_bytes: 1452,
         path_packet_bytes: 1460,
         mtu_search: true,
-        gso: "failed".to_owned(),
+        gso: "failed".into(),
         gro: true,
         flows: 1,
         details: Some(details()),
@@ -102,10 +104,10 @@ fn lane() -> LaneStatus {
 fn flow() -> FlowStatus {
     FlowStatus {
         number: 5,
-        service: "dns".to_owned(),
-        opened_by: "here".to_owned(),
-        local_address: Some("127.0.0.1:9".to_owned()),
-        standing: "confirmed".to_owned(),
+        service: "dns".into(),
+        opened_by: "here".into(),
+        local_address: "127.0.0.1:9".parse().ok(),
+        standing: "confirmed".into(),
         lane: Some(1),
         on_lane: Some(0),
         worker: 1,
@@ -116,19 +118,19 @@ fn flow() -> FlowStatus {
 
 fn connected() -> PeerStatus {
     PeerStatus {
-        name: "exit".to_owned(),
-        origin: "config".to_owned(),
+        name: "exit".into(),
+        origin: Origin::Config,
         state: PeerState::Connected,
-        address: Some("192.0.2.1:4433".to_owned()),
+        address: "192.0.2.1:4433".parse().ok(),
         since_seconds: Some(7384.9),
-        software: Some("culvert/0.1.0".to_owned()),
-        mode: Some("lanes".to_owned()),
+        software: Some("culvert/0.1.0".into()),
+        mode: Some("lanes".into()),
         rtt_seconds: Some(0.0123),
         lanes_up: 1,
         flows: 3,
         tcp_streams: 0,
         streams: Some(StreamsStatus {
-            congestion: "bbr".to_owned(),
+            congestion: "bbr".into(),
             connections: 1,
             window_bytes: 4_000_000,
             pacing_bytes_per_second: 25_000_000,
@@ -141,6 +143,7 @@ fn connected() -> PeerStatus {
             uplink_datagrams_per_second: 126_000.0,
             downlink_bytes_per_second: 12.0,
             downlink_datagrams_per_second: 0.5,
+            ..PeerRates::default()
         }),
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
         lane_packets: LanePackets {
@@ -153,30 +156,33 @@ fn connected() -> PeerStatus {
         uplink: account(100, 95, 3),
         downlink: account(9, 2, 7),
         dropped: BTreeMap::from([
-            ("downlink".to_owned(), counts(&[("spoofed", 7)])),
-            ("uplink".to_owned(), counts(&[("expired", 2), ("too_large", 1)])),
+            ("downlink".into(), counts(&[("spoofed", 7)])),
+            ("uplink".into(), counts(&[("expired", 2), ("too_large", 1)])),
         ]),
         lanes: vec![lane()],
         stream_connections: vec![StreamConnectionStatus {
             number: 1,
             worker: 1,
-            state: "up".to_owned(),
-            dialled_by: "here".to_owned(),
+            state: "up".into(),
+            dialled_by: "here".into(),
             forwards: 5,
         }],
         recent_flows: vec![flow()],
         last_error: None,
+        more: PeerFigures::default(),
     }
 }
 
 fn full() -> Status {
     let error = LastError {
         age_seconds: 90.0,
-        reason: "no answer".to_owned(),
-        likely_causes: vec!["the clock is off".to_owned(), "the key is wrong".to_owned()],
+        failure: Arc::new(Failure {
+            reason: "no answer".to_owned(),
+            causes: vec!["the clock is off".into(), "the key is wrong".into()],
+        }),
     };
     let dialling = PeerStatus {
-        name: "b".to_owned(),
+        name: "b".into(),
         state: PeerState::Dialling,
         last_error: Some(error),
         ..PeerStatus::default()
@@ -208,7 +214,7 @@ fn full() -> Status {
         lanes_left_out: 7,
         totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
         tun: Some(TunStatus {
-            name: "culvert0".to_owned(),
+            name: "culvert0".into(),
             up: Some(true),
             mtu: Some(1421),
             tcp_offload: true,
@@ -219,7 +225,7 @@ fn full() -> Status {
             answers: counts(&[("unreachable", 1)]),
         }),
         sockets: vec![SocketStatus {
-            role: "quic_dial".to_owned(),
+            role: "quic_dial".into(),
             open: 2,
             received_datagrams: 10,
             received_bytes: 100,
@@ -392,7 +398,7 @@ fn an_account_that_does_not_balance_is_marked() {
 #[test]
 fn a_thousand_peers_fit_the_screen_and_the_busiest_come_first() {
     let peer = |place: u32| PeerStatus {
-        name: format!("a-peer-with-quite-a-long-name-{place}"),
+        name: format!("a-peer-with-quite-a-long-name-{place}").into(),
         rates: Some(PeerRates { uplink_bytes_per_second: place.into(), ..PeerRates::default() }),
         ..connected()
     };
@@ -431,8 +437,10 @@ fn replace_texts(value: &mut Value, with: &str) {
         Value::Array(values) => values.iter_mut().for_each(|value| replace_texts(value, with)),
         Value::Object(members) => {
             for (name, value) in members {
-                // A word of ours, which no peer chooses.
-                if name != "state" || !value.is_string() {
+                // Words of ours, which no peer chooses, and addresses, which hold no other text.
+                if !["state", "origin"].contains(&name.as_str()) && !name.ends_with("address")
+                    || !value.is_string()
+                {
                     replace_texts(value, with);
                 }
             }

@@ -1,7 +1,8 @@
 //! A status on one screen.
 
 use crate::control_socket::status::{
-    Accounting, LaneStatus, PeerRates, PeerStatus, Refusal, SocketStatus, Status, TunDirection, TunStatus,
+    Accounting, Counts, LaneStatus, PeerRates, PeerStatus, Refusal, SocketStatus, Status, TunDirection,
+    TunStatus, Word,
     page::{Page, age, bits, or_dash, per_second, plain, share, short_time},
     parts::Used,
 };
@@ -38,7 +39,7 @@ impl Status {
         self.sockets(&mut page);
         for peer in &self.peers {
             page.gap();
-            peer.error(&mut page);
+            peer_error(peer, &mut page);
         }
         self.drops(&mut page);
         for (what, counts) in [("handshakes", &self.handshakes), ("gate", &self.gate)] {
@@ -97,7 +98,7 @@ impl Status {
             "SOFTWARE",
         ];
         let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.peers.iter().map(PeerStatus::row));
+        rows.extend(self.peers.iter().map(peer_row));
         rows
     }
 
@@ -114,15 +115,15 @@ impl Status {
         let mut rows = vec![head_of_accounts()];
         for peer in &self.peers {
             for (direction, account) in [("uplink", &peer.uplink), ("downlink", &peer.downlink)] {
-                if !account.is_empty() && (each || !account.balances) {
-                    rows.push(account.row(&format!("{} {direction}", peer.name)));
+                if !is_empty(account) && (each || !account.balances) {
+                    rows.push(account_row(account, &format!("{} {direction}", peer.name)));
                 }
             }
         }
         for (name, account) in [("all uplink", &self.totals.uplink), ("all downlink", &self.totals.downlink)]
         {
-            if !account.is_empty() && self.peers.len() != 1 {
-                rows.push(account.row(name));
+            if !is_empty(account) && self.peers.len() != 1 {
+                rows.push(account_row(account, name));
             }
         }
         if rows.len() > 1 {
@@ -133,11 +134,11 @@ impl Status {
     pub(super) fn device(&self, page: &mut Page) {
         let Some(tun) = &self.tun else { return };
         page.gap();
-        page.line(tun.line());
+        page.line(tun_line(tun));
         let mut rows =
             vec![["TUN", "PACKETS", "RATE", "SUPER-PACKETS", "ERRORS", "KERNEL DROPS"].map(str::to_owned)];
-        rows.push(tun.uplink.row("from the device"));
-        rows.push(tun.downlink.row("to the device"));
+        rows.push(tun_row(&tun.uplink, "from the device"));
+        rows.push(tun_row(&tun.downlink, "to the device"));
         page.table(&rows);
         for (what, counts) in [("to no peer", &tun.dropped), ("answered by ICMP", &tun.answers)] {
             let counts: Vec<_> =
@@ -153,7 +154,7 @@ impl Status {
             |socket: &&SocketStatus| socket.open > 0 || socket.received_datagrams + socket.sent_datagrams > 0;
         let head = ["SOCKETS", "OPEN", "RECEIVED", "SENT", "BLOCKED", "FAILED", "NO GSO", "KERNEL DROPS"];
         let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.sockets.iter().filter(used).map(SocketStatus::row));
+        rows.extend(self.sockets.iter().filter(used).map(socket_row));
         if rows.len() > 1 {
             page.table(&rows);
         }
@@ -161,7 +162,7 @@ impl Status {
 
     /// A line for each peer of which something was dropped.
     fn drops(&self, page: &mut Page) {
-        let mut lines = self.peers.iter().filter_map(PeerStatus::drops).peekable();
+        let mut lines = self.peers.iter().filter_map(peer_drops).peekable();
         if lines.peek().is_some() {
             page.gap();
         }
@@ -171,49 +172,48 @@ impl Status {
     }
 }
 
-impl PeerStatus {
-    fn row(&self) -> [String; 12] {
-        let rates = self.rates.as_ref();
-        let rate = |of: fn(&PeerRates) -> f64| or_dash(rates.map(|rates| bits(of(rates))));
-        [
-            self.name.clone(),
-            self.state.words().to_owned(),
-            or_dash(self.since_seconds.map(age)),
-            or_dash(self.address.clone()),
-            or_dash(self.rtt_seconds.map(short_time)),
-            or_dash(self.lane_packets.lost_share_last_second.map(share)),
-            rate(|rates| rates.uplink_bytes_per_second),
-            rate(|rates| rates.downlink_bytes_per_second),
-            if self.mode.as_deref() == Some("standard") {
-                "none".to_owned()
-            } else {
-                self.lanes_up.to_string()
-            },
-            self.flows.to_string(),
-            or_dash(self.inner_mtu.map(|mtu| mtu.to_string())),
-            or_dash(self.software.clone()),
-        ]
-    }
+fn peer_row(peer: &PeerStatus) -> [String; 12] {
+    let rates = peer.rates.as_ref();
+    let rate = |of: fn(&PeerRates) -> f64| or_dash(rates.map(|rates| bits(of(rates))));
+    [
+        peer.name.to_string(),
+        peer.state.words().to_owned(),
+        or_dash(peer.since_seconds.map(age)),
+        or_dash(peer.address.map(|address| address.to_string())),
+        or_dash(peer.rtt_seconds.map(short_time)),
+        or_dash(peer.lane_packets.lost_share_last_second.map(share)),
+        rate(|rates| rates.uplink_bytes_per_second),
+        rate(|rates| rates.downlink_bytes_per_second),
+        if peer.mode.as_deref() == Some("standard") { "none".to_owned() } else { peer.lanes_up.to_string() },
+        peer.flows.to_string(),
+        or_dash(peer.inner_mtu.map(|mtu| mtu.to_string())),
+        or_dash(peer.software.as_deref().map(str::to_owned)),
+    ]
+}
 
-    /// Why the last attempt or connection ended, and what to look at.
-    pub(super) fn error(&self, page: &mut Page) {
-        let Some(error) = &self.last_error else { return };
-        page.line(format!("{}: {} ago: {}", plain(&self.name), age(error.age_seconds), plain(&error.reason)));
-        for cause in &error.likely_causes {
-            page.line(format!("  - {}", plain(cause)));
-        }
+/// Why the last attempt or connection ended, and what to look at.
+pub(super) fn peer_error(peer: &PeerStatus, page: &mut Page) {
+    let Some(error) = &peer.last_error else { return };
+    page.line(format!(
+        "{}: {} ago: {}",
+        plain(&peer.name),
+        age(error.age_seconds),
+        plain(&error.failure.reason)
+    ));
+    for cause in &error.failure.causes {
+        page.line(format!("  - {}", plain(cause)));
     }
+}
 
-    /// What was dropped, by direction and reason.
-    pub(super) fn drops(&self) -> Option<String> {
-        let counted = |(direction, reasons): (&String, &std::collections::BTreeMap<String, u64>)| {
-            let reasons: Vec<String> =
-                reasons.iter().map(|(reason, count)| format!("{} {count}", plain(reason))).collect();
-            format!("{} {}", plain(direction), reasons.join(", "))
-        };
-        let directions: Vec<String> = self.dropped.iter().rev().map(counted).collect();
-        (!directions.is_empty()).then(|| format!("{} dropped: {}", plain(&self.name), directions.join("; ")))
-    }
+/// What was dropped, by direction and reason.
+pub(super) fn peer_drops(peer: &PeerStatus) -> Option<String> {
+    let counted = |(direction, reasons): (&Word, &Counts)| {
+        let reasons: Vec<String> =
+            reasons.iter().map(|(reason, count)| format!("{} {count}", plain(reason))).collect();
+        format!("{} {}", plain(direction), reasons.join(", "))
+    };
+    let directions: Vec<String> = peer.dropped.iter().rev().map(counted).collect();
+    (!directions.is_empty()).then(|| format!("{} dropped: {}", plain(&peer.name), directions.join("; ")))
 }
 
 /// The compact table of lanes.
@@ -223,130 +223,123 @@ pub(super) fn lane_table<'a>(lanes: impl Iterator<Item = (&'a str, &'a LaneStatu
         "HEARD",
     ];
     let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(lanes.map(|(peer, lane)| lane.row(peer)));
+    rows.extend(lanes.map(|(peer, lane)| lane_row(lane, peer)));
     if rows.len() > 1 {
         page.table(&rows);
     }
 }
 
-impl LaneStatus {
-    fn row(&self, peer: &str) -> [String; 12] {
-        let rates = self.rates.as_ref();
-        let rate = |bytes: f64, packets: f64| format!("{} {}", bits(bytes), per_second(packets));
-        [
-            format!("{peer}/{}", self.index),
-            self.state.clone(),
-            or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second))),
-            or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
-            self.lost(),
-            self.in_flight_packets.to_string(),
-            or_dash(self.rtt_seconds.map(short_time)),
-            self.keys(),
-            self.packet(),
-            self.offload(),
-            self.flows.to_string(),
-            or_dash(self.heard_seconds.map(short_time)),
-        ]
-    }
+fn lane_row(lane: &LaneStatus, peer: &str) -> [String; 12] {
+    let rates = lane.rates.as_ref();
+    let rate = |bytes: f64, packets: f64| format!("{} {}", bits(bytes), per_second(packets));
+    [
+        format!("{peer}/{}", lane.index),
+        lane.state.to_string(),
+        or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second))),
+        or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
+        lane_lost(lane),
+        lane.in_flight_packets.to_string(),
+        or_dash(lane.rtt_seconds.map(short_time)),
+        lane_keys(lane),
+        lane_packet(lane),
+        lane_offload(lane),
+        lane.flows.to_string(),
+        or_dash(lane.heard_seconds.map(short_time)),
+    ]
+}
 
-    /// In all, and in the last second if any were.
-    pub(super) fn lost(&self) -> String {
-        match &self.rates {
-            Some(rates) if rates.lost_packets_per_second > 0.0 => {
-                format!("{} ({})", self.lost_packets, per_second(rates.lost_packets_per_second))
-            }
-            Some(_) | None => self.lost_packets.to_string(),
+/// In all, and in the last second if any were.
+pub(super) fn lane_lost(lane: &LaneStatus) -> String {
+    match &lane.rates {
+        Some(rates) if rates.lost_packets_per_second > 0.0 => {
+            format!("{} ({})", lane.lost_packets, per_second(rates.lost_packets_per_second))
         }
+        Some(_) | None => lane.lost_packets.to_string(),
     }
+}
 
-    /// The key phase and how often keys were updated.
-    fn keys(&self) -> String {
-        let under_way = if self.key_update_under_way { "…" } else { "" };
-        format!("{} ({}){under_way}", self.key_phase, self.key_updates)
-    }
+/// The key phase and how often keys were updated.
+fn lane_keys(lane: &LaneStatus) -> String {
+    let under_way = if lane.key_update_under_way { "…" } else { "" };
+    format!("{} ({}){under_way}", lane.key_phase, lane.key_updates)
+}
 
-    /// The packet size, and whether larger ones are being tried.
-    fn packet(&self) -> String {
-        format!("{}{}", self.packet_bytes, if self.mtu_search { " …" } else { "" })
-    }
+/// The packet size, and whether larger ones are being tried.
+fn lane_packet(lane: &LaneStatus) -> String {
+    format!("{}{}", lane.packet_bytes, if lane.mtu_search { " …" } else { "" })
+}
 
-    /// What the kernel does for its packets.
-    pub(super) fn offload(&self) -> String {
-        let gso = match self.gso.as_str() {
-            "on" => Some("GSO"),
-            "failed" => Some("GSO failed"),
-            _ => None,
-        };
-        let all: Vec<&str> = [gso, self.gro.then_some("GRO")].into_iter().flatten().collect();
-        if all.is_empty() { "none".to_owned() } else { all.join("+") }
-    }
+/// What the kernel does for its packets.
+pub(super) fn lane_offload(lane: &LaneStatus) -> String {
+    let gso = match &*lane.gso {
+        "on" => Some("GSO"),
+        "failed" => Some("GSO failed"),
+        _ => None,
+    };
+    let all: Vec<&str> = [gso, lane.gro.then_some("GRO")].into_iter().flatten().collect();
+    if all.is_empty() { "none".to_owned() } else { all.join("+") }
 }
 
 pub(super) fn head_of_accounts() -> [String; 6] {
     ["ACCOUNT", "RECEIVED", "DELIVERED", "QUEUED", "DROPPED", ""].map(str::to_owned)
 }
 
-impl Accounting {
-    /// Nothing has come: there is nothing to show.
-    pub(super) fn is_empty(&self) -> bool {
-        self.received == 0 && self.delivered == 0 && self.queued == 0 && self.dropped == 0
-    }
-
-    pub(super) fn row(&self, name: &str) -> [String; 6] {
-        let counts =
-            [self.received, self.delivered, self.queued, self.dropped].map(|count| count.to_string());
-        let [received, delivered, queued, dropped] = counts;
-        let mark = if self.balances { "" } else { "DOES NOT BALANCE: please report this" };
-        [name.to_owned(), received, delivered, queued, dropped, mark.to_owned()]
-    }
+/// Nothing has come: there is nothing to show.
+pub(super) fn is_empty(account: &Accounting) -> bool {
+    account.account.received == 0
+        && account.account.delivered == 0
+        && account.queued == 0
+        && account.dropped == 0
 }
 
-impl TunStatus {
-    fn line(&self) -> String {
-        let state = match self.up {
-            Some(true) => "up",
-            Some(false) => "DOWN",
-            None => "GONE",
-        };
-        let offload = match (self.tcp_offload, self.udp_offload) {
-            (true, true) => "TCP and UDP offload",
-            (true, false) => "TCP offload, no UDP offload",
-            (false, true) => "UDP offload, no TCP offload",
-            (false, false) => "no offload",
-        };
-        let mtu = or_dash(self.mtu.map(|mtu| mtu.to_string()));
-        format!("tun {}: {state}, MTU {mtu}, {offload}", plain(&self.name))
-    }
+pub(super) fn account_row(account: &Accounting, name: &str) -> [String; 6] {
+    let counts = [account.account.received, account.account.delivered, account.queued, account.dropped]
+        .map(|count| count.to_string());
+    let [received, delivered, queued, dropped] = counts;
+    let mark = if account.balances { "" } else { "DOES NOT BALANCE: please report this" };
+    [name.to_owned(), received, delivered, queued, dropped, mark.to_owned()]
 }
 
-impl TunDirection {
-    fn row(&self, name: &str) -> [String; 6] {
-        let rates = self.bytes_per_second.zip(self.packets_per_second);
-        [
-            name.to_owned(),
-            self.packets.to_string(),
-            or_dash(rates.map(|(bytes, packets)| format!("{} {}", bits(bytes), per_second(packets)))),
-            self.super_packets.to_string(),
-            self.errors.to_string(),
-            or_dash(self.kernel_drops.map(|drops| drops.to_string())),
-        ]
-    }
+fn tun_line(tun: &TunStatus) -> String {
+    let state = match tun.up {
+        Some(true) => "up",
+        Some(false) => "DOWN",
+        None => "GONE",
+    };
+    let offload = match (tun.tcp_offload, tun.udp_offload) {
+        (true, true) => "TCP and UDP offload",
+        (true, false) => "TCP offload, no UDP offload",
+        (false, true) => "UDP offload, no TCP offload",
+        (false, false) => "no offload",
+    };
+    let mtu = or_dash(tun.mtu.map(|mtu| mtu.to_string()));
+    format!("tun {}: {state}, MTU {mtu}, {offload}", plain(&tun.name))
 }
 
-impl SocketStatus {
-    fn row(&self) -> [String; 8] {
-        let counts = [
-            self.open as u64,
-            self.received_datagrams,
-            self.sent_datagrams,
-            self.would_block,
-            self.send_failures,
-            self.gso_fallbacks,
-            self.kernel_drops,
-        ];
-        let [open, received, sent, blocked, failed, no_gso, drops] = counts.map(|count| count.to_string());
-        [self.role.replace('_', " "), open, received, sent, blocked, failed, no_gso, drops]
-    }
+fn tun_row(direction: &TunDirection, name: &str) -> [String; 6] {
+    let rates = direction.bytes_per_second.zip(direction.packets_per_second);
+    [
+        name.to_owned(),
+        direction.packets.to_string(),
+        or_dash(rates.map(|(bytes, packets)| format!("{} {}", bits(bytes), per_second(packets)))),
+        direction.super_packets.to_string(),
+        direction.errors.to_string(),
+        or_dash(direction.kernel_drops.map(|drops| drops.to_string())),
+    ]
+}
+
+fn socket_row(socket: &SocketStatus) -> [String; 8] {
+    let counts = [
+        socket.open as u64,
+        socket.received_datagrams,
+        socket.sent_datagrams,
+        socket.would_block,
+        socket.send_failures,
+        socket.gso_fallbacks,
+        socket.kernel_drops,
+    ];
+    let [open, received, sent, blocked, failed, no_gso, drops] = counts.map(|count| count.to_string());
+    [socket.role.replace('_', " "), open, received, sent, blocked, failed, no_gso, drops]
 }
 
 impl Refusal {

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use config::Limits;
+use engine::metrics::Samples;
+use wire::panics::lock;
 
 use crate::metrics::Metrics;
 
@@ -32,33 +34,52 @@ impl Reload {
     }
 }
 
+/// The configuration that runs, and the reloads until now.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Configured {
+    pub(super) reloads: [u64; Reload::ALL.len()],
+    now: Option<Now>,
+}
+
+/// The configuration that runs.
+#[derive(Clone, Debug)]
+pub(super) struct Now {
+    limits: Limits,
+    /// When it was read, by the wall clock.
+    pub(super) since: Duration,
+    /// No reload failed after it.
+    pub(super) successful: bool,
+}
+
+impl Configured {
+    /// Shows what runs, once something does.
+    pub(super) fn each(&self, show: impl FnOnce(&Now)) {
+        self.now.as_ref().map(show);
+    }
+}
+
+impl Now {
+    pub(super) fn limits(&self, out: &mut Samples) {
+        counted(&self.limits).iter().for_each(|(key, limit)| out.add(&[key], *limit));
+    }
+}
+
 impl Metrics {
     /// A configuration with these limits runs from now on. To be called at the start, and after each reload that is
     /// [`Reload::Done`]; `unix_time` is the wall clock's.
     pub fn configured(&self, limits: &Limits, unix_time: Duration) {
-        for (key, limit) in counted(limits) {
-            self.families().limit.with_label_values(&[key]).set(i64::try_from(limit).unwrap_or(i64::MAX));
-        }
-        self.families().reload_successful.with_label_values(NO_LABELS).set(1);
-        self.families().reload_time.with_label_values(NO_LABELS).set(unix_time.as_secs_f64());
+        lock(&self.configured).now = Some(Now { limits: *limits, since: unix_time, successful: true });
     }
 
     /// Counts a reload.
     pub fn reloaded(&self, outcome: Reload) {
-        self.families().reloads.with_label_values(&[outcome.label()]).inc();
-        let successful = i64::from(outcome == Reload::Done);
-        self.families().reload_successful.with_label_values(NO_LABELS).set(successful);
-    }
-
-    /// Shows the reloads of each outcome, none yet.
-    pub(super) fn bind_reloads(&self) {
-        for outcome in Reload::ALL {
-            self.families().reloads.with_label_values(&[outcome.label()]);
+        let Configured { reloads, now } = &mut *lock(&self.configured);
+        reloads[outcome as usize] += 1;
+        if let Some(now) = now {
+            now.successful = outcome == Reload::Done;
         }
     }
 }
-
-const NO_LABELS: &[&str] = &[];
 
 /// The limits on what grows, by their keys. `receive_buffer` and `receive_rate` are sizes of their own kind: they are shown
 /// with the sockets.

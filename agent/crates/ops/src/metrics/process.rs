@@ -2,188 +2,20 @@
 
 use std::{collections::BTreeMap, fs, io};
 
-use prometheus::{
-    core::{Collector, Desc},
-    proto,
-};
-
-/// CPU time by the names of threads: a worker's is `culvert-` and its number. Those that look up names come and go, and have
-/// other names.
-const THREADS: LabelledFamily = LabelledFamily {
-    name: "culvert_process_thread_cpu_seconds_total",
-    label: "thread",
-    help: "User and system CPU time of the agent's own threads; culvert-0 is the first worker.",
-};
-
-/// A family of counters with one label.
-pub(super) struct LabelledFamily {
-    /// The name of the family.
-    pub(super) name: &'static str,
-    /// The name of its label.
-    pub(super) label: &'static str,
-    /// The help text of the family.
-    pub(super) help: &'static str,
-}
-
-impl LabelledFamily {
-    /// What the registry is told of the family.
-    pub(super) fn desc(&self) -> Result<Desc, prometheus::Error> {
-        Desc::new(self.name.to_owned(), self.help.to_owned(), vec![self.label.to_owned()], Default::default())
-    }
-}
-
-/// One family of [`ProcessCollector`].
-pub(super) struct Family {
-    pub(super) name: &'static str,
-    help: &'static str,
-    kind: proto::MetricType,
-    value: fn(&Process) -> f64,
-}
-
-/// The type of the family `name`, as `docs/metrics.md` says it.
-pub(super) fn kind_of(name: &str) -> &'static str {
-    let family = PROCESS_FAMILIES.iter().find(|family| family.name == name);
-    family.map_or("counter", Family::kind_name)
-}
-
-impl Family {
-    pub(super) fn kind_name(&self) -> &'static str {
-        if self.kind == proto::MetricType::COUNTER { "counter" } else { "gauge" }
-    }
-}
-
-pub(super) const PROCESS_FAMILIES: &[Family] = &[
-    Family {
-        name: "culvert_process_cpu_seconds_total",
-        help: "User and system CPU time of all threads.",
-        kind: proto::MetricType::COUNTER,
-        value: |process| process.cpu_seconds,
-    },
-    Family {
-        name: "culvert_process_resident_memory_bytes",
-        help: "Resident memory.",
-        kind: proto::MetricType::GAUGE,
-        value: |process| process.resident_bytes,
-    },
-    Family {
-        name: "culvert_process_open_fds",
-        help: "Open file descriptors.",
-        kind: proto::MetricType::GAUGE,
-        value: |process| process.open_fds,
-    },
-    Family {
-        name: "culvert_process_max_fds",
-        help: "File descriptors that the process may have open: its limit RLIMIT_NOFILE.",
-        kind: proto::MetricType::GAUGE,
-        value: |process| process.max_fds,
-    },
-    Family {
-        name: "culvert_process_start_time_seconds",
-        help: "Start of the process, since the Unix epoch.",
-        kind: proto::MetricType::GAUGE,
-        value: |process| process.start_time_seconds,
-    },
-    Family {
-        name: "culvert_kernel_listen_overflows_total",
-        help: "Connections that the kernel dropped because a listen backlog was full, of all programs in the network namespace.",
-        kind: proto::MetricType::COUNTER,
-        value: |process| process.listen_overflows,
-    },
-    Family {
-        name: "culvert_process_threads",
-        help: "Threads of the process.",
-        kind: proto::MetricType::GAUGE,
-        value: |process| process.threads,
-    },
-];
-
-/// Reads `/proc/self` when it is asked. Without `/proc` its families have no values.
-pub(super) struct ProcessCollector {
-    descs: Vec<Desc>,
-}
-
-impl ProcessCollector {
-    pub(super) fn new() -> Result<Self, prometheus::Error> {
-        let desc = |family: &Family| {
-            Desc::new(family.name.to_owned(), family.help.to_owned(), Vec::new(), Default::default())
-        };
-        let mut descs = PROCESS_FAMILIES.iter().map(desc).collect::<Result<Vec<_>, _>>()?;
-        descs.push(THREADS.desc()?);
-        Ok(Self { descs })
-    }
-}
-
-impl Collector for ProcessCollector {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<proto::MetricFamily> {
-        let Ok(process) = Process::read() else { return Vec::new() };
-        let mut families: Vec<_> =
-            PROCESS_FAMILIES.iter().map(|family| family_of(family, (family.value)(&process))).collect();
-        families.extend(threads().ok().map(|threads| labelled_counters(&THREADS, threads.into_iter())));
-        families
-    }
-}
-
-/// The counters of a family: each label value with its count.
-pub(super) fn labelled_counters(
-    family: &LabelledFamily,
-    values: impl Iterator<Item = (String, f64)>,
-) -> proto::MetricFamily {
-    let metric = |(labelled, value): (String, f64)| {
-        let mut pair = proto::LabelPair::default();
-        pair.set_name(family.label.to_owned());
-        pair.set_value(labelled);
-        let mut counter = proto::Counter::default();
-        counter.set_value(value);
-        let mut metric = proto::Metric::default();
-        metric.set_label(vec![pair]);
-        metric.set_counter(counter);
-        metric
-    };
-    let mut out = proto::MetricFamily::default();
-    out.set_name(family.name.to_owned());
-    out.set_help(family.help.to_owned());
-    out.set_field_type(proto::MetricType::COUNTER);
-    out.set_metric(values.map(metric).collect());
-    out
-}
-
-fn family_of(family: &Family, value: f64) -> proto::MetricFamily {
-    let mut metric = proto::Metric::default();
-    if family.kind == proto::MetricType::COUNTER {
-        let mut counter = proto::Counter::default();
-        counter.set_value(value);
-        metric.set_counter(counter);
-    } else {
-        let mut gauge = proto::Gauge::default();
-        gauge.set_value(value);
-        metric.set_gauge(gauge);
-    }
-    let mut out = proto::MetricFamily::default();
-    out.set_name(family.name.to_owned());
-    out.set_help(family.help.to_owned());
-    out.set_field_type(family.kind);
-    out.set_metric(vec![metric]);
-    out
-}
-
 /// The values of one reading.
 #[derive(Debug, PartialEq)]
-struct Process {
-    cpu_seconds: f64,
-    resident_bytes: f64,
-    open_fds: f64,
-    max_fds: f64,
-    start_time_seconds: f64,
-    threads: f64,
-    listen_overflows: f64,
+pub(super) struct Process {
+    pub(super) cpu_seconds: f64,
+    pub(super) resident_bytes: f64,
+    pub(super) open_fds: f64,
+    pub(super) max_fds: f64,
+    pub(super) start_time_seconds: f64,
+    pub(super) threads: f64,
+    pub(super) listen_overflows: f64,
 }
 
 impl Process {
-    fn read() -> io::Result<Self> {
+    pub(super) fn read() -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/self/stat")?;
         let status = fs::read_to_string("/proc/self/status")?;
         let kernel = fs::read_to_string("/proc/stat")?;
@@ -252,8 +84,9 @@ fn cpu_seconds(after_name: &str) -> Option<f64> {
     Some((field(after_name, 14)? + field(after_name, 15)?) / TICKS_PER_SECOND)
 }
 
-/// CPU seconds by the names of threads.
-fn threads() -> io::Result<BTreeMap<String, f64>> {
+/// CPU seconds by the names of threads: a worker's is `culvert-` and its number. Those that look up names come and go, and have
+/// other names.
+pub(super) fn threads() -> io::Result<BTreeMap<String, f64>> {
     let mut threads = BTreeMap::new();
     for thread in fs::read_dir("/proc/self/task")? {
         // A thread may end while it is looked at.

@@ -1,0 +1,167 @@
+//! What a metric is: a family, and samples that bear the values of its labels.
+//!
+//! `worker/families.rs` has the families that workers know of, one line each; `ops::metrics` adds what it alone knows and renders text.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use net::stats::{AGE_BOUNDS_NANOS, SIZE_BOUNDS};
+
+/// Description of a family, as `/metrics` and `docs/metrics.md` show it.
+#[derive(Clone, Copy, Debug)]
+pub struct FamilyInfo {
+    /// The full name.
+    pub name: &'static str,
+    /// What its values are.
+    pub kind: Kind,
+    /// The names of its labels, in the order in which [`Samples`] has their values.
+    pub labels: &'static [&'static str],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+/// Type of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, from 0 at the start of the process.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// Counts by size or age.
+    Histogram,
+}
+
+impl Kind {
+    /// The type's name in Prometheus' text format.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+impl FamilyInfo {
+    /// Name and labels of a series with these values, as Prometheus writes them: labels in the order of their names, and `le` last.
+    #[must_use]
+    pub fn series(&self, suffix: &str, values: &[String], le: Option<&str>) -> String {
+        let mut labels: Vec<_> = self.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+        labels.sort_unstable();
+        labels.extend(le.map(|bound| ("le", bound)));
+        let mut series = format!("{}{suffix}", self.name);
+        for (place, (name, value)) in labels.iter().enumerate() {
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            // Writing to a String cannot fail.
+            write!(series, "{}{name}=\"{value}\"", if place == 0 { '{' } else { ',' }).ok();
+        }
+        if !labels.is_empty() {
+            series.push('}');
+        }
+        series
+    }
+}
+
+/// Value of a series.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A whole number, of a counter or a gauge.
+    Count(u64),
+    /// Any other number.
+    Number(f64),
+    /// A histogram.
+    Buckets(Buckets),
+}
+
+macro_rules! values {
+    ($($from:ty, $it:ident => $value:expr;)*) => { $(impl From<$from> for Value {
+        fn from($it: $from) -> Self {
+            $value
+        }
+    })* };
+}
+
+values! {
+    u64, count => Self::Count(count);
+    u32, count => Self::Count(count.into());
+    usize, count => Self::Count(count as u64);
+    f64, number => Self::Number(number);
+    Duration, time => Self::Number(time.as_secs_f64());
+    Buckets, buckets => Self::Buckets(buckets);
+}
+
+/// Counts by size or age.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buckets {
+    /// The upper bounds, in parts of the unit.
+    pub bounds: &'static [u64],
+    /// Parts that make one unit.
+    pub parts: f64,
+    /// One count for each bound, and one for what is above the last.
+    pub counts: Vec<u64>,
+    /// The sum of what was counted, in parts of the unit.
+    pub sum: u64,
+}
+
+impl Buckets {
+    /// So many parts in units.
+    #[must_use]
+    pub fn units(&self, parts: u64) -> f64 {
+        parts as f64 / self.parts
+    }
+
+    /// Calls or messages by their datagrams.
+    pub(crate) fn sizes(counts: &[u64], datagrams: u64) -> Self {
+        Self { bounds: &SIZE_BOUNDS, parts: 1.0, counts: counts.to_vec(), sum: datagrams }
+    }
+
+    /// Buffers by their age, shown in seconds.
+    pub(crate) fn ages(counts: &[u64], sum_nanos: u64) -> Self {
+        Self { bounds: &AGE_BOUNDS_NANOS, parts: 1e9, counts: counts.to_vec(), sum: sum_nanos }
+    }
+}
+
+/// The series of one family: a value for each combination of labels.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(BTreeMap<Vec<String>, Value>);
+
+impl Samples {
+    /// Adds a value to the series with these labels, which begins with it if there is none.
+    pub fn add(&mut self, labels: &[&str], value: impl Into<Value>) {
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        let value = value.into();
+        let Some(sum) = self.0.get_mut(&labels) else {
+            self.0.insert(labels, value);
+            return;
+        };
+        match (sum, value) {
+            (Value::Count(sum), Value::Count(one)) => *sum += one,
+            (Value::Buckets(sum), Value::Buckets(one)) => {
+                sum.counts.iter_mut().zip(one.counts).for_each(|(sum, one)| *sum += one);
+                sum.sum += one.sum;
+            }
+            (sum, value) => *sum = value,
+        }
+    }
+
+    /// Adds one value for each of a closed set of labels.
+    pub fn each(&mut self, labels: &[&str], values: &[u64]) {
+        debug_assert_eq!(labels.len(), values.len(), "one value for each label");
+        for (label, value) in labels.iter().zip(values) {
+            self.add(&[label], *value);
+        }
+    }
+
+    /// Adds one value for each of a closed set of labels, after the label `first`.
+    pub fn each_of(&mut self, first: &str, labels: &[&str], values: &[u64]) {
+        debug_assert_eq!(labels.len(), values.len(), "one value for each label");
+        for (label, value) in labels.iter().zip(values) {
+            self.add(&[first, label], *value);
+        }
+    }
+
+    /// The series, by the values of their labels.
+    pub fn iter(&self) -> impl Iterator<Item = (&[String], &Value)> {
+        self.0.iter().map(|(labels, value)| (&labels[..], value))
+    }
+}

@@ -1,0 +1,655 @@
+//! What an operator is told of peers, lanes, flows, sockets and the device: workers fill it, `culvert status --json` prints it.
+//!
+//! `docs/status.md` describes the JSON, which only ever gains members.
+
+use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use dataplane::relay::{Account, DropReason, PacketCount, PieceCount};
+use quic_core::LaneStats;
+use serde::{Deserialize, Serialize};
+use wire::meter::Meter;
+
+use crate::{peer::Failure, roster::Origin};
+
+/// One of a closed set of words.
+pub type Word = Cow<'static, str>;
+
+/// Counts by reason or kind.
+pub type Counts = BTreeMap<Word, u64>;
+
+/// Adds the fields of `other` to those of `sum`.
+macro_rules! add {
+    ($sum:expr, $other:expr; $($field:ident),*) => { $($sum.$field += $other.$field;)* };
+}
+
+/// The counts that are not 0, by the labels in their order.
+pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
+    let counts = labels.iter().zip(counts).filter(|(_, count)| **count > 0);
+    counts.map(|(label, count)| ((*label).into(), *count)).collect()
+}
+
+/// A peer of a running agent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerStatus {
+    /// Its name.
+    pub name: Arc<str>,
+    /// How it came to be known.
+    pub origin: Origin,
+    /// What is going on.
+    pub state: PeerState,
+    /// The other end of the connection, or what was dialled last.
+    pub address: Option<SocketAddr>,
+    /// Seconds since `state` has been so.
+    pub since_seconds: Option<f64>,
+    /// What it calls itself.
+    pub software: Option<Arc<str>>,
+    /// "lanes" or "standard": how datagrams travel; `None` without a connection.
+    pub mode: Option<Word>,
+    /// Smoothed round-trip time of its first lane, in standard mode of its control connection.
+    pub rtt_seconds: Option<f64>,
+    /// Lanes that carry payloads.
+    pub lanes_up: usize,
+    /// Flows of both openers.
+    pub flows: usize,
+    /// TCP forwards that are open.
+    pub tcp_streams: u32,
+    /// The congestion control of the connections that carry them; `None` without one.
+    pub streams: Option<StreamsStatus>,
+    /// The largest IP packet that fits into one packet to the peer, in bytes.
+    pub inner_mtu: Option<u16>,
+    /// The largest UDP datagram that fits into one packet to the peer, in bytes.
+    pub largest_datagram: Option<u16>,
+    /// What passed in the last second.
+    pub rates: Option<PeerRates>,
+    /// What waits.
+    pub queue: QueueStatus,
+    /// The packets of its lanes.
+    pub lane_packets: LanePackets,
+    /// What became of the datagrams for it.
+    pub uplink: Accounting,
+    /// What became of the datagrams from it.
+    pub downlink: Accounting,
+    /// What was dropped since the peer is known, by direction ("uplink": towards it) and then by reason; none that is 0.
+    pub dropped: BTreeMap<Word, Counts>,
+    /// Its lanes, by index; draining ones have the index of the one that replaced them.
+    pub lanes: Vec<LaneStatus>,
+    /// The connections that carry its TCP forwards beside its control connection, by number.
+    pub stream_connections: Vec<StreamConnectionStatus>,
+    /// Its flows with the latest datagrams, the latest first, if it alone was asked for.
+    pub recent_flows: Vec<FlowStatus>,
+    /// Why the last attempt or connection ended.
+    pub last_error: Option<LastError>,
+    /// What status does not show of it.
+    #[serde(skip)]
+    pub more: PeerFigures,
+}
+
+/// What the metrics show of a peer beside its status, and what a sum over workers needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PeerFigures {
+    /// It was removed: what it counted is shown until its place is given up.
+    pub removed: bool,
+    /// Nothing is left of it: its place waits for another.
+    pub(crate) vacant: bool,
+    /// How many peers had its place before.
+    pub generation: u32,
+    /// Endpoints at which it is dialled.
+    pub endpoints: usize,
+    /// Flows that were opened, of both openers.
+    pub flows_opened: u64,
+    /// Datagrams that may wait in its queues, at all workers together; none once it was removed.
+    pub queue_packets: usize,
+    /// The same in bytes.
+    pub queue_bytes: usize,
+    /// How long they may wait.
+    pub queue_time: Duration,
+    /// What datagrams take of which pieces are missing, in bytes.
+    pub reassembly_bytes: usize,
+    /// What its lanes counted, those that have ended included.
+    pub lanes: LaneStats,
+    /// Its lanes, as the owner of its session knows them; `None` while it is not connected.
+    pub owned_lanes: Option<OwnedLanes>,
+}
+
+/// What the worker that owns a peer's session knows of its lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnedLanes {
+    /// Lanes that carry payloads.
+    pub up: u32,
+    /// Lanes that the peer is to have.
+    pub wanted: u32,
+    /// The largest packet that they send now, in bytes of UDP payload; 0 without lanes.
+    pub packet_bytes: usize,
+}
+
+/// What is going on with a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerState {
+    /// There is no connection, and only the peer can make one.
+    #[default]
+    Waiting,
+    /// There is none, and it is being dialled.
+    Dialling,
+    /// There is a connection.
+    Connected,
+}
+
+/// Why an attempt or a connection ended.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LastError {
+    /// Seconds since then.
+    pub age_seconds: f64,
+    /// What failed.
+    #[serde(flatten)]
+    pub failure: Arc<Failure>,
+}
+
+/// The congestion control of a peer's control and stream connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamsStatus {
+    /// "bbr", "cubic" or "rate".
+    pub congestion: Word,
+    /// Connections that are open.
+    pub connections: u32,
+    /// Bytes that may be in flight on all of them.
+    pub window_bytes: u64,
+    /// The rate at which their packets leave; 0 where only the window decides.
+    pub pacing_bytes_per_second: u64,
+    /// The rate at which data last arrived at the peer.
+    pub delivery_bytes_per_second: u64,
+}
+
+/// What passed in the last second that was looked at, of one peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeerRates {
+    /// Payload bytes per second towards the peer.
+    pub uplink_bytes_per_second: f64,
+    /// Datagrams per second towards the peer.
+    pub uplink_datagrams_per_second: f64,
+    /// Payload bytes per second from the peer.
+    pub downlink_bytes_per_second: f64,
+    /// Datagrams per second from the peer.
+    pub downlink_datagrams_per_second: f64,
+    /// Lane packets sent.
+    #[serde(skip)]
+    pub lane_packets_per_second: f64,
+    /// Lane packets declared lost.
+    #[serde(skip)]
+    pub lost_packets_per_second: f64,
+}
+
+/// What waits for a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueStatus {
+    /// Datagrams.
+    pub datagrams: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// How long the oldest has waited.
+    pub age_seconds: f64,
+}
+
+/// The packets of a peer's lanes, those that have ended included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LanePackets {
+    /// Sent.
+    pub sent: u64,
+    /// Received.
+    pub received: u64,
+    /// Sent and declared lost.
+    pub lost: u64,
+    /// The share of those sent that was lost, 0 to 1; `None` if none was sent.
+    pub lost_share: Option<f64>,
+    /// The same of the last second.
+    pub lost_share_last_second: Option<f64>,
+}
+
+/// The account of one direction: received = delivered + queued + dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accounting {
+    /// What was counted.
+    #[serde(flatten)]
+    pub account: Account,
+    /// Bytes of the datagrams that were handed on.
+    pub delivered_bytes: u64,
+    /// Datagrams inside the agent.
+    pub queued: u64,
+    /// Datagrams dropped, for all reasons together.
+    pub dropped: u64,
+    /// Whether the sum is right.
+    pub balances: bool,
+    /// IP packets from the TUN device for the peer, or from the peer for the device.
+    #[serde(skip)]
+    pub packets: PacketCount,
+    /// Datagrams that travelled in pieces.
+    #[serde(skip)]
+    pub pieces: PieceCount,
+}
+
+/// One lane of a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LaneStatus {
+    /// Its index.
+    pub index: u8,
+    /// Which opening of that index it is.
+    pub epoch: u64,
+    /// The worker that keeps it.
+    pub worker: u8,
+    /// "validating", "up" or "draining".
+    pub state: Word,
+    /// Seconds since it was opened.
+    pub age_seconds: f64,
+    /// Seconds since a packet of it was last opened.
+    pub heard_seconds: Option<f64>,
+    /// The address that its socket is bound to.
+    pub local_address: Option<SocketAddr>,
+    /// Where its packets go.
+    pub remote_address: Option<SocketAddr>,
+    /// What passed in the last second.
+    pub rates: Option<LaneRates>,
+    /// Packets sent.
+    pub sent_packets: u64,
+    /// Their bytes of UDP payload.
+    pub sent_bytes: u64,
+    /// Packets received.
+    pub received_packets: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Packets sent and declared lost.
+    pub lost_packets: u64,
+    /// Of those, packets that were acknowledged later.
+    pub late_packets: u64,
+    /// Packets that are neither acknowledged nor lost.
+    pub in_flight_packets: u64,
+    /// Their bytes.
+    pub in_flight_bytes: u64,
+    /// Smoothed round-trip time, once it was measured.
+    pub rtt_seconds: Option<f64>,
+    /// How often its keys were updated.
+    pub key_updates: u64,
+    /// The key-phase bit of the packets that it sends: 0 or 1.
+    pub key_phase: u8,
+    /// The peer has not followed the last update yet.
+    pub key_update_under_way: bool,
+    /// Packets sealed with the keys in use.
+    pub sealed_with_keys: u64,
+    /// The largest packet that it sends now, in bytes of UDP payload.
+    pub packet_bytes: usize,
+    /// The largest packet that its path carries, as far as is known.
+    pub path_packet_bytes: usize,
+    /// Whether larger ones are being tried.
+    pub mtu_search: bool,
+    /// "on", "off", or "failed": off for this destination after an error, for a minute.
+    pub gso: Word,
+    /// Whether datagrams come joined by the kernel.
+    pub gro: bool,
+    /// Flows that belong on it.
+    pub flows: u64,
+    /// More, if this lane alone was asked for.
+    pub details: Option<LaneDetails>,
+}
+
+/// What passed on a lane in the last second that was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LaneRates {
+    /// Bytes of UDP payload per second, sent.
+    pub sent_bytes_per_second: f64,
+    /// Packets per second, sent.
+    pub sent_packets_per_second: f64,
+    /// Bytes per second, received.
+    pub received_bytes_per_second: f64,
+    /// Packets per second, received.
+    pub received_packets_per_second: f64,
+    /// Packets per second that were declared lost.
+    pub lost_packets_per_second: f64,
+}
+
+/// What is shown of one lane only.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LaneDetails {
+    /// The connection ID of the packets that it receives, in hexadecimal.
+    pub connection_id: String,
+    /// The number of the next packet that it sends.
+    pub next_packet: u64,
+    /// The highest number that the peer acknowledged.
+    pub largest_acked: Option<u64>,
+    /// The highest number received, which is the top of the replay window.
+    pub largest_received: Option<u64>,
+    /// Packets received since the last ACK was sent that ask for one.
+    pub unacknowledged: u32,
+    /// For how long an ACK is held back.
+    pub ack_delay_seconds: f64,
+    /// The newest sample of the round-trip time.
+    pub rtt_latest_seconds: Option<f64>,
+    /// The least.
+    pub rtt_min_seconds: Option<f64>,
+    /// The mean deviation.
+    pub rtt_variation_seconds: f64,
+    /// The probe timeout.
+    pub pto_seconds: f64,
+    /// Probes sent since an ACK last acknowledged something new.
+    pub probes: u32,
+    /// For how long something has been outstanding and nothing was heard.
+    pub silent_seconds: Option<f64>,
+    /// Bytes per second that got through in the last round trip.
+    pub delivery_bytes_per_second: Option<u64>,
+    /// Packets acknowledged.
+    pub acked_packets: u64,
+    /// DATAGRAM frames sent.
+    pub datagrams_sent: u64,
+    /// DATAGRAM frames received.
+    pub datagrams_received: u64,
+    /// Packets sent that held an ACK and nothing else.
+    pub ack_packets_sent: u64,
+    /// The same, received.
+    pub ack_packets_received: u64,
+    /// Packets refused because they had been opened before.
+    pub duplicates: u64,
+    /// Packets refused because they were below the replay window.
+    pub too_old: u64,
+    /// Packets refused because no key opened them.
+    pub authentication_failures: u64,
+    /// Probes of the path's MTU sent.
+    pub mtu_probes_sent: u64,
+    /// Of those, declared lost.
+    pub mtu_probes_lost: u64,
+    /// Times that the path stopped carrying packets of the size in use.
+    pub black_holes: u64,
+    /// Key updates that this end began.
+    pub key_updates_begun: u64,
+    /// Datagrams that wait in the outbox of its socket.
+    pub waiting_datagrams: usize,
+    /// Their bytes.
+    pub waiting_bytes: usize,
+    /// The kernel has no room for them.
+    pub blocked: bool,
+}
+
+/// One flow of a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FlowStatus {
+    /// Its number on the wire.
+    pub number: u64,
+    /// The service that it is for.
+    pub service: Arc<str>,
+    /// "here" or "peer": which end opened it.
+    pub opened_by: Word,
+    /// Its client's address if it was opened here, else that of the service.
+    pub local_address: Option<SocketAddr>,
+    /// "opening", "confirmed" or "refused": what the far end knows of it.
+    pub standing: Word,
+    /// The lane that it belongs on.
+    pub lane: Option<u8>,
+    /// The lane that it takes: another one while its own is down.
+    pub on_lane: Option<u8>,
+    /// The worker that keeps it.
+    pub worker: u8,
+    /// Seconds since a datagram of it last passed.
+    pub silent_seconds: f64,
+    /// Seconds of silence after which it ends.
+    pub idle_seconds: f64,
+}
+
+/// A connection that carries TCP forwards of a peer beside its control connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamConnectionStatus {
+    /// From 1 on.
+    pub number: u8,
+    /// The worker that has it.
+    pub worker: u8,
+    /// "handshake", "joining", "up" or "releasing".
+    pub state: Word,
+    /// "here" or "peer": which end dialled it.
+    pub dialled_by: Word,
+    /// TCP forwards on it.
+    pub forwards: u32,
+}
+
+/// The UDP sockets of one role.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketStatus {
+    /// "quic_listen", "quic_dial", "ingress", "upstream" or "decoy".
+    pub role: Word,
+    /// How many are open. The counts are of those that are closed, too.
+    pub open: usize,
+    /// Datagrams received.
+    pub received_datagrams: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Datagrams sent.
+    pub sent_datagrams: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Sends that found the kernel's buffer full.
+    pub would_block: u64,
+    /// Datagrams that the kernel refused to send.
+    pub send_failures: u64,
+    /// Messages sent as single datagrams because GSO failed.
+    pub gso_fallbacks: u64,
+    /// ICMP errors about datagrams sent earlier.
+    pub refusals: u64,
+    /// Buffers (not datagrams) that the kernel dropped because the receive buffer was full.
+    pub kernel_drops: u64,
+}
+
+/// The TUN device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TunStatus {
+    /// Its name.
+    pub name: Box<str>,
+    /// Whether it is up; `None` if the kernel does not know it any more.
+    pub up: Option<bool>,
+    /// Its MTU.
+    pub mtu: Option<u32>,
+    /// TCP super-packets and partial checksums, both ways.
+    pub tcp_offload: bool,
+    /// UDP super-packets, both ways.
+    pub udp_offload: bool,
+    /// From the device.
+    pub uplink: TunDirection,
+    /// To the device.
+    pub downlink: TunDirection,
+    /// Packets read that went to no peer, by reason; none that is 0.
+    pub dropped: Counts,
+    /// ICMP messages to senders whose packets could not be carried, by kind; none that is 0.
+    pub answers: Counts,
+}
+
+/// One direction of the TUN device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TunDirection {
+    /// Packets, super-packets cut.
+    pub packets: u64,
+    /// Bytes, headers of super-packets once.
+    pub bytes: u64,
+    /// Super-packets.
+    pub super_packets: u64,
+    /// Reads or writes that failed.
+    pub errors: u64,
+    /// Packets that the kernel dropped at the device.
+    pub kernel_drops: Option<u64>,
+    /// Packets in the last second; `None` before it was looked at.
+    pub packets_per_second: Option<f64>,
+    /// Bytes in the last second.
+    pub bytes_per_second: Option<f64>,
+}
+
+impl PeerState {
+    /// In one word.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::Dialling => "dialling",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
+impl PeerStatus {
+    /// Whether there is a connection.
+    #[must_use]
+    pub fn connected(&self) -> bool {
+        self.state == PeerState::Connected
+    }
+
+    /// Adds what another worker has of it, or another peer under the same label of the metrics.
+    pub(crate) fn add(&mut self, other: &Self) {
+        if other.connected() && !self.connected() {
+            self.address = other.address;
+            self.since_seconds = other.since_seconds;
+            self.software.clone_from(&other.software);
+            self.mode.clone_from(&other.mode);
+        }
+        self.state = self.state.max(other.state);
+        self.address = self.address.or(other.address);
+        self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
+        add!(self, other; lanes_up, flows, tcp_streams);
+        match (&mut self.streams, &other.streams) {
+            (Some(sum), Some(one)) => sum.add(one),
+            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
+        }
+        self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
+        self.largest_datagram = self.largest_datagram.or(other.largest_datagram);
+        match (&mut self.rates, &other.rates) {
+            (Some(sum), Some(one)) => sum.add(one),
+            (sum, one) => *sum = sum.or(*one),
+        }
+        add!(self.queue, other.queue; datagrams, bytes);
+        self.queue.age_seconds = self.queue.age_seconds.max(other.queue.age_seconds);
+        self.uplink.add(&other.uplink);
+        self.downlink.add(&other.downlink);
+        let errors = [&self.last_error, &other.last_error].into_iter().flatten();
+        let newest = errors.min_by(|one, other| one.age_seconds.total_cmp(&other.age_seconds));
+        self.last_error = newest.cloned();
+        self.more.add(&other.more);
+    }
+
+    /// All workers have been added: says what only the sum can.
+    pub(crate) fn complete(&mut self) {
+        for (way, direction) in [("uplink", &mut self.uplink), ("downlink", &mut self.downlink)] {
+            direction.complete();
+            let counts = not_zero(&DropReason::ALL.map(DropReason::label), &direction.account.dropped);
+            if !counts.is_empty() {
+                self.dropped.insert(way.into(), counts);
+            }
+        }
+        let share = |lost: f64, sent: f64| (sent > 0.0).then(|| lost / sent);
+        let LaneStats { sealed_packets: sent, opened_packets: received, lost_packets: lost, .. } =
+            self.more.lanes;
+        let last = self.rates.and_then(|it| share(it.lost_packets_per_second, it.lane_packets_per_second));
+        self.lane_packets = LanePackets {
+            sent,
+            received,
+            lost,
+            lost_share: share(lost as f64, sent as f64),
+            // What was sent before that second may be found lost in it.
+            lost_share_last_second: last.map(|share| share.min(1.0)),
+        };
+    }
+}
+
+impl PeerFigures {
+    fn add(&mut self, other: &Self) {
+        self.removed |= other.removed;
+        self.endpoints = self.endpoints.max(other.endpoints);
+        add!(self, other; flows_opened, queue_packets, queue_bytes, reassembly_bytes);
+        self.queue_time = self.queue_time.max(other.queue_time);
+        add_lane(&mut self.lanes, &other.lanes);
+        self.owned_lanes = self.owned_lanes.or(other.owned_lanes);
+    }
+}
+
+impl StreamsStatus {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.congestion.clone_from(&other.congestion);
+        add!(self, other; connections, window_bytes, pacing_bytes_per_second, delivery_bytes_per_second);
+    }
+}
+
+impl PeerRates {
+    /// Payload bytes per second, both ways.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        self.uplink_bytes_per_second + self.downlink_bytes_per_second
+    }
+
+    pub(crate) fn of(meter: &Meter<6>) -> Option<Self> {
+        let [up, up_bytes, down, down_bytes, sent, lost] = meter.last()?.per_second();
+        Some(Self {
+            uplink_bytes_per_second: up_bytes,
+            uplink_datagrams_per_second: up,
+            downlink_bytes_per_second: down_bytes,
+            downlink_datagrams_per_second: down,
+            lane_packets_per_second: sent,
+            lost_packets_per_second: lost,
+        })
+    }
+
+    fn add(&mut self, other: &Self) {
+        add!(self, other; uplink_bytes_per_second, uplink_datagrams_per_second, downlink_bytes_per_second,
+            downlink_datagrams_per_second, lane_packets_per_second, lost_packets_per_second);
+    }
+}
+
+impl Accounting {
+    /// Adds the account of another worker or peer.
+    pub fn add(&mut self, other: &Self) {
+        self.account.add(&other.account);
+        add!(self, other; delivered_bytes, queued);
+        add!(self.packets, other.packets; packets, bytes);
+        add!(self.pieces, other.pieces; datagrams, pieces);
+    }
+
+    /// Everything has been added: closes the account.
+    pub fn complete(&mut self) {
+        let Account { handed_over, taken_over, .. } = self.account;
+        // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over had
+        // received it since it published.
+        self.queued += handed_over.saturating_sub(taken_over);
+        self.account.received += taken_over.saturating_sub(handed_over);
+        (self.account.handed_over, self.account.taken_over) = (0, 0);
+        self.dropped = self.account.dropped_total();
+        self.balances = self.account.balances(self.queued);
+    }
+}
+
+impl SocketStatus {
+    /// Adds the sockets of the same role at another worker.
+    pub fn add(&mut self, other: &Self) {
+        add!(self, other; open, received_datagrams, received_bytes, sent_datagrams, sent_bytes, would_block,
+            send_failures, gso_fallbacks, refusals, kernel_drops);
+    }
+}
+
+impl TunStatus {
+    /// Adds the queue of another worker.
+    pub fn add(&mut self, other: &Self) {
+        self.tcp_offload |= other.tcp_offload;
+        self.udp_offload |= other.udp_offload;
+        self.uplink.add(&other.uplink);
+        self.downlink.add(&other.downlink);
+        for (sums, counts) in [(&mut self.dropped, &other.dropped), (&mut self.answers, &other.answers)] {
+            counts.iter().for_each(|(word, count)| *sums.entry(word.clone()).or_default() += count);
+        }
+    }
+}
+
+impl TunDirection {
+    fn add(&mut self, other: &Self) {
+        add!(self, other; packets, bytes, super_packets, errors);
+        for (sum, rate) in [
+            (&mut self.packets_per_second, other.packets_per_second),
+            (&mut self.bytes_per_second, other.bytes_per_second),
+        ] {
+            *sum = rate.map(|rate| rate + sum.unwrap_or(0.0)).or(*sum);
+        }
+    }
+}
+
+/// Adds one lane's counts to a sum.
+pub(crate) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
+    add!(sum, lane; sealed_packets, sealed_bytes, opened_packets, opened_bytes, datagrams_sent, datagrams_received, ack_packets_sent, ack_packets_received, ack_frames_sent, ack_frames_received, probes_sent, acked_packets, lost_packets, spuriously_lost_packets, mtu_probes_sent, mtu_probes_lost, black_holes, window_overflows, key_updates_initiated, key_updates_followed, duplicates, too_old, header_errors, authentication_failures, other_phase_failures, integrity_limit, violations);
+}

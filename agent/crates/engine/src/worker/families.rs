@@ -1,0 +1,383 @@
+//! The metrics that workers know of, one line each: name, labels, meaning, and how it is read from what was published.
+//!
+//! What is read of a worker is summed over the workers, what is read of a socket over those of one use. Of the peers under a label
+//! ([`Bearers`]) a counter shows all that `ever` bore it, so that it never goes backwards.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use config::OPEN_LABEL;
+use dataplane::{
+    forward::tun::{Answer, TunDrop},
+    lanes::LaneState,
+    relay::{Direction, DropReason},
+};
+use gate::{Step, decoy::DecoyDrop};
+use net::stats::Booked;
+use wire::{context::Context, messages::MessageError};
+
+use crate::{
+    metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
+    peer::Doubt,
+    roster::Origin,
+    status::{Accounting, PeerStatus, StreamsStatus},
+    worker::{
+        Ceiling, DeviceSnapshot, Snapshots, SocketBooks, TcpRefusal,
+        books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot, label},
+        handover::Kind,
+        stream_connections::StreamFailure,
+    },
+};
+
+/// The values of the label `direction`.
+const WAYS: [&str; 2] = [Direction::Uplink.label(), Direction::Downlink.label()];
+
+/// The same, of strangers and the decoy.
+const DECOY_WAYS: [&str; 2] = ["to_decoy", "to_stranger"];
+
+type Labels = &'static [&'static str];
+type OfWorker = fn(&WorkerSnapshot, &mut Samples);
+type OfDevice = fn(&DeviceSnapshot, &mut Samples);
+type OfSocket = fn(&Booked) -> Value;
+type OfPeer = fn(&Bearers) -> Value;
+type OfWays = fn(&Bearers) -> [u64; 2];
+
+/// Where the series of a family are read.
+enum Read {
+    Worker(OfWorker),
+    Device(OfDevice),
+    Socket(OfSocket),
+    Peer(OfPeer),
+    Ways(OfWays),
+}
+
+struct Family {
+    info: FamilyInfo,
+    read: Read,
+}
+
+const fn family(kind: Type, name: &'static str, labels: Labels, help: &'static str, read: Read) -> Family {
+    Family { info: FamilyInfo { name, kind, labels, help }, read }
+}
+
+const fn counter(name: &'static str, labels: Labels, help: &'static str, read: OfWorker) -> Family {
+    family(Type::Counter, name, labels, help, Read::Worker(read))
+}
+
+const fn gauge(name: &'static str, labels: Labels, help: &'static str, read: OfWorker) -> Family {
+    family(Type::Gauge, name, labels, help, Read::Worker(read))
+}
+
+const fn device(
+    kind: Type,
+    name: &'static str,
+    labels: Labels,
+    help: &'static str,
+    read: OfDevice,
+) -> Family {
+    family(kind, name, labels, help, Read::Device(read))
+}
+
+const fn socket(kind: Type, name: &'static str, help: &'static str, read: OfSocket) -> Family {
+    family(kind, name, &["socket"], help, Read::Socket(read))
+}
+
+const fn peer(kind: Type, name: &'static str, help: &'static str, read: OfPeer) -> Family {
+    family(kind, name, &["peer"], help, Read::Peer(read))
+}
+
+const fn ways(kind: Type, name: &'static str, help: &'static str, read: OfWays) -> Family {
+    family(kind, name, &["peer", "direction"], help, Read::Ways(read))
+}
+
+#[rustfmt::skip]
+static FAMILIES: &[Family] = &[
+    // A peer.
+    peer(Type::Gauge, "culvert_peer_connected", "Established control connections of the peer.", |it| it.connected.into()),
+    peer(Type::Gauge, "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
+    peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.more.owned_lanes.unwrap_or_default().up.into()),
+    peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
+    peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
+    peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| streams(it, |streams| streams.window_bytes)),
+    peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| streams(it, |streams| streams.pacing_bytes_per_second)),
+    peer(Type::Gauge, "culvert_peer_stream_delivery_bytes_per_second", "Rate at which data of those connections last arrived at the peer, from its acknowledgements.", |it| streams(it, |streams| streams.delivery_bytes_per_second)),
+    peer(Type::Gauge, "culvert_flows", "UDP sessions now known, of both openers.", |it| it.now.flows.into()),
+    peer(Type::Counter, "culvert_flows_opened_total", "Flows opened, of both openers.", |it| it.ever.more.flows_opened.into()),
+    peer(Type::Counter, "culvert_lane_packets_sent_total", "QUIC packets sent on lanes.", |it| it.ever.more.lanes.sealed_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_received_total", "QUIC packets received on lanes that passed authentication and the replay window.", |it| it.ever.more.lanes.opened_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.", |it| it.ever.more.lanes.acked_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.", |it| it.ever.more.lanes.lost_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.", |it| it.ever.more.lanes.spuriously_lost_packets.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.", |it| it.ever.more.lanes.mtu_probes_sent.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
+    peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.more.lanes.black_holes.into()),
+    peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.", |it| it.own.more.owned_lanes.unwrap_or_default().packet_bytes.into()),
+    peer(Type::Counter, "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).", |it| it.ever.uplink.account.dropped[DropReason::TooLarge as usize].into()),
+    peer(Type::Counter, "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).", |it| it.ever.downlink.account.dropped[DropReason::Spoofed as usize].into()),
+    peer(Type::Gauge, "culvert_peer_inner_mtu_bytes", "Largest IP packet that fits into one packet to the peer; 0 while that is not known.", |it| u32::from(it.own.inner_mtu.unwrap_or(0)).into()),
+    peer(Type::Gauge, "culvert_queue_packets", "Payloads waiting in the relay's queue.", |it| it.now.queue.datagrams.into()),
+    peer(Type::Gauge, "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.", |it| it.now.queue.bytes.into()),
+    peer(Type::Gauge, "culvert_queue_age_seconds", "Age of the oldest payload in the relay's queue.", |it| it.own.queue.age_seconds.into()),
+    peer(Type::Gauge, "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_packets.into()),
+    peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
+    peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
+    peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
+    peer(Type::Gauge, "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.", |it| it.now.more.reassembly_bytes.into()),
+    // One direction of a peer: received = delivered + queued + dropped.
+    ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
+    ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
+    ways(Type::Counter, "culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.", |it| it.ever.ways(|way| way.account.dropped_total())),
+    // Not what is between two workers: they publish at different moments, and the difference could be below 0.
+    ways(Type::Gauge, "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.", |it| it.now.ways(|way| way.queued)),
+    ways(Type::Counter, "culvert_peer_bytes_received_total", "Bytes of the payloads received.", |it| it.ever.ways(|way| way.account.received_bytes)),
+    ways(Type::Counter, "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |it| it.ever.ways(|way| way.delivered_bytes)),
+    ways(Type::Counter, "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.", |it| it.ever.ways(|way| way.packets.packets)),
+    ways(Type::Counter, "culvert_peer_tun_bytes_total", "Bytes of those IP packets.", |it| it.ever.ways(|way| way.packets.bytes)),
+    ways(Type::Counter, "culvert_peer_fragmented_datagrams_total", "Payloads that fitted into no packet and were put into packets in pieces (uplink), or were put together from pieces (downlink).", |it| it.ever.ways(|way| way.pieces.datagrams)),
+    ways(Type::Counter, "culvert_peer_pieces_total", "Pieces of such payloads that were put into packets (uplink) or came (downlink).", |it| it.ever.ways(|way| way.pieces.pieces)),
+    // The sockets of one use.
+    socket(Type::Counter, "culvert_socket_received_buffers_total", "Buffers received; GRO joins several datagrams into one.", |socket| socket.stats.received_buffers.into()),
+    socket(Type::Counter, "culvert_socket_received_datagrams_total", "Datagrams received.", |socket| socket.stats.received_datagrams.into()),
+    socket(Type::Counter, "culvert_socket_received_bytes_total", "Bytes of UDP payload received.", |socket| socket.stats.received_bytes.into()),
+    socket(Type::Counter, "culvert_socket_receive_calls_total", "System calls that received something.", |socket| socket.stats.receive_calls.into()),
+    socket(Type::Counter, "culvert_socket_sent_datagrams_total", "Datagrams handed to the kernel.", |socket| socket.stats.sent_datagrams.into()),
+    socket(Type::Counter, "culvert_socket_sent_bytes_total", "Bytes of UDP payload handed to the kernel.", |socket| socket.stats.sent_bytes.into()),
+    socket(Type::Counter, "culvert_socket_send_calls_total", "System calls that sent something.", |socket| socket.stats.send_calls.into()),
+    socket(Type::Counter, "culvert_socket_gso_messages_total", "Messages that the kernel cut into segments.", |socket| socket.stats.gso_messages.into()),
+    socket(Type::Counter, "culvert_socket_gso_segments_total", "Segments of those messages.", |socket| socket.stats.gso_segments.into()),
+    socket(Type::Counter, "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.", |socket| socket.stats.gso_fallbacks.into()),
+    socket(Type::Counter, "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.", |socket| socket.stats.would_block.into()),
+    socket(Type::Counter, "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.", |socket| socket.stats.send_failures.into()),
+    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.", |it, out| out.each(&SocketBooks::LABELS, &it.totals.refusals)),
+    socket(Type::Counter, "culvert_socket_truncated_total", "Received buffers that were longer than ours.", |socket| socket.stats.truncated.into()),
+    socket(Type::Counter, "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.", |socket| socket.kernel_drops.into()),
+    socket(Type::Gauge, "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers that waited to be read when the sockets were last looked at, which is once a second.", |socket| socket.kernel_queue.into()),
+    socket(Type::Histogram, "culvert_socket_receive_batch_datagrams", "Datagrams that one system call received.", |socket| Buckets::sizes(&socket.stats.receive_sizes, socket.stats.received_datagrams).into()),
+    socket(Type::Histogram, "culvert_socket_send_segments", "Datagrams of one message that was sent; above 1 the kernel cut it.", |socket| Buckets::sizes(&socket.stats.send_sizes, socket.stats.sent_datagrams).into()),
+    socket(Type::Histogram, "culvert_socket_receive_age_seconds", "How long received buffers (not datagrams) waited in the kernel, sampled in one call of 16.", |socket| Buckets::ages(&socket.stats.ages, socket.stats.age_sum_nanos).into()),
+    // Lanes.
+    counter("culvert_lane_ack_packets_total", &["direction"], "Lane packets without payload, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_packets_sent, it.lanes.ack_packets_received])),
+    counter("culvert_lane_ack_frames_total", &["direction"], "ACK frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_frames_sent, it.lanes.ack_frames_received])),
+    counter("culvert_lane_datagram_frames_total", &["direction"], "DATAGRAM frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.datagrams_sent, it.lanes.datagrams_received])),
+    gauge("culvert_lane_flows", &["lane"], "Flows by the index of the lane that they belong on, of all peers: how evenly they are striped.", |it, out| by_index(it, out, |index| index.flows)),
+    counter("culvert_lane_sent_bytes_total", &["lane"], "Bytes of UDP payload sent on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.sent)),
+    counter("culvert_lane_tun_packets_total", &["lane"], "IP packets from the TUN device by the index of the lane that the hash of their flow gave them, of all peers: how evenly they are striped.", |it, out| by_index(it, out, |index| index.packets)),
+    counter("culvert_lane_received_bytes_total", &["lane"], "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.received)),
+    gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(&LaneState::LABELS, &it.lane_states)),
+    counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| {
+        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_worn, lanes_ended, .. } = it.totals;
+        let labels = ["unvalidated", "silent", "refused", "worn", "ended"];
+        out.each(&labels, &[lanes_unvalidated, lanes_silent, lanes_refused, lanes_worn, lanes_ended]);
+    }),
+    counter("culvert_lane_refused_packets_total", &["reason"], "Packets to a lane's connection ID that were not accepted, by reason.", |it, out| {
+        out.add(&["duplicate"], it.lanes.duplicates);
+        out.add(&["too_old"], it.lanes.too_old);
+        out.add(&["header"], it.lanes.header_errors);
+        out.add(&["authentication"], it.lanes.authentication_failures);
+        out.add(&["other_phase"], it.lanes.other_phase_failures);
+        out.add(&["integrity_limit"], it.lanes.integrity_limit);
+        out.add(&["violation"], it.lanes.violations);
+    }),
+    counter("culvert_lane_key_updates_total", &["initiator"], "Key updates of lanes, by the end that began them: local or remote.", |it, out| {
+        out.each(&["local", "remote"], &[it.lanes.key_updates_initiated, it.lanes.key_updates_followed]);
+    }),
+    counter("culvert_lane_probes_total", &[], "Packets sent on lanes because the last ones stayed unacknowledged.", |it, out| out.add(&[], it.lanes.probes_sent)),
+    counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.", |it, out| out.add(&[], it.lanes.window_overflows)),
+    counter("culvert_lane_packets_unopened_total", &[], "Packets on lanes that were dropped unopened: their peers asked for most of a worker that fell behind.", |it, out| out.add(&[], it.unopened)),
+    counter("culvert_sessions_doubted_total", &["reason"], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.", |it, out| out.each(&Doubt::LABELS, &it.totals.sessions_doubted)),
+    counter("culvert_path_moves_total", &["what"], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
+    // Control connections, and who is let in.
+    counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.control.messages_sent, it.control.messages_received])),
+    counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagrams, it.totals.control.received.datagrams])),
+    counter("culvert_control_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| out.each(&WAYS, &[it.totals.control.sent.bytes, it.totals.control.received.bytes])),
+    counter("culvert_control_ack_frames_total", &["direction"], "ACK frames on control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.ack_frames, it.totals.control.received.ack_frames])),
+    counter("culvert_control_datagram_frames_total", &["direction"], "DATAGRAM frames on control connections (standard mode), sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagram_frames, it.totals.control.received.datagram_frames])),
+    gauge("culvert_connections", &[], "QUIC connections, half-open ones included.", |it, out| out.add(&[], it.connections as u64)),
+    counter("culvert_control_packets_sent_total", &[], "QUIC packets sent on control connections.", |it, out| out.add(&[], it.totals.control.packets_sent)),
+    counter("culvert_control_packets_lost_total", &[], "QUIC packets sent on control connections and declared lost.", |it, out| out.add(&[], it.totals.control.packets_lost)),
+    counter("culvert_control_packets_blocked_total", &[], "Datagrams of control connections that found no room in the socket; QUIC sends again what they held.", |it, out| out.add(&[], it.control.packets_blocked)),
+    counter("culvert_control_black_holes_total", &[], "Times that a control connection's path stopped carrying packets of the size in use.", |it, out| out.add(&[], it.totals.control.black_holes)),
+    counter("culvert_control_message_errors_total", &["reason"], "Control messages that could not be used, by reason.", |it, out| {
+        out.each(&MessageError::LABELS, &it.totals.message_errors.0);
+        out.add(&["out_of_order"], it.totals.out_of_order);
+    }),
+    gauge("culvert_handshakes_pending", &["worker"], "Handshakes that others have begun and not completed; each worker has its share of limits.handshakes.", |it, out| out.add(&[&it.worker.to_string()], it.in_use.handshakes as u64)),
+    counter("culvert_handshakes_total", &["outcome"], "Handshakes of control connections, by outcome.", |it, out| {
+        let Handshakes { dialled, established, failed } = it.totals.handshakes;
+        out.each(&["dialled", "established", "failed"], &[dialled, established, failed]);
+        out.add(&["accepted"], it.control.handshakes_accepted);
+        out.add(&["refused_key"], it.refused_keys);
+        out.add(&["ignored"], it.control.handshakes_ignored);
+    }),
+    counter("culvert_refused_datagrams_total", &["reason"], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.", |it, out| {
+        out.each(&["unroutable", "answer_suppressed"], &[it.control.unroutable, it.control.answers_suppressed]);
+    }),
+    counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
+    gauge("culvert_gate_used_tokens", &[], "Knocks that were used and are remembered, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
+    counter("culvert_gate_journal_errors_total", &[], "Times that used knocks could not be written down; after a restart none of before would be trusted.", |it, out| out.add(&[], it.totals.journal_errors)),
+    // Flows and payloads.
+    counter("culvert_datagrams_dropped_total", &["direction", "reason"], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.", |it, out| {
+        let labels = DropReason::ALL.map(DropReason::label);
+        WAYS.iter().zip(&it.relays.dropped).for_each(|(way, counts)| out.each_of(way, &labels, counts));
+    }),
+    counter("culvert_flow_messages_total", &["direction", "kind"], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).", |it, out| {
+        let ways = WAYS.iter().zip(&it.relays.messages);
+        ways.for_each(|(way, counts)| out.each_of(way, &Context::MESSAGE_LABELS, counts));
+    }),
+    counter("culvert_flows_evicted_total", &["reason"], "Flows forgotten, by reason.", |it, out| {
+        out.each(&["idle", "closed", "orphaned", "peer_removed", "reconfigured"], &it.relays.ended);
+    }),
+    counter("culvert_flows_moved_total", &[], "Flows that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.moved)),
+    counter("culvert_handed_over_datagrams_total", &["kind"], "Datagrams handed to another worker, because their connection, lane or flow lives there.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_out)),
+    counter("culvert_taken_over_datagrams_total", &["kind"], "Datagrams taken from another worker.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_in)),
+    counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because another worker did not take what waits for it.", |it, out| out.each(&Kind::LABELS, &it.totals.hand_over_drops)),
+    gauge("culvert_send_buffer_bytes", &[], "What the outboxes of QUIC sockets take, those kept for the next ones included; at most 38 MiB for each worker.", |it, out| out.add(&[], it.send_buffer_bytes as u64)),
+    // TCP forwards.
+    counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each(&WAYS, &[it.totals.tcp.bytes_outward, it.totals.tcp.bytes_inward])),
+    gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
+    counter("culvert_tcp_streams_opened_total", &[], "TCP forwards begun by either end, those that were then refused included.", |it, out| out.add(&[], it.totals.tcp.opened)),
+    counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
+        out.each(&TcpRefusal::ALL.map(TcpRefusal::label), &it.totals.tcp.refused);
+    }),
+    counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
+    gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
+    gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
+    counter("culvert_stream_connections_opened_total", &[], "Stream connections that came up.", |it, out| out.add(&[], it.totals.streams.opened)),
+    counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
+    // Strangers and the decoy.
+    counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.", |it, out| {
+        out.each(&DECOY_WAYS, &[it.decoy.from_strangers.datagrams, it.decoy.from_decoy.datagrams]);
+    }),
+    counter("culvert_decoy_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| {
+        out.each(&DECOY_WAYS, &[it.decoy.from_strangers.bytes, it.decoy.from_decoy.bytes]);
+    }),
+    counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.", |it, out| {
+        for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
+            let way = DECOY_WAYS[usize::from(place >= DecoyDrop::TO_DECOY)];
+            out.add(&[way, reason.label()], it.decoy.dropped[place]);
+        }
+    }),
+    gauge("culvert_decoy_flows", &[], "Strangers whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),
+    counter("culvert_decoy_flows_opened_total", &[], "Strangers who got a socket to the decoy.", |it, out| out.add(&[], it.decoy.opened)),
+    // The TUN device.
+    counter("culvert_tun_packets_total", &["direction"], "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.", |it, out| out.each(&WAYS, &[it.tun_totals.received, it.tun_totals.delivered])),
+    counter("culvert_tun_bytes_total", &["direction"], "Bytes that were read or written, headers of super-packets once.", |it, out| out.each(&WAYS, &[it.tun.read_bytes, it.tun.write_bytes])),
+    counter("culvert_tun_calls_total", &["direction"], "System calls that read or wrote a packet or super-packet.", |it, out| out.each(&WAYS, &[it.tun.reads, it.tun.writes])),
+    counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each(&WAYS, &[it.tun.read_super, it.tun.write_super])),
+    counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each(&WAYS, &[it.tun.read_errors, it.tun.write_errors])),
+    counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),
+    counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(&Answer::LABELS, &it.tun_totals.answers)),
+    counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
+    counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages to senders of IP packets that were due and not sent, because their rate is limited.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
+    counter("culvert_tun_flows_moved_total", &[], "Times that IP packets of one hash went to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),
+    device(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", |device, out| out.each(&WAYS, &device.dropped)),
+    device(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 once somebody removed it; not there without a section tun.", |device, out| {
+        device.present.into_iter().for_each(|present| out.add(&[], u64::from(present)));
+    }),
+    // The workers and what they share.
+    counter("culvert_worker_beats_total", &["worker"], "Times that a worker showed that it is alive: at least once a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
+    counter("culvert_turns_full_total", &[], "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
+    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&Origin::ALL.map(Origin::words), &it.known)),
+    counter("culvert_limit_reached_total", &["limit"], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
+];
+
+fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -> u64) {
+    for (index, counts) in worker.lane_indices.iter().enumerate() {
+        out.add(&[&index.to_string()], read(counts));
+    }
+}
+
+/// The peers under one label: those of open mode share theirs, and one that was removed may have a successor.
+#[derive(Default)]
+struct Bearers {
+    /// Connections of those that bear it now.
+    connected: u64,
+    /// Those that bear it now.
+    now: PeerStatus,
+    /// Those, and all whose places were given up.
+    ever: PeerStatus,
+    /// The one that it names: none of open mode, nor one that was removed.
+    own: PeerStatus,
+}
+
+impl Bearers {
+    /// The peers that are shown, by label.
+    fn all(published: &Published) -> BTreeMap<Arc<str>, Self> {
+        let mut all: BTreeMap<Arc<str>, Self> = BTreeMap::new();
+        for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)
+        {
+            let Self { connected, now, ever, own } = all.entry(label(peer)).or_default();
+            *connected += u64::from(peer.connected());
+            now.add(peer);
+            ever.add(peer);
+            if peer.origin != Origin::Open && !peer.more.removed {
+                own.add(peer);
+            }
+        }
+        for (label, former) in &published.former {
+            // A worker with nothing left of a peer waits for the others; the label of open mode stays.
+            if all.contains_key(label) || **label == *OPEN_LABEL {
+                all.entry(Arc::clone(label)).or_default().ever.add(former);
+            }
+        }
+        all
+    }
+}
+
+fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {
+    peers.now.streams.as_ref().map_or(0, read).into()
+}
+
+impl PeerStatus {
+    fn ways(&self, read: fn(&Accounting) -> u64) -> [u64; 2] {
+        [read(&self.uplink), read(&self.downlink)]
+    }
+}
+
+impl Family {
+    fn samples(&self, published: &Published, peers: &BTreeMap<Arc<str>, Bearers>) -> Samples {
+        let mut out = Samples::default();
+        match self.read {
+            Read::Worker(read) => published.workers.iter().for_each(|worker| read(worker, &mut out)),
+            Read::Device(read) => read(&published.device, &mut out),
+            Read::Socket(read) => {
+                for worker in &published.workers {
+                    let sockets = SocketBooks::ROLES.iter().zip(&worker.sockets.0);
+                    sockets.for_each(|((_, label), booked)| out.add(&[label], read(booked)));
+                }
+            }
+            Read::Peer(read) => peers.iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
+            Read::Ways(read) => peers.iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer))),
+        }
+        out
+    }
+}
+
+impl Snapshots {
+    /// The families, also those without a value yet.
+    pub fn families() -> impl Iterator<Item = &'static FamilyInfo> {
+        FAMILIES.iter().map(|family| &family.info)
+    }
+
+    /// The families whose names begin with `prefix`, as the workers last published their series.
+    #[must_use]
+    pub fn series(&self, prefix: &str) -> Vec<(&'static FamilyInfo, Samples)> {
+        let mut published = self.published();
+        if published.workers.is_empty() {
+            // Every counter is there from the start.
+            published.workers.push(Arc::default());
+        }
+        let peers = Bearers::all(&published);
+        let asked = FAMILIES.iter().filter(|family| family.info.name.starts_with(prefix));
+        asked.map(|family| (&family.info, family.samples(&published, &peers))).collect()
+    }
+
+    /// The value of a series, e.g. `culvert_flows{peer="exit"}`.
+    #[must_use]
+    pub fn value(&self, series: &str) -> Option<Value> {
+        let name = series.split_once('{').map_or(series, |(name, _)| name);
+        let all = self.series(name);
+        let (family, samples) = all.iter().find(|(family, _)| family.name == name)?;
+        let (_, value) = samples.iter().find(|(labels, _)| family.series("", labels, None) == series)?;
+        Some(value.clone())
+    }
+}

@@ -1,0 +1,179 @@
+//! `/metrics`: what the workers published, and what the daemon knows of itself, as Prometheus' text.
+//!
+//! | question | file |
+//! |---|---|
+//! | which metrics of the workers exist, with which labels? | `engine/src/worker/families.rs`: one line each |
+//! | and of the daemon? | [`FAMILIES`] here |
+//! | what about the process itself? | `process.rs` |
+//! | and the configuration: its limits, its reloads? | `configured.rs` |
+//!
+//! ```text
+//! worker: u64 += 1 per packet ──▶ snapshot per tick ──▶ sum over workers and text at each scrape
+//! ```
+//!
+//! The text is written here: crates for it hold values of their own, to which ours would have to be added as differences.
+//! `docs/metrics.md` lists every family, and a test compares it with the tables.
+
+mod configured;
+mod process;
+
+use std::{
+    fmt::Write as _,
+    sync::{Arc, Mutex},
+};
+
+use engine::{
+    health::Health,
+    metrics::{FamilyInfo, Kind, Samples, Value},
+    worker::Snapshots,
+};
+use wire::{
+    fault::{self, Fault},
+    panics::{self, Part},
+};
+
+use self::{configured::Configured, process::Process};
+
+pub use configured::Reload;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use process::host_text;
+
+/// The type of what [`Metrics::render`] returns, as HTTP names it.
+pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4";
+
+/// What `/metrics` shows.
+pub struct Metrics {
+    version: String,
+    workers: u8,
+    snapshots: Arc<Snapshots>,
+    health: Arc<Health>,
+    configured: Mutex<Configured>,
+}
+
+/// What is read at one scrape.
+struct Scrape<'a> {
+    metrics: &'a Metrics,
+    configured: Configured,
+    /// `None` without `/proc`.
+    process: Option<Process>,
+}
+
+struct Family {
+    info: FamilyInfo,
+    read: fn(&Scrape<'_>, &mut Samples),
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&Scrape<'_>, &mut Samples),
+) -> Family {
+    Family { info: FamilyInfo { name, kind: Kind::Counter, labels, help }, read }
+}
+
+const fn gauge(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&Scrape<'_>, &mut Samples),
+) -> Family {
+    Family { info: FamilyInfo { name, kind: Kind::Gauge, labels, help }, read }
+}
+
+#[rustfmt::skip]
+static FAMILIES: &[Family] = &[
+    gauge("culvert_build_info", &["version"], "Always 1; the label is the program's version.", |it, out| out.add(&[&it.metrics.version], 1_u64)),
+    gauge("culvert_ready", &[], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.", |it, out| out.add(&[], u64::from(it.metrics.health.readiness().is_ok()))),
+    gauge("culvert_workers", &[], "Threads that move packets.", |it, out| out.add(&[], u32::from(it.metrics.workers))),
+    counter("culvert_reloads_total", &["outcome"], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::ALL.map(Reload::label), &it.configured.reloads)),
+    gauge("culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
+    gauge("culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
+    gauge("culvert_limit", &["limit"], "Ceilings of the section limits, by key; those on what grows.", |it, out| it.configured.each(|now| now.limits(out))),
+    counter("culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::ALL.map(Part::label), &panics::counts())),
+    counter("culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
+    gauge("culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
+    gauge("culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
+    gauge("culvert_process_max_fds", &[], "File descriptors that the process may have open: its limit RLIMIT_NOFILE.", |it, out| it.process(out, |it| it.max_fds)),
+    gauge("culvert_process_start_time_seconds", &[], "Start of the process, since the Unix epoch.", |it, out| it.process(out, |it| it.start_time_seconds)),
+    counter("culvert_kernel_listen_overflows_total", &[], "Connections that the kernel dropped because a listen backlog was full, of all programs in the network namespace.", |it, out| it.process(out, |it| it.listen_overflows)),
+    gauge("culvert_process_threads", &[], "Threads of the process.", |it, out| it.process(out, |it| it.threads)),
+    counter("culvert_process_thread_cpu_seconds_total", &["thread"], "User and system CPU time of the agent's own threads; culvert-0 is the first worker.", |it, out| {
+        let threads = it.process.as_ref().and_then(|_| process::threads().ok()).unwrap_or_default();
+        threads.iter().for_each(|(name, seconds)| out.add(&[name], *seconds));
+    }),
+];
+
+impl Scrape<'_> {
+    fn process(&self, out: &mut Samples, read: fn(&Process) -> f64) {
+        self.process.iter().for_each(|process| out.add(&[], read(process)));
+    }
+}
+
+impl Metrics {
+    /// Shows what the workers put into `snapshots`; `version` becomes the label of `culvert_build_info`.
+    #[must_use]
+    pub fn new(version: &str, workers: u8, snapshots: Arc<Snapshots>, health: Arc<Health>) -> Self {
+        Self { version: version.to_owned(), workers, snapshots, health, configured: Mutex::default() }
+    }
+
+    /// Every family that exists, also those without a value yet, in no particular order.
+    pub fn info() -> impl Iterator<Item = &'static FamilyInfo> {
+        Snapshots::families().chain(FAMILIES.iter().map(|family| &family.info))
+    }
+
+    /// All values in Prometheus' text format, version 0.0.4.
+    #[must_use]
+    pub fn render(&self) -> String {
+        fault::point(Fault::Render);
+        let configured = panics::lock(&self.configured).clone();
+        let scrape = Scrape { metrics: self, configured, process: Process::read().ok() };
+        let mut all = self.snapshots.series("");
+        for Family { info, read } in FAMILIES {
+            let mut samples = Samples::default();
+            read(&scrape, &mut samples);
+            all.push((info, samples));
+        }
+        all.sort_unstable_by_key(|(family, _)| family.name);
+        let mut text = String::new();
+        for (family, samples) in &all {
+            // Writing to a String cannot fail.
+            write_family(&mut text, family, samples).ok();
+        }
+        text
+    }
+}
+
+fn write_family(text: &mut String, family: &FamilyInfo, samples: &Samples) -> std::fmt::Result {
+    if samples.iter().next().is_some() {
+        let help = family.help.replace('\\', "\\\\").replace('\n', "\\n");
+        writeln!(text, "# HELP {0} {help}\n# TYPE {0} {1}", family.name, family.kind.label())?;
+    }
+    for (labels, value) in samples.iter() {
+        match value {
+            Value::Count(count) => writeln!(text, "{} {count}", family.series("", labels, None))?,
+            Value::Number(number) => {
+                writeln!(text, "{} {}", family.series("", labels, None), shown(*number))?;
+            }
+            Value::Buckets(buckets) => {
+                let mut count = 0;
+                let bounds = buckets.bounds.iter().map(|bound| buckets.units(*bound)).chain([f64::INFINITY]);
+                for (bound, one) in bounds.zip(&buckets.counts) {
+                    count += one;
+                    writeln!(text, "{} {count}", family.series("_bucket", labels, Some(&shown(bound))))?;
+                }
+                let sum = shown(buckets.units(buckets.sum));
+                writeln!(text, "{} {sum}", family.series("_sum", labels, None))?;
+                writeln!(text, "{} {count}", family.series("_count", labels, None))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn shown(number: f64) -> String {
+    if number == f64::INFINITY { "+Inf".to_owned() } else { number.to_string() }
+}
+
+#[cfg(test)]
+mod tests;
