@@ -13,8 +13,6 @@
 //! | the sink in a process of its own | `alone.rs` |
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
-//! | Initials of strangers, for the gate | `strangers.rs` |
-//! | what the gate's checks cost, without a network | `gate.rs` |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
 //! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
@@ -33,7 +31,6 @@ use crate::out;
 mod alone;
 mod client;
 mod datagram;
-mod gate;
 mod measure;
 pub mod memory;
 mod pace;
@@ -43,7 +40,6 @@ mod search;
 mod sender;
 pub(crate) mod shell;
 mod sink;
-mod strangers;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -52,8 +48,6 @@ pub use alone::{SinkOptions, run_sink};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use datagram::bench_datagram;
 pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
-pub use gate::{GateOptions, run_gate};
-pub use strangers::{StrangersOptions, run_strangers};
 
 use results::Results;
 use search::Search;
