@@ -36,26 +36,16 @@ use crate::worker::Exchange;
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;
 
-/// How a peer came to be known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
-    /// The configuration names it.
-    Config,
-    /// It was added while an agent ran, and is in the state file.
-    State,
-    /// It came by itself, in open mode.
-    Open,
-}
-
-impl Origin {
-    /// In one word, as JSON and logs have it.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Config => "config",
-            Self::State => "state",
-            Self::Open => "open",
-        }
+wire::labelled! {
+    /// How a peer came to be known.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Origin {
+        /// The configuration names it.
+        Config => "config",
+        /// It was added while an agent ran, and is in the state file.
+        State => "state",
+        /// It came by itself, in open mode.
+        Open => "open",
     }
 }
 

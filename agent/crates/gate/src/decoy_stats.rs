@@ -1,75 +1,39 @@
 //! What became of datagrams between strangers and the decoy, and why some were dropped (pure).
 
-/// Why a datagram of a stranger, or one of the decoy's, was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecoyDrop {
-    /// There is no decoy: strangers meet silence.
-    NoDecoy,
-    /// Its source prefix has as many flows as one may have.
-    SourceFlows,
-    /// Its source prefix opened too many flows of late.
-    SourceRate,
-    /// All strangers together did.
-    TotalRate,
-    /// No socket could be opened for it.
-    NoSocket,
-    /// More came in one turn than is kept, or than worker 0 takes from the others.
-    Overload,
-    /// The agent is stopping.
-    Stopping,
-    /// The kernel did not take it for the decoy.
-    ToDecoy,
-    /// The decoy's host refused it, or one before it: nobody listens there.
-    Refused,
-    /// An answer beyond what may go to a stranger that has not answered.
-    Amplification,
-    /// An answer larger than the path takes.
-    TooLarge,
-    /// The kernel did not take an answer for the stranger.
-    ToStranger,
+wire::labelled! {
+    /// Why a datagram of a stranger, or one of the decoy's, was dropped.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DecoyDrop {
+        /// There is no decoy: strangers meet silence.
+        NoDecoy => "no_decoy",
+        /// Its source prefix has as many flows as one may have.
+        SourceFlows => "source_flows",
+        /// Its source prefix opened too many flows of late.
+        SourceRate => "source_rate",
+        /// All strangers together did.
+        TotalRate => "total_rate",
+        /// No socket could be opened for it.
+        NoSocket => "no_socket",
+        /// More came in one turn than is kept, or than worker 0 takes from the others.
+        Overload => "overload",
+        /// The agent is stopping.
+        Stopping => "stopping",
+        /// The kernel did not take it for the decoy.
+        ToDecoy => "to_decoy",
+        /// The decoy's host refused it, or one before it: nobody listens there.
+        Refused => "refused",
+        /// An answer beyond what may go to a stranger that has not answered.
+        Amplification => "amplification",
+        /// An answer larger than the path takes.
+        TooLarge => "too_large",
+        /// The kernel did not take an answer for the stranger.
+        ToStranger => "to_stranger",
+    }
 }
 
 impl DecoyDrop {
-    /// How many reasons there are.
-    pub const COUNT: usize = 12;
-
     /// How many of them, the first ones, are about strangers' datagrams; the others are about the decoy's.
     pub const TO_DECOY: usize = 9;
-
-    /// All reasons, in the order of their places.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::NoDecoy,
-        Self::SourceFlows,
-        Self::SourceRate,
-        Self::TotalRate,
-        Self::NoSocket,
-        Self::Overload,
-        Self::Stopping,
-        Self::ToDecoy,
-        Self::Refused,
-        Self::Amplification,
-        Self::TooLarge,
-        Self::ToStranger,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::NoDecoy => "no_decoy",
-            Self::SourceFlows => "source_flows",
-            Self::SourceRate => "source_rate",
-            Self::TotalRate => "total_rate",
-            Self::NoSocket => "no_socket",
-            Self::Overload => "overload",
-            Self::Stopping => "stopping",
-            Self::ToDecoy => "to_decoy",
-            Self::Refused => "refused",
-            Self::Amplification => "amplification",
-            Self::TooLarge => "too_large",
-            Self::ToStranger => "to_stranger",
-        }
-    }
 }
 
 /// What became of datagrams between strangers and the decoy; monotonic.

@@ -102,66 +102,43 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStats {
     /// By [`Step`].
-    pub ended: [u64; Step::LABELS.len()],
+    pub ended: [u64; Step::COUNT],
 }
 
-/// The step of the gate at which a datagram ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Passed on to a connection.
-    Passed,
-    /// Admitted as the first datagram of a handshake.
-    Admitted,
-    /// Answered with a Retry.
-    Retry,
-    /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
-    Class,
-    /// A token of another length than ours, or none.
-    Token,
-    /// A token that was used.
-    Used,
-    /// A token that was not made with our public key.
-    Mac,
-    /// A Retry token that is not ours, too old, or of another address.
-    RetryToken,
-    /// More than is spent on such a source.
-    Budget,
-    /// A knock that does not open.
-    Knock,
-    /// A knock of another time.
-    Clock,
-    /// A key that may not connect.
-    Key,
-    /// A knock about another ClientHello, or none that can be read.
-    Hello,
-    /// The table of used tokens is full.
-    Full,
-    /// The end of an attempt that had not begun here.
-    Abandoned,
-}
-
-impl Step {
-    /// The values of the metric label `step`.
-    pub const LABELS: [&'static str; 15] = [
-        "passed",
-        "admitted",
-        "retry",
-        "class",
-        "token",
-        "used",
-        "mac",
-        "retry_token",
-        "budget",
-        "knock",
-        "clock",
-        "key",
-        "hello",
-        "full",
-        "abandoned",
-    ];
-
-    fn index(self) -> usize {
-        self as usize
+wire::labelled! {
+    /// The step of the gate at which a datagram ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Step {
+        /// Passed on to a connection.
+        Passed => "passed",
+        /// Admitted as the first datagram of a handshake.
+        Admitted => "admitted",
+        /// Answered with a Retry.
+        Retry => "retry",
+        /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
+        Class => "class",
+        /// A token of another length than ours, or none.
+        Token => "token",
+        /// A token that was used.
+        Used => "used",
+        /// A token that was not made with our public key.
+        Mac => "mac",
+        /// A Retry token that is not ours, too old, or of another address.
+        RetryToken => "retry_token",
+        /// More than is spent on such a source.
+        Budget => "budget",
+        /// A knock that does not open.
+        Knock => "knock",
+        /// A knock of another time.
+        Clock => "clock",
+        /// A key that may not connect.
+        Key => "key",
+        /// A knock about another ClientHello, or none that can be read.
+        Hello => "hello",
+        /// The table of used tokens is full.
+        Full => "full",
+        /// The end of an attempt that had not begun here.
+        Abandoned => "abandoned",
     }
 }
 
@@ -254,7 +231,7 @@ impl Gate {
     /// Decides about a datagram that no lane wants.
     pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
         let (verdict, step) = self.decide(datagram, arrival, now);
-        self.stats.ended[step.index()] += 1;
+        self.stats.ended[step as usize] += 1;
         verdict
     }
 
@@ -271,7 +248,7 @@ impl Gate {
             Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
         };
         if !ours {
-            self.stats.ended[step.index()] += 1;
+            self.stats.ended[step as usize] += 1;
         }
         ours
     }

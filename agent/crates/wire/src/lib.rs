@@ -10,6 +10,7 @@
 //! | time, deadlines | [`clock`], [`timers`] |
 //! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`meter`] |
 //! | maps, by who chooses their keys | [`hash`] |
+//! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
 pub mod cid;
@@ -20,6 +21,7 @@ pub mod framing;
 pub mod hash;
 pub mod ids;
 pub mod join;
+mod labels;
 pub mod messages;
 pub mod meter;
 pub mod panics;

@@ -527,46 +527,34 @@ impl StreamAnswer {
     }
 }
 
-/// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CloseReason {
-    /// The agent is going away.
-    Shutdown = 0,
-    /// The other end broke the protocol.
-    ProtocolViolation = 1,
-    /// The ends speak different versions.
-    VersionMismatch = 2,
-    /// A newer connection of the same peer took over.
-    Replaced = 3,
-    /// The peer's key is no longer allowed.
-    KeyRemoved = 4,
-    /// A defect of the closing end.
-    Internal = 5,
-    /// Nobody used the connection.
-    Idle = 6,
-    /// The closing end carries as much as it may.
-    LimitReached = 7,
-    /// An agent reached itself.
-    SelfConnect = 8,
-    /// A stream connection names a session that the closing end does not have.
-    NoSession = 9,
+crate::labelled! {
+    /// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum CloseReason {
+        /// The agent is going away.
+        Shutdown = 0 => "shutting down",
+        /// The other end broke the protocol.
+        ProtocolViolation = 1 => "protocol violation",
+        /// The ends speak different versions.
+        VersionMismatch = 2 => "version mismatch",
+        /// A newer connection of the same peer took over.
+        Replaced = 3 => "replaced by a newer connection",
+        /// The peer's key is no longer allowed.
+        KeyRemoved = 4 => "key removed",
+        /// A defect of the closing end.
+        Internal = 5 => "internal error",
+        /// Nobody used the connection.
+        Idle = 6 => "idle",
+        /// The closing end carries as much as it may.
+        LimitReached = 7 => "limit reached",
+        /// An agent reached itself.
+        SelfConnect = 8 => "connected to itself",
+        /// A stream connection names a session that the closing end does not have.
+        NoSession = 9 => "no such session",
+    }
 }
 
 impl CloseReason {
-    /// Every reason, by code.
-    pub const ALL: [Self; 10] = [
-        Self::Shutdown,
-        Self::ProtocolViolation,
-        Self::VersionMismatch,
-        Self::Replaced,
-        Self::KeyRemoved,
-        Self::Internal,
-        Self::Idle,
-        Self::LimitReached,
-        Self::SelfConnect,
-        Self::NoSession,
-    ];
-
     /// The reason with this code; `None` for one that a later version added.
     pub fn from_code(code: VarInt) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
@@ -603,22 +591,6 @@ impl CloseReason {
             | Self::LimitReached
             | Self::SelfConnect
             | Self::NoSession => false,
-        }
-    }
-
-    /// The reason in words, for logs and for the reason phrase of CONNECTION_CLOSE.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Shutdown => "shutting down",
-            Self::ProtocolViolation => "protocol violation",
-            Self::VersionMismatch => "version mismatch",
-            Self::Replaced => "replaced by a newer connection",
-            Self::KeyRemoved => "key removed",
-            Self::Internal => "internal error",
-            Self::Idle => "idle",
-            Self::LimitReached => "limit reached",
-            Self::SelfConnect => "connected to itself",
-            Self::NoSession => "no such session",
         }
     }
 }

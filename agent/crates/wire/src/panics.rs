@@ -29,32 +29,18 @@ use std::{
     time::Duration,
 };
 
-/// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The admin HTTP server, rendering included.
-    Admin,
-    /// The control socket and its requests.
-    Control,
-    /// A reload that a signal asked for, until it begins to change something.
-    Reload,
-    /// The lookup of a name.
-    Resolver,
-}
-
-impl Part {
-    /// Every part, in the order of [`counts`].
-    pub const ALL: [Self; 4] = [Self::Admin, Self::Control, Self::Reload, Self::Resolver];
-
-    /// The value of the label `part`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Control => "control",
-            Self::Reload => "reload",
-            Self::Resolver => "resolver",
-        }
+crate::labelled! {
+    /// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Part {
+        /// The admin HTTP server, rendering included.
+        Admin => "admin",
+        /// The control socket and its requests.
+        Control => "control",
+        /// A reload that a signal asked for, until it begins to change something.
+        Reload => "reload",
+        /// The lookup of a name.
+        Resolver => "resolver",
     }
 }
 
@@ -70,11 +56,11 @@ thread_local! {
     static CRITICAL: Cell<u32> = const { Cell::new(0) };
 }
 
-static COUNTS: [AtomicU64; Part::ALL.len()] = [const { AtomicU64::new(0) }; Part::ALL.len()];
+static COUNTS: [AtomicU64; Part::COUNT] = [const { AtomicU64::new(0) }; Part::COUNT];
 
 /// Panics that each part has survived, in the order of [`Part::ALL`].
 #[must_use]
-pub fn counts() -> [u64; Part::ALL.len()] {
+pub fn counts() -> [u64; Part::COUNT] {
     COUNTS.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 

@@ -28,19 +28,15 @@ use crate::{
 /// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
 const ANSWERS: Pace = Pace { per_second: 200, at_once: 100 };
 
-/// Why an IP packet of the device went to no peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum TunDrop {
-    /// No peer has its destination among its `allowed_ips`.
-    NoRoute,
-    /// Its headers cannot be read.
-    Malformed,
-}
-
-impl TunDrop {
-    /// The values of the metric label `reason`, by discriminant.
-    pub const LABELS: [&'static str; 2] = ["no_route", "malformed"];
+wire::labelled! {
+    /// Why an IP packet of the device went to no peer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TunDrop {
+        /// No peer has its destination among its `allowed_ips`.
+        NoRoute => "no_route",
+        /// Its headers cannot be read.
+        Malformed => "malformed",
+    }
 }
 
 /// What a packet of the device is answered with.
@@ -70,7 +66,7 @@ pub struct TunTotals {
     /// Packets read, super-packets cut.
     pub received: u64,
     /// Of those, packets that went to no peer.
-    pub dropped: [u64; TunDrop::LABELS.len()],
+    pub dropped: [u64; TunDrop::COUNT],
     /// Packets written, super-packets cut.
     pub delivered: u64,
     /// ICMP messages written in answer, by kind.

@@ -65,7 +65,7 @@ impl Worker {
     /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
     pub(super) fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
         self.control.close(handle, reason, now);
-        self.lose(handle, reason.words(), now);
+        self.lose(handle, reason.label(), now);
     }
 
     /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.

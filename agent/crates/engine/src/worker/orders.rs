@@ -308,7 +308,7 @@ impl Worker {
             return;
         }
         if holds {
-            self.totals.sessions_doubted[doubt.label_index()] += 1;
+            self.totals.sessions_doubted[doubt as usize] += 1;
         }
         self.tell_all(|| Order::Doubt { peer, session, doubt, holds }, now);
     }

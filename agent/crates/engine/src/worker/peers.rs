@@ -122,7 +122,7 @@ impl Worker {
         if self.dialler_of(id) == self.id.index {
             match origin {
                 Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
+                    tracing::info!(peer = &*peer.name, origin = origin.label(), "peer added")
                 }
                 // As often as guests come and go.
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
@@ -168,7 +168,7 @@ impl Worker {
         if dials {
             match peer.origin {
                 Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = peer.origin.words(), "peer removed");
+                    tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
                 }
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }

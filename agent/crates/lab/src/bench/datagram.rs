@@ -151,15 +151,17 @@ impl Fields<'_> {
     }
 }
 
-/// Which way the load goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the clients to the sink.
-    Up,
-    /// From the sink to the clients.
-    Down,
-    /// Both at once, each at the whole rate.
-    Both,
+wire::labelled! {
+    /// Which way the load goes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Direction {
+        /// From the clients to the sink.
+        Up => "up",
+        /// From the sink to the clients.
+        Down => "down",
+        /// Both at once, each at the whole rate.
+        Both => "both",
+    }
 }
 
 impl Direction {
@@ -171,16 +173,6 @@ impl Direction {
     /// Whether the sink sends.
     pub(super) fn down(self) -> bool {
         self != Self::Up
-    }
-
-    /// Its name at the command line and in the results.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::Both => "both",
-        }
     }
 }
 

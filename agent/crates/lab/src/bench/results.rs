@@ -179,7 +179,7 @@ impl Results {
 
     /// One object with the keys that `docs/bench.md` describes.
     pub(super) fn json(&self) -> Value {
-        let mut object = self.way_json(self.direction.name(), &self.total());
+        let mut object = self.way_json(self.direction.label(), &self.total());
         if self.direction == Direction::Both {
             for (name, way) in self.ways() {
                 object[name] = self.way_json(name, way);

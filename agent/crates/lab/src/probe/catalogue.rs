@@ -359,7 +359,7 @@ fn mixture(list: &mut List) {
     let mixed: Vec<Probe> = equal
         .map(|probe| Probe {
             class: Class::Mixture,
-            detail: format!("{}: {}", probe.class.name(), probe.detail),
+            detail: format!("{}: {}", probe.class.label(), probe.detail),
             bytes: probe.bytes.clone(),
             rounds: 1,
         })

@@ -9,32 +9,20 @@ use crate::probe::Class;
 /// How much of an answer is shown.
 const SHOWN_BYTES: usize = 16;
 
-/// What the whole amounts to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing came back.
-    Silence,
-    /// Datagrams came back.
-    Answers,
-    /// Only ICMP errors came back: a closed port, or a path that ends.
-    Refused,
-    /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
-    Incomplete,
-    /// Nothing could be sent.
-    NothingSent,
-}
-
-impl Verdict {
-    /// One word for programs.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Silence => "silence",
-            Self::Answers => "answers",
-            Self::Refused => "refused",
-            Self::Incomplete => "incomplete",
-            Self::NothingSent => "nothing sent",
-        }
+wire::labelled! {
+    /// What the whole amounts to.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Verdict {
+        /// Nothing came back.
+        Silence => "silence",
+        /// Datagrams came back.
+        Answers => "answers",
+        /// Only ICMP errors came back: a closed port, or a path that ends.
+        Refused => "refused",
+        /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
+        Incomplete => "incomplete",
+        /// Nothing could be sent.
+        NothingSent => "nothing sent",
     }
 }
 
@@ -129,7 +117,7 @@ impl Report {
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             json!({
-                "class": row.class.name(),
+                "class": row.class.label(),
                 "sent": row.sent,
                 "unsent": row.unsent,
                 "answers": row.answers,
@@ -144,7 +132,7 @@ impl Report {
             "target": self.target,
             "seed": self.seed,
             "wait_ms": u64::try_from(self.wait.as_millis()).unwrap_or(u64::MAX),
-            "verdict": self.verdict().name(),
+            "verdict": self.verdict().label(),
             "classes": rows.collect::<Vec<_>>(),
         })
     }
@@ -157,7 +145,7 @@ impl fmt::Display for Report {
         writeln!(f, "{:<20} {:>6} {:>8} {:>8}  first answer", "class", "sent", "answers", "refused")?;
         for row in &self.rows {
             let Row { class, sent, answers, refused, .. } = row;
-            write!(f, "{:<20} {sent:>6} {answers:>8} {refused:>8}", class.name())?;
+            write!(f, "{:<20} {sent:>6} {answers:>8} {refused:>8}", class.label())?;
             if let Some(answer) = &row.first {
                 write!(f, "  {} bytes to \"{}\": {}", answer.bytes, answer.to, answer.hex())?;
             }

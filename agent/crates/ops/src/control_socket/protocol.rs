@@ -293,7 +293,7 @@ impl ListedPeer {
 /// The text of every member `origin`.
 #[must_use]
 pub fn label(origin: Origin) -> &'static str {
-    origin.words()
+    origin.label()
 }
 
 impl From<AddPeer> for NewPeer {
