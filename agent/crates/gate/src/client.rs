@@ -13,17 +13,14 @@
 //! quinn-proto repeats the token in every Initial packet of the attempt, or what a Retry put in its place.
 
 use std::{
-    any::Any,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
 use quinn_proto::{
-    ConnectError, ConnectionId, Side, TokenStore, TransportError,
-    crypto::{
-        self, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
-    },
+    ConnectError, ConnectionId, TokenStore,
+    crypto::{self, Keys, Session, UnsupportedVersion},
     transport_parameters::TransportParameters,
 };
 use zeroize::Zeroizing;
@@ -32,6 +29,7 @@ use crate::{
     identity::AgreementKey,
     initial::whole_client_hello,
     knock::{KNOCK_BYTES, ServerKey, seal},
+    session::{Hook, Hooked},
 };
 
 /// What the knock of one connection attempt is made of.
@@ -134,7 +132,7 @@ impl crypto::ClientConfig for KnockClientConfig {
             return Err(ConnectError::EndpointStopping);
         }
         self.slot.seal(&client_hello)?;
-        Ok(Box::new(KnockSession { inner, written: Some((client_hello, keys)) }))
+        Ok(Box::new(Hooked { inner, hook: WrittenHello(Some((client_hello, keys))) }))
     }
 }
 
@@ -143,70 +141,18 @@ fn is_whole_client_hello(bytes: &[u8]) -> bool {
     whole_client_hello(bytes).is_ok()
 }
 
-/// A session that gives what was already written once more; all else is the inner one's.
-struct KnockSession {
-    inner: Box<dyn Session>,
-    written: Option<(Vec<u8>, Option<Keys>)>,
-}
+/// Gives the handshake bytes that were already written, once.
+struct WrittenHello(Option<(Vec<u8>, Option<Keys>)>);
 
-impl Session for KnockSession {
-    fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
-        match self.written.take() {
+impl Hook for WrittenHello {
+    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
+        match self.0.take() {
             Some((client_hello, keys)) => {
                 buf.extend_from_slice(&client_hello);
                 keys
             }
-            None => self.inner.write_handshake(buf),
+            None => inner.write_handshake(buf),
         }
-    }
-
-    fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
-        self.inner.read_handshake(buf)
-    }
-
-    fn handshake_data(&self) -> Option<Box<dyn Any>> {
-        self.inner.handshake_data()
-    }
-
-    fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
-        self.inner.initial_keys(dst_cid, side)
-    }
-
-    fn peer_identity(&self) -> Option<Box<dyn Any>> {
-        self.inner.peer_identity()
-    }
-
-    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
-        self.inner.early_crypto()
-    }
-
-    fn early_data_accepted(&self) -> Option<bool> {
-        self.inner.early_data_accepted()
-    }
-
-    fn is_handshaking(&self) -> bool {
-        self.inner.is_handshaking()
-    }
-
-    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
-        self.inner.transport_parameters()
-    }
-
-    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
-        self.inner.next_1rtt_keys()
-    }
-
-    fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
-        self.inner.is_valid_retry(orig_dst_cid, header, payload)
-    }
-
-    fn export_keying_material(
-        &self,
-        output: &mut [u8],
-        label: &[u8],
-        context: &[u8],
-    ) -> Result<(), ExportKeyingMaterialError> {
-        self.inner.export_keying_material(output, label, context)
     }
 }
 

@@ -137,7 +137,7 @@ fn hooks_are_called_in_their_order() {
             assert!(session.write_handshake(&mut hello).is_none());
             assert!(is_whole_client_hello(&hello));
             assert!(session.write_handshake(&mut more).is_none() && more.is_empty());
-            Ok(Box::new(KnockSession { inner: session, written: Some((hello, None)) }))
+            Ok(Box::new(Hooked { inner: session, hook: WrittenHello(Some((hello, None))) }))
         }
     }
     struct WatchedTokens(Arc<Slot>, Arc<Mutex<Vec<&'static str>>>);

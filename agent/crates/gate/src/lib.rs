@@ -63,6 +63,7 @@ mod own;
 pub mod properties;
 pub mod refusals;
 pub mod retry;
+mod session;
 pub mod suite;
 pub mod table;
 #[cfg(test)]

@@ -183,20 +183,52 @@ pub struct Refusals {
     inside: Mutex<Inside>,
 }
 
+/// Packets refused at a ceiling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtCeilings {
+    /// Too many handshakes were under way.
+    pub handshakes: u64,
+    /// Too many peers of open mode were connected.
+    pub open_peers: u64,
+    /// Too many used knocks were remembered.
+    pub used_tokens: u64,
+}
+
+impl AtCeilings {
+    fn count(&mut self, why: Why) {
+        match why {
+            Why::Busy => self.handshakes += 1,
+            Why::Guests => self.open_peers += 1,
+            Why::Full => self.used_tokens += 1,
+            Why::RetryToken(_)
+            | Why::ConnectionId
+            | Why::Repeated
+            | Why::Budget
+            | Why::Knock(_)
+            | Why::Clock { .. }
+            | Why::BeforeStart
+            | Why::Key(_)
+            | Why::Hello(_)
+            | Why::OtherHello
+            | Why::Certificate
+            | Why::Possession => {}
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Inside {
-    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    /// Each with the packets refused for the same reason. A client repeats its first one, and dials anew every second.
     latest: VecDeque<(Refusal, u64)>,
     /// A brake for each kind of reason, so that none hides another.
     logs: Vec<(Discriminant<Why>, Throttle)>,
-    /// Packets refused at a ceiling: on handshakes, on peers of open mode, on used knocks.
-    at_ceilings: [u64; 3],
+    at_ceilings: AtCeilings,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let latest = VecDeque::with_capacity(REMEMBERED);
-        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: [0; 3] }) }
+        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: AtCeilings::default() }) }
     }
 }
 
@@ -213,10 +245,7 @@ impl Refusals {
             inside.latest.pop_front();
         }
         inside.latest.push_back((refusal, before + 1));
-        if let Some(ceiling) = [Why::Busy, Why::Guests, Why::Full].iter().position(|why| *why == refusal.why)
-        {
-            inside.at_ceilings[ceiling] += 1;
-        }
+        inside.at_ceilings.count(refusal.why);
         let kind = discriminant(&refusal.why);
         let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             inside.logs.push((kind, Throttle::new(LOG_INTERVAL)));
@@ -236,9 +265,9 @@ impl Refusals {
         self.lock().latest.iter().copied().collect()
     }
 
-    /// Packets refused at the ceilings on handshakes, on peers of open mode and on used knocks.
+    /// Packets refused at ceilings so far.
     #[must_use]
-    pub fn at_ceilings(&self) -> [u64; 3] {
+    pub fn at_ceilings(&self) -> AtCeilings {
         self.lock().at_ceilings
     }
 

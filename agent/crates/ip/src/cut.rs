@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::{
     checksum,
-    view::{Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
+    view::{ChecksumAt, Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 
@@ -104,12 +104,13 @@ impl<'a> Cut<'a> {
         view: &IpView,
         peer_completes: bool,
     ) -> Result<Self, Malformed> {
-        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
-        let partial = vnet.needs_checksum && peer_completes && view.checksum_place() == Some((start, offset));
+        let start = usize::from(vnet.checksum_start);
+        let at = ChecksumAt { start, offset: usize::from(vnet.checksum_offset) };
+        let partial = vnet.needs_checksum && peer_completes && view.checksum() == Some(at);
         if vnet.needs_checksum && !partial {
             // Within the IP headers it would make another packet of it than `view` says.
             let is_behind = start >= view.transport_at;
-            if !is_behind || !checksum::complete(packet, start, offset) {
+            if !is_behind || !checksum::complete(packet, start, at.offset) {
                 return Err(Malformed::Checksum);
             }
         }

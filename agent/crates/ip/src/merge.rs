@@ -15,7 +15,7 @@
 use crate::{
     checksum,
     packets::{Buffers, MOST_PIECES, Packet, PacketDelivery, TunOffload},
-    view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
+    view::{ChecksumAt, Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 
@@ -77,9 +77,9 @@ impl Merger {
     ) {
         let Packet { slot, range, partial, owner } = packet;
         let range = range.start..range.end.min(range.start + view.len);
-        let place = view.checksum_place();
+        let checksum = view.checksum();
         let mut vnet = VnetHeader::default();
-        if let Some((start, offset)) = place.filter(|_| partial) {
+        if let Some(ChecksumAt { start, offset }) = checksum.filter(|_| partial) {
             if !offload.tcp {
                 checksum::complete(&mut batch.bytes_mut(slot)[range.clone()], start, offset);
             } else {
@@ -88,7 +88,7 @@ impl Merger {
                 (vnet.checksum_start, vnet.checksum_offset) = (start as u16, offset as u16);
             }
         }
-        let mergeable = place.is_some() && offload.tcp && (view.protocol == TCP || offload.udp);
+        let mergeable = checksum.is_some() && offload.tcp && (view.protocol == TCP || offload.udp);
         let packet = Packet { slot, range, partial, owner };
         let known = self.flows.iter().position(|flow| flow.open && flow.is_of(view));
         if let Some(known) = known {

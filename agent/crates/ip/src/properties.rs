@@ -12,7 +12,7 @@ use crate::{
     model::{self, Recipe},
     mss,
     packets::{MOST_PIECES, Packet, PacketDelivery, TunOffload},
-    view::{IpView, TCP, UDP},
+    view::{ChecksumAt, IpView, TCP, UDP},
     vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
 };
 
@@ -125,7 +125,7 @@ fn same_as_model(cut: &Cut<'_>, vnet: &VnetHeader, original: &[u8], view: &IpVie
                 assert_eq!(read.flow_hash(), view.flow_hash());
             }
             if cut.is_partial() {
-                let (start, offset) = view.checksum_place().expect("only such stay partial");
+                let ChecksumAt { start, offset } = view.checksum().expect("only such stay partial");
                 model::complete(&mut packet, start, offset);
             }
             packet
@@ -177,7 +177,7 @@ impl Arrival {
 
     fn completed(&self) -> Vec<u8> {
         let mut packet = self.packet.clone();
-        if let Some((start, offset)) = self.view().checksum_place().filter(|_| self.partial) {
+        if let Some(ChecksumAt { start, offset }) = self.view().checksum().filter(|_| self.partial) {
             model::complete(&mut packet, start, offset);
         }
         packet

@@ -89,6 +89,15 @@ pub struct IpView {
     pub dont_fragment: bool,
 }
 
+/// The position of a TCP or UDP checksum within an IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChecksumAt {
+    /// The index of the first byte that the checksum covers.
+    pub start: usize,
+    /// The distance of the checksum from `start`.
+    pub offset: usize,
+}
+
 impl IpView {
     /// Reads the headers of `packet`, which may be longer than they say.
     ///
@@ -203,19 +212,19 @@ impl IpView {
         self.destination.is_ipv6()
     }
 
-    /// Where the bytes begin that the TCP or UDP checksum covers, and where from there it stands: what may be left partial.
+    /// The TCP or UDP checksum of the packet, which may be left partial.
     ///
-    /// `None` of other protocols, of fragments, and where the packet ends before its checksum.
+    /// `None` for other protocols, for fragments, and if the packet ends before its checksum.
     #[inline]
     #[must_use]
-    pub fn checksum_place(&self) -> Option<(usize, usize)> {
+    pub fn checksum(&self) -> Option<ChecksumAt> {
         let (offset, header) = match self.protocol {
             TCP => (16, 20),
             UDP => (6, 8),
             _ => return None,
         };
-        let whole = self.fragment == Fragment::No && self.transport_at + header <= self.len;
-        whole.then_some((self.transport_at, offset))
+        let complete = self.fragment == Fragment::No && self.transport_at + header <= self.len;
+        complete.then_some(ChecksumAt { start: self.transport_at, offset })
     }
 }
 

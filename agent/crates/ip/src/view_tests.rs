@@ -33,7 +33,7 @@ fn the_headers_of_both_versions_are_read() {
     };
     assert_eq!(view(&packet), expected);
     assert_eq!(view(&[&packet[..], b"trailer"].concat()), expected);
-    assert_eq!(expected.checksum_place(), Some((28, 16)));
+    assert_eq!(expected.checksum(), Some(ChecksumAt { start: 28, offset: 16 }));
 
     let packet = Recipe { ipv6: true, traffic_class: 0xb9, ip_options: 16, ..Recipe::UDP }.complete();
     let expected = IpView {
@@ -45,7 +45,7 @@ fn the_headers_of_both_versions_are_read() {
         ..expected
     };
     assert_eq!(view(&packet), expected);
-    assert_eq!(expected.checksum_place(), Some((56, 6)));
+    assert_eq!(expected.checksum(), Some(ChecksumAt { start: 56, offset: 6 }));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn all_fragments_of_a_datagram_are_one_flow() {
         assert_eq!((middle.fragment, last.fragment), (Fragment::Later, Fragment::Later));
         assert_eq!((first.ports, middle.ports), (None, None));
         assert_eq!((first.flow_hash(), first.flow_hash()), (middle.flow_hash(), last.flow_hash()));
-        assert_eq!(first.checksum_place(), None);
+        assert_eq!(first.checksum(), None);
     }
     assert_eq!((ipv6[0].protocol, ipv6[0].transport_at), (UDP, 56));
     assert_eq!((ipv6[1].protocol, ipv6[1].transport_at), (DESTINATION, 48));

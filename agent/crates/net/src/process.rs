@@ -105,15 +105,24 @@ pub fn logs_to_journal(announced: &str) -> bool {
     announced == format!("{}:{}", metadata.dev(), metadata.ino())
 }
 
-/// Files that this process has open, and how many it may have.
+/// The open files of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// How many are open.
+    pub open: u64,
+    /// How many may be open.
+    pub limit: u64,
+}
+
+/// Counts the open files of this process.
 ///
 /// # Errors
 /// `NotFound` where `/proc` is not mounted.
-pub fn descriptors() -> io::Result<(u64, u64)> {
+pub fn descriptors() -> io::Result<Descriptors> {
     // The listing holds a descriptor of its own while it counts.
     let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    Ok((open as u64, limit))
+    Ok(Descriptors { open: open as u64, limit })
 }
 
 /// What the kernel calls this boot of the machine: 36 characters and a line feed.

@@ -44,7 +44,7 @@ pub mod pool;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays};
+pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiting};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 

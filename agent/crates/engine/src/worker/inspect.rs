@@ -17,7 +17,7 @@ use std::{
 
 use dataplane::{
     forward::tun::{Answer, TunDrop},
-    lanes::{LaneSlot, LaneState},
+    lanes::{LaneSlot, LaneState, Waiting},
     relay::{Flow, NO_LANE, Origin, flow},
 };
 use ip::packets::TunOffload;
@@ -325,7 +325,7 @@ impl Worker {
         let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
-        let (datagrams, bytes) = self.underlays.waiting(slot.underlay);
+        let Waiting { datagrams, bytes } = self.underlays.waiting(slot.underlay);
         LaneRow {
             peer: slot.peer,
             index: slot.index,

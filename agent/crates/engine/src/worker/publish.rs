@@ -14,7 +14,7 @@ use dataplane::{
     lanes::LaneState,
     relay::{Direction, DropReason},
 };
-use gate::Step;
+use gate::{Step, refusals::AtCeilings};
 use net::stats::Booked;
 use quic_core::LaneStats;
 use wire::{context::Context, ids::PeerId, messages::MessageError};
@@ -413,9 +413,9 @@ impl Worker {
         // All workers share them: one publishes.
         let (shared, stream_bytes) = match self.id.index {
             0 => (self.refusals.at_ceilings(), self.exchange.streams().refused()),
-            _ => ([0; 3], 0),
+            _ => Default::default(),
         };
-        let [handshakes, open_peers, used_tokens] = shared;
+        let AtCeilings { handshakes, open_peers, used_tokens } = shared;
         let (tcp, strangers) = (self.ceilings.tcp, self.strangers.stats.gave_way);
         let messages = self.ceilings.messages;
         [

@@ -105,8 +105,10 @@ pub(super) struct Client {
     begun: bool,
     batch: ReceiveBatch,
     control: SendBatch,
-    /// What of `shared` is ours: sent, received.
-    told: (u64, u64),
+    /// Datagrams sent that were added to `shared`.
+    published_sent: u64,
+    /// Datagrams received that were added to `shared`.
+    published_received: u64,
 }
 
 impl Client {
@@ -134,7 +136,8 @@ impl Client {
             begun: false,
             batch: ReceiveBatch::default(),
             control: SendBatch::new(CONTROL_LEN),
-            told: (0, 0),
+            published_sent: 0,
+            published_received: 0,
         }
     }
 
@@ -332,9 +335,9 @@ impl Client {
         let sent = self.sender.as_ref().map_or(0, |sender| sender.sent.datagrams);
         let received = self.arrived;
         let shared = &self.setup.shared;
-        shared.sent.fetch_add(sent - self.told.0, Ordering::Relaxed);
-        shared.received.fetch_add(received - self.told.1, Ordering::Relaxed);
-        self.told = (sent, received);
+        shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
+        shared.received.fetch_add(received - self.published_received, Ordering::Relaxed);
+        (self.published_sent, self.published_received) = (sent, received);
     }
 }
 

@@ -138,24 +138,31 @@ impl FlowTally {
 #[derive(Clone, Debug)]
 pub(super) struct Latency {
     histogram: Histogram<u64>,
-    /// The datagrams of a burst that arrive together took equally long: they are recorded in one step.
-    run: (u64, u64),
+    /// The datagrams of a burst that arrive together took equally long and are recorded in one step.
+    pending: Pending,
+}
+
+/// Equal times that are not recorded yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pending {
+    nanoseconds: u64,
+    count: u64,
 }
 
 impl Latency {
     pub(super) fn new() -> Self {
         let histogram =
             Histogram::new_with_max(60_000_000_000, 3).expect("the bounds are more than a factor of 2 apart");
-        Self { histogram, run: (0, 0) }
+        Self { histogram, pending: Pending::default() }
     }
 
     pub(super) fn record(&mut self, nanoseconds: u64) {
-        if self.run.0 == nanoseconds {
-            self.run.1 += 1;
+        if self.pending.nanoseconds == nanoseconds {
+            self.pending.count += 1;
             return;
         }
         self.settle();
-        self.run = (nanoseconds, 1);
+        self.pending = Pending { nanoseconds, count: 1 };
     }
 
     /// Everything that was recorded.
@@ -171,7 +178,7 @@ impl Latency {
     }
 
     fn settle(&mut self) {
-        let (nanoseconds, count) = std::mem::take(&mut self.run);
+        let Pending { nanoseconds, count } = std::mem::take(&mut self.pending);
         if count > 0 {
             self.histogram.saturating_record_n(nanoseconds, count);
         }
