@@ -18,7 +18,7 @@ use crate::{
 /// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
 pub struct LaneConfig<'a> {
-    /// The suite that TLS negotiated.
+    /// The cipher suite that TLS negotiated on the control connection.
     pub suite: Suite,
     /// Secret of the packets that this end seals; [`Suite::secret_len`] bytes.
     pub send_secret: &'a [u8],
@@ -28,7 +28,7 @@ pub struct LaneConfig<'a> {
     pub remote_cid: ConnectionId,
     /// The connection ID that received packets must carry.
     pub local_cid: ConnectionId,
-    /// When to acknowledge.
+    /// How soon received packets are acknowledged.
     pub ack: AckProfile,
     /// Packets that one key seals at most; keys are updated after half of it. `None` = the suite's confidentiality limit
     /// (RFC 9001 §6.6), above which no value goes; below 2 counts as 2. For tests, and for operators who want more frequent
@@ -41,7 +41,7 @@ pub struct LaneConfig<'a> {
 /// Why [`Lane::poll_timeout`] wants to be called back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timer {
-    /// A delayed ACK is due.
+    /// An ACK that was delayed is now due.
     AckDelay,
     /// A packet sent before an acknowledged one is lost by time (RFC 9002 §6.1.2).
     LossDetection,
@@ -363,7 +363,7 @@ impl<C: Congestion> Lane<C> {
         self.sent.probes()
     }
 
-    /// The round-trip time.
+    /// The round-trip time as measured from acknowledgements.
     pub fn rtt(&self) -> &Rtt {
         &self.rtt
     }
@@ -385,7 +385,7 @@ impl<C: Congestion> Lane<C> {
         &self.congestion
     }
 
-    /// The counters.
+    /// The counters of this lane since it was made.
     pub fn stats(&self) -> &LaneStats {
         &self.stats
     }

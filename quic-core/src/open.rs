@@ -15,7 +15,7 @@ use crate::{
 /// A packet that was opened: its frames, decrypted in place.
 #[derive(Debug)]
 pub struct Opened<'a> {
-    /// Its number.
+    /// The number of the packet, decoded in full.
     pub packet_number: PacketNumber,
     /// The data of a PATH_CHALLENGE, which the caller answers with [`Lane::seal_path_response`](crate::Lane::seal_path_response)
     /// to the address it came from.
@@ -49,7 +49,7 @@ pub struct Datagrams<'a> {
 /// The payload of one DATAGRAM frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// The bytes.
+    /// The bytes of the payload, decrypted.
     pub payload: &'a [u8],
     /// Where they lie in the slice that [`Lane::open`](crate::Lane::open) was given.
     pub range: Range<usize>,
@@ -69,7 +69,7 @@ impl<'a> Iterator for Datagrams<'a> {
     }
 }
 
-/// What one direction opens with.
+/// The receiving half of a lane: keys, replay window and connection ID.
 #[derive(Debug)]
 pub(crate) struct Opener {
     local_cid: ConnectionId,

@@ -12,7 +12,7 @@ pub(crate) const MAX_PACKET_LEN: usize = 65_527;
 /// Packet numbers that are left when a lane should be replaced: an hour at a million packets per second.
 const SPARE_NUMBERS: u64 = 1 << 32;
 
-/// What one direction seals with.
+/// The sending half of a lane: keys, packet numbers and connection ID.
 #[derive(Debug)]
 pub(crate) struct Sealer {
     remote_cid: ConnectionId,

@@ -19,7 +19,7 @@ use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, TAG_LEN, frame::FrameWriter};
 use bare::Bare;
 use lanes::Pair;
 
-/// Bytes of each datagram.
+/// Bytes of the payload of each datagram.
 const PAYLOAD_LEN: usize = 1150;
 /// Packets that an end handles in one turn: a full GSO batch.
 const BATCH: usize = 64;

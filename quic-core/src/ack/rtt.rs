@@ -39,7 +39,7 @@ impl Rtt {
         self.smoothed
     }
 
-    /// The mean deviation.
+    /// The mean deviation of the RTT samples.
     pub fn variation(&self) -> Duration {
         self.variation
     }
@@ -54,7 +54,7 @@ impl Rtt {
         Self::pto_of(self.smoothed, self.variation)
     }
 
-    /// The same of these two.
+    /// The probe timeout for a given smoothed RTT and variation.
     pub(crate) fn pto_of(smoothed: Duration, variation: Duration) -> Duration {
         smoothed + (4 * variation).max(GRANULARITY) + MAX_ACK_DELAY
     }

@@ -16,7 +16,7 @@ use crate::{
 pub(super) const CAPACITY: u64 = 16_384;
 /// Packets that it remembers at least: what an idle lane needs, in 528 bytes.
 const SMALLEST: u64 = 64;
-/// By how much it grows.
+/// The factor by which a full window grows.
 const GROWTH: u64 = 4;
 /// A lost packet is waited for no longer than this when the window would have to grow for it.
 const LATEST: Duration = Duration::from_secs(3);
@@ -31,9 +31,9 @@ const MAX_BACKOFF: u32 = 6;
 /// A number of packets and their bytes, headers and tags included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Bytes.
+    /// The bytes of these packets, headers and tags included.
     pub bytes: u64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct SentWindow {
     loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
     probes: u32,
-    /// The MTU probe in flight.
+    /// The packet number of the MTU probe in flight.
     mtu_probe: Option<u64>,
     /// What became of the last one, until it is taken.
     mtu_fate: Option<Fate>,
@@ -123,7 +123,7 @@ pub(crate) enum Evicted {
     InFlight,
 }
 
-/// What one ACK frame told.
+/// The effect of one ACK frame on the sent window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AckOutcome {
     pub(crate) acked: Volume,
@@ -470,7 +470,7 @@ impl Records {
         self.0.len() as u64
     }
 
-    /// The record of a packet.
+    /// The window's record of the packet with this number.
     #[inline]
     fn at(&self, number: u64) -> Record {
         self.0[number as usize & (self.0.len() - 1)]

@@ -1,4 +1,4 @@
-//! Payload protection (RFC 9001 §5.3).
+//! Seals and opens packet payloads with an AEAD (RFC 9001 §5.3).
 
 use std::fmt;
 

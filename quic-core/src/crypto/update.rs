@@ -51,10 +51,10 @@ impl Generation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyUpdateError;
 
-/// What a lane seals with.
+/// The keys that one end of a lane seals with.
 #[derive(Debug)]
 pub(crate) struct SendKeys {
-    /// Of the current generation.
+    /// The secret from which the current generation of keys was derived.
     secret: Secret,
     current: PacketKey,
     header: HeaderKey,
@@ -144,16 +144,16 @@ impl SendKeys {
     }
 }
 
-/// What a lane opens with.
+/// The keys that one end of a lane opens with.
 #[derive(Debug)]
 pub(crate) struct ReceiveKeys {
     header: HeaderKey,
     previous: Option<Kept>,
     current: PacketKey,
     next: PacketKey,
-    /// Of the next generation.
+    /// The secret from which the next generation of keys is derived.
     next_secret: Secret,
-    /// Of the current keys.
+    /// The generation of the current keys.
     generation: Generation,
     /// One above the highest number opened under any earlier generation.
     earlier_end: u64,

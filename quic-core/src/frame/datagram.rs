@@ -1,4 +1,4 @@
-//! DATAGRAM frames (RFC 9221 §4).
+//! Encodes and decodes DATAGRAM frames (RFC 9221 §4).
 
 use crate::varint::{self, Reader};
 

@@ -73,7 +73,7 @@ impl<'a> FrameWriter<'a> {
         Some(payload)
     }
 
-    /// Bytes of frames written.
+    /// The bytes of frames that were written so far.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -83,7 +83,7 @@ impl<'a> FrameWriter<'a> {
         self.len == 0
     }
 
-    /// Bytes left for frames.
+    /// The bytes that are left for further frames.
     pub fn remaining(&self) -> usize {
         self.frames.len() - self.len
     }
@@ -96,7 +96,7 @@ pub(crate) const PATH_RESPONSE: u8 = 0x1b;
 /// One frame, borrowed from the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// A run of PADDING frames.
+    /// A run of PADDING frames, skipped as one.
     Padding,
     Ping,
     Ack(AckFrame<'a>),

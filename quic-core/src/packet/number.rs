@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(PacketNumber(0xac5c02).truncate(), [0x00, 0xac, 0x5c, 0x02]);
     }
 
-    /// RFC 9000 §A.3.
+    /// The examples of RFC 9000 §A.3.
     #[test]
     fn expands_the_example_of_the_decoder() {
         assert_eq!(PacketNumber::expand(0x9b32, 16, 0xa82f30ea + 1), PacketNumber(0xa82f9b32));

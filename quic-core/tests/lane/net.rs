@@ -66,7 +66,7 @@ pub(crate) struct Net {
     /// Every timer that fired, with the end it fired at.
     pub(crate) timers: Vec<(usize, Timer)>,
     pub(crate) refused: Vec<OpenError>,
-    /// Larger packets do not arrive.
+    /// The largest packet that the network delivers.
     pub(crate) mtu: usize,
 }
 

@@ -2,14 +2,14 @@
 
 use wire::ids::PeerId;
 
-/// Whom a key lets in.
+/// Whom the holder of a key is admitted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admits {
-    /// A peer that is known.
+    /// The holder is a known peer.
     Peer(PeerId),
-    /// Somebody unknown, in open mode.
+    /// The holder is unknown and admitted, because the agent is in open mode.
     Anyone,
-    /// It is not known.
+    /// The holder is unknown and not admitted.
     Nobody,
 }
 
@@ -33,10 +33,10 @@ pub struct Admission {
 /// How much room there is for handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Enough.
+    /// A handshake may begin at once.
     Free,
     /// Half of them are under way: whoever begins one proves its address first.
     Busy,
-    /// None.
+    /// As many handshakes are under way as there may be.
     Full,
 }

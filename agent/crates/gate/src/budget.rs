@@ -46,7 +46,7 @@ const PREFIX_BURST: Duration = Duration::from_secs(2);
 /// Prefixes of a class in each of the two generations that are remembered.
 const MOST_PREFIXES: usize = 4096;
 
-/// What a knock may cost.
+/// The decision whether a knock may be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     /// It may be opened; the operation is paid for.
@@ -60,7 +60,7 @@ pub enum Take {
 /// How often a peer that proved its key is not charged to its source: as often as one dials that misses us.
 const FREE_EVERY: Duration = Duration::from_secs(1);
 
-/// The budget of one worker.
+/// The budget of one worker for opening knocks.
 pub struct Budget {
     /// What the buckets' nanoseconds count from.
     epoch: Instant,

@@ -34,11 +34,11 @@ use crate::{
 
 /// What the knock of one connection attempt is made of.
 pub struct Knock {
-    /// Our key.
+    /// The X25519 key of the client.
     pub own: Arc<AgreementKey>,
-    /// Whom to knock at.
+    /// The public key of the server to knock at.
     pub server: Arc<ServerKey>,
-    /// Our clock.
+    /// The time of the client's wall clock.
     pub unix_seconds: u64,
     /// 32 random bytes, for this attempt only.
     pub ephemeral: Zeroizing<[u8; 32]>,

@@ -60,7 +60,7 @@ const LONG_HEADER: u8 = 0x80;
 /// A stranger: from where it sends, and which of our sockets and addresses it sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stranger {
-    /// Its address.
+    /// The address and port that it sends from.
     pub source: SocketAddr,
     /// Which listening port it uses: a place in `transport.listen`.
     pub port: usize,
@@ -72,10 +72,10 @@ pub struct Stranger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DecoyId(pub u32);
 
-/// Where a stranger's datagram belongs.
+/// The flow to the decoy that a datagram belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Its flow.
+    /// The identifier of the flow in the table.
     pub id: DecoyId,
     /// The flow has just begun: it has no socket yet. [`DecoyFlows::remove`] if it cannot have one.
     pub new: bool,
@@ -95,14 +95,14 @@ pub struct DecoyFlows {
     /// Unanswered flows and answered ones, the one that was silent longest first.
     lists: [List; 2],
     limit: usize,
-    /// And of one prefix.
+    /// The most flows of one source prefix.
     prefix_limit: usize,
     sources: Box<[Allowance]>,
     total: Allowance,
     hasher: RandomState,
 }
 
-/// One stranger's flow.
+/// The flow of one unauthenticated sender to the decoy.
 struct Flow {
     stranger: Stranger,
     last_active: Instant,
@@ -137,13 +137,13 @@ impl DecoyFlows {
         }
     }
 
-    /// How many there are.
+    /// The number of flows in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table holds no flow.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
@@ -192,7 +192,7 @@ impl DecoyFlows {
         Ok(flow.stranger)
     }
 
-    /// Ends a flow.
+    /// Ends a flow and removes it from the table.
     pub fn remove(&mut self, id: DecoyId) {
         if !self.flows.contains(id.0 as usize) {
             return;

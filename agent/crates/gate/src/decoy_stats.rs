@@ -10,13 +10,13 @@ wire::labelled! {
         SourceFlows => "source_flows",
         /// Its source prefix opened too many flows of late.
         SourceRate => "source_rate",
-        /// All strangers together did.
+        /// All sources together opened too many flows of late.
         TotalRate => "total_rate",
         /// No socket could be opened for it.
         NoSocket => "no_socket",
         /// More came in one turn than is kept, or than worker 0 takes from the others.
         Overload => "overload",
-        /// The agent is stopping.
+        /// The agent is stopping and drops what waits.
         Stopping => "stopping",
         /// The kernel did not take it for the decoy.
         ToDecoy => "to_decoy",
@@ -45,25 +45,25 @@ pub struct DecoyStats {
     pub from_strangers: Traffic,
     /// Datagrams that came from the decoy, and bytes.
     pub from_decoy: Traffic,
-    /// Flows that began.
+    /// Flows that were opened to the decoy.
     pub opened: u64,
     /// Flows that gave way to others, because the ceiling was reached.
     pub gave_way: u64,
-    /// Datagrams dropped, by reason.
+    /// Datagrams that were dropped, by reason.
     pub dropped: [u64; DecoyDrop::COUNT],
 }
 
-/// Datagrams and their bytes.
+/// A count of datagrams and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many.
+    /// The number of datagrams that were counted.
     pub datagrams: u64,
-    /// Bytes of UDP payload.
+    /// The bytes of their UDP payload.
     pub bytes: u64,
 }
 
 impl DecoyStats {
-    /// Counts `datagrams` that were dropped.
+    /// Counts `datagrams` that were dropped for `reason`.
     pub fn drop(&mut self, reason: DecoyDrop, datagrams: u64) {
         self.dropped[reason as usize] += datagrams;
     }

@@ -13,7 +13,7 @@ fn start() -> Instant {
     ManualClock::default().now()
 }
 
-/// A stranger of network 10.x.y.0/24.
+/// An unauthenticated sender in the network 10.x.y.0/24.
 fn stranger(network: u16, host: u8, port: u16) -> Stranger {
     let [x, y] = network.to_be_bytes();
     Stranger { source: SocketAddr::new(Ipv4Addr::new(10, x, y, host).into(), port), port: 0, local: None }

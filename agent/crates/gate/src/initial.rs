@@ -44,7 +44,7 @@ pub fn client_hello_hash(
     Ok(hello_hash(&hello))
 }
 
-/// The frames of the packet.
+/// Removes the packet's protection and returns its frames.
 fn decrypt(
     crypto: &dyn crypto::ServerConfig,
     datagram: &[u8],

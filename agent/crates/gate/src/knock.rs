@@ -42,7 +42,7 @@ use crate::{
     identity::{AgreementKey, PublicKey},
 };
 
-/// The length of a knock.
+/// The length of a knock, in bytes.
 pub const KNOCK_BYTES: usize = 136;
 
 /// The length of mac1, which closes every token that the gate looks at.
@@ -85,7 +85,7 @@ pub enum KnockError {
     /// A key in it is of small order: it stands for nobody, because anyone can compute what it shares.
     #[error("the knock has a key of small order")]
     SmallOrder,
-    /// A payload of another version.
+    /// The payload is of another version than 1.
     #[error("the knock has version {0}, not 1")]
     Version(u8),
 }
@@ -124,7 +124,7 @@ impl ServerKey {
         })
     }
 
-    /// Whose key it is.
+    /// The Ed25519 public key of the server.
     #[must_use]
     pub fn public_key(&self) -> &PublicKey {
         &self.public_key
@@ -149,7 +149,7 @@ impl ServerKey {
         epochs.any(|epoch| state.clone().chain_update(epoch.to_be_bytes()).verify(mac1.into()).is_ok())
     }
 
-    /// mac1 but for its epoch.
+    /// The state of mac1 before its epoch is added.
     fn mac1_state(&self, dcid: &[u8], body: &[u8]) -> Blake2sMac<U16> {
         let mut head = [0; 1 + MAX_CID_BYTES];
         let mut mac = self.mac.clone();
@@ -195,7 +195,7 @@ const NOISE_BYTES: usize = KNOCK_BYTES - MAC_BYTES;
 const PAYLOAD_BYTES: usize = 24;
 const _: () = assert!(NOISE_BYTES == 32 + 48 + PAYLOAD_BYTES + 16);
 
-/// The version of the payload.
+/// The version of the payload that this code writes and reads.
 const VERSION: u8 = 1;
 
 /// Makes the knock of a connection attempt to `dcid` that begins with `client_hello`.
@@ -238,7 +238,7 @@ pub fn seal(
     Ok(knock)
 }
 
-/// What a knock says.
+/// The content of a knock that was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The client's X25519 public key, [`PublicKey::agreement`] of its identity.

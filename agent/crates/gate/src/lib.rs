@@ -99,10 +99,10 @@ pub enum Verdict {
     Stranger,
 }
 
-/// Where datagrams ended; monotonic counts.
+/// Counts of datagrams by the step at which they ended; monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStats {
-    /// By [`Step`].
+    /// One count for each [`Step`], at the index of its discriminant.
     pub ended: [u64; Step::COUNT],
 }
 
@@ -110,17 +110,17 @@ wire::labelled! {
     /// The step of the gate at which a datagram ended.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Step {
-        /// Passed on to a connection.
+        /// The datagram was passed on to a connection.
         Passed => "passed",
         /// Admitted as the first datagram of a handshake.
         Admitted => "admitted",
-        /// Answered with a Retry.
+        /// The datagram was answered with a Retry.
         Retry => "retry",
         /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
         Class => "class",
         /// A token of another length than ours, or none.
         Token => "token",
-        /// A token that was used.
+        /// The token was used for another handshake before.
         Used => "used",
         /// A token that was not made with our public key.
         Mac => "mac",
@@ -130,7 +130,7 @@ wire::labelled! {
         Budget => "budget",
         /// A knock that does not open.
         Knock => "knock",
-        /// A knock of another time.
+        /// The time of the knock is outside the window.
         Clock => "clock",
         /// A key that may not connect.
         Key => "key",
@@ -143,13 +143,13 @@ wire::labelled! {
     }
 }
 
-/// The gate of one worker.
+/// The gate of one worker: checks each datagram that no lane wants.
 pub struct Gate {
     own: Arc<Own>,
     ids: ConnectionIds,
     allowlist: Arc<dyn Allowlist>,
     refusals: Arc<Refusals>,
-    /// Whether clients must knock.
+    /// Whether a client must knock before its handshake.
     required: bool,
     /// How far a knock's time may be from ours; whole seconds.
     window: Duration,
@@ -163,29 +163,29 @@ pub struct Gate {
     rng: StdRng,
     retry_packet: [u8; MAX_RETRY_BYTES],
     retry_len: usize,
-    /// What it counted.
+    /// The counts of this gate so far.
     pub stats: GateStats,
 }
 
 /// What a gate is made of.
 pub struct GateSetup {
-    /// Our keys.
+    /// The keys of this agent's identity.
     pub own: Arc<Own>,
     /// How our connection IDs are told.
     pub ids: ConnectionIds,
-    /// Who may connect.
+    /// The list of keys that may connect.
     pub allowlist: Arc<dyn Allowlist>,
-    /// Where refusals are noted.
+    /// The list that refusals are added to.
     pub refusals: Arc<Refusals>,
-    /// Whether clients must knock.
+    /// Whether a client must knock before its handshake.
     pub required: bool,
     /// How far a knock's time may be from ours; whole seconds.
     pub window: Duration,
     /// The knocks that were used, those of earlier processes included.
     pub table: SingleUse,
-    /// What may be spent.
+    /// The budget for opening knocks, by source.
     pub budget: Budget,
-    /// Wall-clock time.
+    /// The wall clock, against which knocks are checked.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// Any server configuration: for the keys of Initial packets, which follow from the connection ID.
     pub crypto: Arc<dyn CryptoConfig>,
@@ -193,10 +193,10 @@ pub struct GateSetup {
     pub rng: StdRng,
 }
 
-/// Where a datagram came from.
+/// The circumstances in which a datagram arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// Who sent it.
+    /// The address that the datagram came from.
     pub source: SocketAddr,
     /// Whether it came to a port on which we listen.
     pub listening: bool,
@@ -205,7 +205,7 @@ pub struct Arrival {
 }
 
 impl Gate {
-    /// The gate of one worker.
+    /// Makes the gate of one worker from its parts.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
         let GateSetup { own, ids, allowlist, refusals, required, window, table, budget, clock, crypto, rng } =
@@ -495,7 +495,7 @@ fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
     *knock.last_chunk().expect("a knock is longer than its mac1")
 }
 
-/// What became of a knock.
+/// The outcome of checking a knock that was not refused.
 enum Knocked {
     Admitted(Admission),
     Retry,

@@ -36,7 +36,7 @@ impl Own {
         })
     }
 
-    /// Our X25519 key.
+    /// The X25519 key of this identity.
     #[must_use]
     pub fn agreement(&self) -> &Arc<AgreementKey> {
         &self.agreement
@@ -54,7 +54,7 @@ impl Own {
         &self.retry
     }
 
-    /// Which connection IDs are ours.
+    /// The check for connection IDs that this identity issued.
     #[must_use]
     pub fn issued(&self) -> &IssuedIds {
         &self.issued

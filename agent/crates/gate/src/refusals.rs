@@ -17,13 +17,13 @@ use wire::{
 
 use crate::{Step, identity::PublicKey, initial::HelloError, knock::KnockError, retry::RetryError};
 
-/// Refusals that are remembered.
+/// The number of refusals that are remembered.
 const REMEMBERED: usize = 16;
 
 /// Between two lines about refusals in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why a handshake was refused.
+/// The reason why a handshake was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A Retry token that does not hold.
@@ -34,7 +34,7 @@ pub enum Why {
     Repeated,
     /// More is not spent on such a source.
     Budget,
-    /// The knock does not open.
+    /// The knock does not open: it is damaged, or meant for another key.
     Knock(KnockError),
     /// The client's clock and ours differ: by so many seconds it is ahead.
     Clock {
@@ -43,9 +43,9 @@ pub enum Why {
     },
     /// It was made before this process started, and what was used then is not known.
     BeforeStart,
-    /// This key may not connect.
+    /// The client's key is not on the allowlist; `None` if the whole key is not known.
     Key(Option<PublicKey>),
-    /// The ClientHello cannot be read.
+    /// The ClientHello of the packet cannot be read.
     Hello(HelloError),
     /// The knock is about another ClientHello.
     OtherHello,
@@ -113,7 +113,7 @@ impl Why {
         if let Self::Key(key) = self { *key } else { None }
     }
 
-    /// What the operator can do.
+    /// The steps that an operator can take.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -173,7 +173,7 @@ pub struct Refusal {
     pub at: u64,
     /// From where; the address need not be true.
     pub source: SocketAddr,
-    /// Why.
+    /// The reason why it was refused.
     pub why: Why,
 }
 
@@ -183,7 +183,7 @@ pub struct Refusals {
     inside: Mutex<Inside>,
 }
 
-/// Packets refused at a ceiling.
+/// Packets that were refused at a ceiling, by ceiling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtCeilings {
     /// Too many handshakes were under way.

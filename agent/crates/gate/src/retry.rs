@@ -58,7 +58,7 @@ pub enum RetryError {
     /// In a packet to another connection ID than the one that it was made for.
     #[error("the token of a Retry was made for another connection ID")]
     Destination,
-    /// From another address or port.
+    /// The packet comes from another address or port than the one it was made for.
     #[error("the token of a Retry was made for another address")]
     Address,
     /// Older than [`RETRY_SECONDS`], or from the future after our clock was set back by more than that.

@@ -25,7 +25,7 @@ pub use quic_core::Suite;
 pub struct HandshakeData {
     /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
     pub suite: Option<Suite>,
-    /// The negotiated application protocol (ALPN).
+    /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
 }
 
@@ -151,7 +151,7 @@ impl Default for HelloWatch {
 /// What the bytes so far hold.
 enum Hello {
     Incomplete,
-    /// The suite's code point.
+    /// A ServerHello, with the code point of its suite.
     Real(u16),
     /// A HelloRetryRequest of so many bytes.
     Retry(usize),

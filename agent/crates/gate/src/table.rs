@@ -27,7 +27,7 @@ pub type Tag = [u8; 16];
 pub struct Used {
     /// The last unix second in which mac1 of the token may hold, under any window that can be configured.
     pub expiry: u64,
-    /// How far its handshake is.
+    /// How far the handshake of the knock is.
     pub state: State,
 }
 
@@ -42,7 +42,7 @@ pub struct Used {
 pub enum State {
     /// Its client still sends Initials with this token.
     Handshaking {
-        /// Where the knock came from.
+        /// The address that the knock came from.
         source: SocketAddr,
     },
     /// The handshake has ended, well or not, or an earlier process saw the knock: whoever sends it is a stranger.
@@ -241,7 +241,7 @@ impl SingleUse {
         }
     }
 
-    /// Knocks in the table.
+    /// The number of knocks in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -26,7 +26,7 @@ use crate::{
 /// The connection ID to which the client sends its first packet.
 pub(crate) const DCID: [u8; 8] = [0xd0, 1, 2, 3, 4, 5, 6, 7];
 
-/// The clock of the knock.
+/// The unix time at which the knock is made.
 pub(crate) const SECONDS: u64 = 1_700_000_000;
 
 pub(crate) fn client_identity() -> Identity {
@@ -69,7 +69,7 @@ pub(crate) fn knock() -> Knock {
     }
 }
 
-/// A client that knocks.
+/// The configuration of a client that knocks.
 pub(crate) fn knocking() -> ClientConfig {
     arm(client_tls(), knock(), Arc::new(|| ConnectionId::new(&DCID)))
 }

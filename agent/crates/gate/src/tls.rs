@@ -67,7 +67,7 @@ pub struct TlsIdentity {
 pub struct Randomness {
     /// Everything but the keys of key exchanges.
     pub random: &'static dyn SecureRandom,
-    /// Those.
+    /// The private keys of key exchanges.
     pub group: &'static dyn SupportedKxGroup,
 }
 
@@ -98,7 +98,7 @@ impl TlsIdentity {
         Self { randomness: Some(randomness), ..self }
     }
 
-    /// The raw Ed25519 public key.
+    /// The raw bytes of the Ed25519 public key.
     pub fn public_key(&self) -> &[u8; 32] {
         &self.public_key
     }

@@ -58,7 +58,7 @@ impl ClientKeys for Guests {
     }
 }
 
-/// One end of a [`Pair`].
+/// The client or the server of a [`Pair`].
 pub(super) struct End {
     endpoint: Endpoint,
     address: SocketAddr,
@@ -106,7 +106,7 @@ impl End {
         }
     }
 
-    /// Hands over one datagram.
+    /// Gives one datagram to this end.
     fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         let mut response = Vec::new();
         match self.endpoint.handle(now, from, None, None, BytesMut::from(datagram), &mut response) {

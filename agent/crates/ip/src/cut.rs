@@ -59,7 +59,7 @@ enum Ip {
 struct L4 {
     /// Of the pseudo-header but for the length; without partial checksums also of the L4 header but for what differs.
     sum: u16,
-    /// `None` of UDP.
+    /// The TCP header's fields that differ between packets; `None` for UDP.
     tcp: Option<Tcp>,
 }
 
@@ -179,7 +179,7 @@ impl<'a> Cut<'a> {
         self.count
     }
 
-    /// Bytes of the largest packet.
+    /// The bytes of the largest packet that results.
     #[inline]
     #[must_use]
     pub fn largest(&self) -> usize {
@@ -287,7 +287,7 @@ impl<'a> Cut<'a> {
         transport[field..field + 2].copy_from_slice(&right.to_be_bytes());
     }
 
-    /// Appends packet `index` to `out`.
+    /// Appends the packet with this index to `out`.
     pub fn append(&self, index: usize, out: &mut Vec<u8>) {
         let (start, header) = (out.len(), self.header());
         let payload = self.payload().get(self.range(index)).unwrap_or_default();

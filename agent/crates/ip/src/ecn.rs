@@ -19,9 +19,9 @@ const CE: u8 = 3;
 /// What becomes of an inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decapsulated {
-    /// It stays as it is.
+    /// The inner packet stays as it is.
     Keep,
-    /// Its ECN bits become these.
+    /// The ECN bits of the inner packet become these.
     Mark(u8),
     /// It was to be marked and cannot be: a loss tells its sender.
     Drop,

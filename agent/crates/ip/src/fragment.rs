@@ -8,7 +8,7 @@ use crate::{
 /// A fragment's data, but for the last one's, is a multiple of so many bytes.
 const UNIT: usize = 8;
 
-/// More fragments follow.
+/// The flag that says that more fragments follow.
 const MORE: u16 = 0x2000;
 
 /// The offset of a fragment's data, in units.
@@ -44,7 +44,7 @@ impl<'a> Fragments<'a> {
         (each > 0).then_some(Self { header, data, each, place })
     }
 
-    /// How many there are.
+    /// The number of fragments that result.
     #[must_use]
     pub fn count(&self) -> usize {
         self.data.len().div_ceil(self.each)

@@ -117,7 +117,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// TCP segments with nothing special.
+    /// TCP segments over IPv4 without any peculiarity.
     pub const TCP: Self = Self {
         ipv6: false,
         protocol: TCP,
@@ -134,10 +134,10 @@ impl Recipe {
         fill: 1,
     };
 
-    /// UDP datagrams with nothing special.
+    /// UDP datagrams over IPv4 without any peculiarity.
     pub const UDP: Self = Self { protocol: UDP, ..Self::TCP };
 
-    /// Where its L4 header begins.
+    /// The index at which the L4 header begins.
     pub fn transport_at(&self) -> usize {
         self.ip_options + if self.ipv6 { 40 } else { 20 }
     }

@@ -20,7 +20,7 @@ pub struct TunOffload {
     pub udp: bool,
 }
 
-/// Received buffers, by number.
+/// The received buffers of a batch, by number.
 pub trait Buffers {
     /// Bytes of a buffer.
     ///
@@ -48,7 +48,7 @@ impl Buffers for Vec<Vec<u8>> {
 /// A packet in a received buffer, to be written to a TUN device.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// The number of the buffer.
+    /// The number of the buffer that holds the packet.
     pub slot: usize,
     /// The packet's bytes within the buffer.
     pub range: Range<usize>,
@@ -76,11 +76,11 @@ pub struct PacketMessage {
     pub vnet: VnetHeader,
     /// Whose packets they are; the caller's number.
     pub owner: u32,
-    /// How many packets it is.
+    /// The number of packets that are joined in the message.
     pub packets: u16,
-    /// How many pieces it has.
+    /// The number of pieces that make up the message.
     pub pieces: usize,
-    /// Bytes, own header included.
+    /// The bytes of the message, its own header included.
     pub bytes: usize,
     /// Its own header within the list's.
     header: Range<usize>,
@@ -159,7 +159,7 @@ impl PacketDelivery {
         (message, header)
     }
 
-    /// The messages, in order.
+    /// The messages of the list, in order.
     #[must_use]
     pub fn messages(&self) -> &[PacketMessage] {
         &self.messages
@@ -188,7 +188,7 @@ impl PacketDelivery {
         })
     }
 
-    /// Whether nothing is listed.
+    /// Whether the list holds no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()

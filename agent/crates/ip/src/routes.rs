@@ -92,7 +92,7 @@ impl<P: Copy + Eq> Routes<P> {
     }
 }
 
-/// All addresses of a family.
+/// All addresses of one family, as adjacent ranges.
 #[derive(Debug)]
 struct Line<A, P> {
     /// In rising order, the first one at address 0.
@@ -113,9 +113,9 @@ struct Owner<P> {
     length: u8,
 }
 
-/// An address as a number.
+/// An IP address that can be treated as a number.
 trait Address: Copy + Ord {
-    /// The same as `<=`.
+    /// Compares as `<=` does, without a branch.
     fn is_at_most(self, other: Self) -> bool;
 }
 

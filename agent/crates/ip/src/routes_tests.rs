@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A peer's number.
+/// The number of a peer in these tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Peer(u32);
 
@@ -75,7 +75,7 @@ fn peers_that_come_and_go_leave_nothing_behind() {
     assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
 }
 
-/// What a change does.
+/// One change that the model and the table undergo alike.
 #[derive(Clone, Debug)]
 enum Change {
     Insert(IpNet, u32),

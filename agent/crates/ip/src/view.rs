@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// IANA protocol number of TCP.
+/// The protocol number of TCP (assigned by IANA).
 pub const TCP: u8 = 6;
-/// IANA protocol number of UDP.
+/// The protocol number of UDP (assigned by IANA).
 pub const UDP: u8 = 17;
 /// IANA protocol number of ICMP for IPv4.
 pub const ICMP: u8 = 1;
@@ -36,7 +36,7 @@ pub enum Fragment {
     No,
     /// It has the beginning of the datagram's upper layer.
     First,
-    /// It has none.
+    /// It is a later fragment, without a header of the upper layer.
     Later,
 }
 
@@ -69,9 +69,9 @@ pub enum Malformed {
 /// What the headers of an IP packet say, checked once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpView {
-    /// Its source address.
+    /// The source address of the packet.
     pub source: IpAddr,
-    /// Its destination address.
+    /// The destination address of the packet.
     pub destination: IpAddr,
     /// IANA number of the upper layer, after IPv6 extension headers; of a later fragment that of the fragmented payload.
     pub protocol: u8,
@@ -79,7 +79,7 @@ pub struct IpView {
     pub transport_at: usize,
     /// Bytes of the packet, as its header says.
     pub len: usize,
-    /// Whether it is a fragment.
+    /// Whether the packet is a fragment, and which.
     pub fragment: Fragment,
     /// Source and destination port of TCP, UDP, UDP-Lite, SCTP and DCCP, where the packet is no fragment.
     pub ports: Option<(u16, u16)>,
@@ -205,7 +205,7 @@ impl IpView {
         (hash ^ hash >> 32) as u32
     }
 
-    /// Whether it is IPv6.
+    /// Whether the packet is IPv6 rather than IPv4.
     #[inline]
     #[must_use]
     pub fn is_ipv6(&self) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! Layout: virtio 1.2 §5.1.6, `struct virtio_net_hdr` in its 10-byte legacy form and this machine's byte order.
 
-/// Bytes of the header.
+/// The bytes of a virtio network header.
 pub const VNET_HEADER_BYTES: usize = 10;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -15,12 +15,12 @@ const GSO_ECN: u8 = 0x80;
 /// What kind of packets a super-packet is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gso {
-    /// It is one packet.
+    /// The packet is a single one.
     #[default]
     None,
-    /// TCP over IPv4 (TSO).
+    /// TCP segments over IPv4, cut by the device (TSO).
     Tcp4,
-    /// TCP over IPv6 (TSO).
+    /// TCP segments over IPv6, cut by the device (TSO).
     Tcp6,
     /// UDP over either, each datagram with its own header (USO).
     Udp,
@@ -68,7 +68,7 @@ impl VnetHeader {
         })
     }
 
-    /// Writes the header.
+    /// Writes the header in the machine's byte order.
     #[must_use]
     pub fn encode(&self) -> [u8; VNET_HEADER_BYTES] {
         let mut bytes = [0; VNET_HEADER_BYTES];

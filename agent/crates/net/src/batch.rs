@@ -29,11 +29,11 @@ pub const MAX_MESSAGE_BYTES: usize = 65_507;
 /// What came with one received buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// Bytes in the buffer.
+    /// The bytes that the buffer holds.
     pub len: usize,
     /// Bytes of each datagram in it, of which the last may be shorter; never 0.
     pub segment: usize,
-    /// Who sent it.
+    /// The address that the datagrams came from.
     pub source: SocketAddr,
     /// The local address that it was sent to, on sockets that ask for it (listening and ingress ones).
     pub local: Option<IpAddr>,
@@ -110,13 +110,13 @@ impl ReceiveBatch {
         Self { bytes, slot_bytes: len, slots: 1, accepted: vec![(0, meta)] }
     }
 
-    /// How many buffers it holds.
+    /// The number of buffers that were received.
     #[must_use]
     pub fn len(&self) -> usize {
         self.accepted.len()
     }
 
-    /// Whether it holds nothing.
+    /// Whether the batch holds no buffer.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.accepted.is_empty()
@@ -134,7 +134,7 @@ impl ReceiveBatch {
         self.accepted.len() >= self.slots
     }
 
-    /// Forgets all buffers.
+    /// Drops all buffers, so that the batch is empty.
     pub fn clear(&mut self) {
         self.accepted.clear();
     }
@@ -250,7 +250,7 @@ impl Default for ReceiveBatch {
 /// The way of an outgoing datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Path {
-    /// Where to.
+    /// The address that the datagram goes to.
     pub destination: SocketAddr,
     /// The local address to send from; none lets the kernel choose.
     pub source: Option<IpAddr>,
@@ -263,7 +263,7 @@ pub struct Path {
 pub(super) struct Progress {
     /// Segments that need no more work, failed ones included.
     pub(super) done: u16,
-    /// Segments not sent.
+    /// Segments that the kernel did not send.
     pub(super) failed: u16,
     /// Why, for the last of them.
     pub(super) why: Option<SendFailure>,
@@ -285,7 +285,7 @@ impl Progress {
 /// Datagrams of one path and owner that the kernel takes in one piece and cuts by `UDP_SEGMENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where they go.
+    /// The path that the datagrams take.
     pub path: Path,
     /// Whose they are; the caller's number.
     pub owner: u32,
@@ -293,7 +293,7 @@ pub struct Message {
     pub segment: usize,
     /// Where they lie in the batch.
     pub range: Range<usize>,
-    /// How many datagrams.
+    /// The number of datagrams in the message.
     pub segments: u16,
     /// How many payloads they carry together.
     pub payloads: u32,
@@ -343,7 +343,7 @@ pub struct SendBatch {
 }
 
 impl SendBatch {
-    /// Four full GSO messages.
+    /// The bytes of a batch by default: four full GSO messages.
     pub const DEFAULT_BYTES: usize = 256 * 1024;
 
     /// Messages that a batch may have: each datagram may go its own way, and an empty one takes no bytes.
@@ -408,25 +408,25 @@ impl SendBatch {
         self.tail = end;
     }
 
-    /// Whether nothing is committed.
+    /// Whether no datagram has been committed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// How many datagrams are committed.
+    /// The number of datagrams that have been committed.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.messages.iter().map(|message| usize::from(message.segments)).sum()
     }
 
-    /// How many bytes are committed.
+    /// The bytes of the datagrams that have been committed.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.messages.iter().map(|message| message.range.len()).sum()
     }
 
-    /// The committed messages, in order.
+    /// The committed messages, in the order of sending.
     #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.messages
@@ -437,7 +437,7 @@ impl SendBatch {
         (0..message.segments).map(|index| &self.buffer[message.segment_range(index)])
     }
 
-    /// Forgets everything.
+    /// Drops all messages, so that the batch is empty.
     pub fn clear(&mut self) {
         self.messages.clear();
         self.tail = 0;

@@ -53,7 +53,7 @@ pub struct DeliveryMessage {
     pub segment: usize,
     /// How many payloads, each a datagram.
     pub payloads: u16,
-    /// Their bytes together.
+    /// The bytes of all payloads together.
     pub bytes: usize,
     pub(super) pieces: Range<usize>,
     /// A shorter payload ended it: no other may follow.
@@ -85,7 +85,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// An empty list.
+    /// Makes a list that holds no message.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -171,13 +171,13 @@ impl Delivery {
         }
     }
 
-    /// Whether nothing is listed.
+    /// Whether the list holds no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// The messages, in order.
+    /// The messages of the list, in the order of sending.
     #[must_use]
     pub fn messages(&self) -> &[DeliveryMessage] {
         &self.messages
@@ -195,7 +195,7 @@ impl Delivery {
         (0..message.payloads).map(|index| message.payload(index, &self.pieces, received))
     }
 
-    /// Forgets everything.
+    /// Drops all messages, so that the list is empty.
     pub fn clear(&mut self) {
         self.messages.clear();
         self.pieces.clear();

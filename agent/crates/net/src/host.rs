@@ -201,7 +201,7 @@ pub fn tun_features() -> io::Result<TunFeatures> {
 /// # Errors
 /// The kernel's: there is no such interface, or its driver does not say.
 pub fn interface_joins(interface: &str) -> io::Result<bool> {
-    /// `ETHTOOL_GGRO` of linux/ethtool.h.
+    /// The command `ETHTOOL_GGRO` of linux/ethtool.h.
     const GET_GRO: u32 = 0x2b;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     sys::ethtool_value(socket.as_fd(), interface, GET_GRO).map(|value| value != 0)

@@ -254,7 +254,7 @@ impl TcpListener for KernelListener {
 }
 
 struct KernelStream {
-    /// None after an abort.
+    /// The kernel's connection; none after an abort.
     stream: Option<tokio::net::TcpStream>,
     waker: Waker,
 }

@@ -146,7 +146,7 @@ pub enum UdpRole {
 
 /// A non-blocking UDP socket that moves batches.
 pub trait UdpSocket {
-    /// The bound address.
+    /// The address that the socket is bound to.
     fn local_addr(&self) -> SocketAddr;
 
     /// Fills `batch` (cleared first) with what is waiting, up to its capacity.
@@ -210,7 +210,7 @@ pub struct UdpOffload {
 /// Whether a socket sends with `UDP_SEGMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gso {
-    /// It does.
+    /// The socket sends with `UDP_SEGMENT` to every destination.
     On,
     /// The kernel has none, or `transport.gso` is off.
     #[default]
@@ -258,35 +258,35 @@ pub trait TunQueue {
 pub struct TunStats {
     /// `read` calls that returned a packet or super-packet.
     pub reads: u64,
-    /// Their bytes, without virtio headers.
+    /// Bytes that were read, virtio headers excluded.
     pub read_bytes: u64,
-    /// Of those, super-packets.
+    /// Reads that returned a super-packet, counted in `reads` as well.
     pub read_super: u64,
     /// Reads whose virtio header was of a kind that was not asked for; their packets are lost.
     pub read_errors: u64,
     /// `writev` calls that the kernel took.
     pub writes: u64,
-    /// Their bytes, without virtio headers.
+    /// Bytes that were written, virtio headers excluded.
     pub write_bytes: u64,
-    /// Of those, super-packets.
+    /// Writes that carried a super-packet, counted in `writes` as well.
     pub write_super: u64,
-    /// Writes that the kernel refused.
+    /// Writes that the kernel refused to take.
     pub write_errors: u64,
 }
 
-/// What became of one message.
+/// The outcome of sending one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// Handed to the kernel whole.
+    /// The kernel took the whole message.
     Sent,
     /// Of a message that was cut into single datagrams after a failed GSO send, this many segments were not sent.
     Partly {
-        /// Segments not sent.
+        /// The number of segments that were not sent.
         failed: u16,
         /// Why, for the last of them.
         why: SendFailure,
     },
-    /// Nothing of it was sent.
+    /// The kernel took no part of the message.
     Failed(SendFailure),
 }
 
@@ -305,13 +305,13 @@ pub enum SendFailure {
     NoBuffers,
     /// EPERM, EACCES: a firewall refused it.
     Forbidden,
-    /// Anything else.
+    /// The kernel gave any other error.
     Other,
 }
 
-/// A listening TCP socket.
+/// A listening TCP socket that does not block.
 pub trait TcpListener {
-    /// The bound address.
+    /// The address that the socket is bound to.
     fn local_addr(&self) -> SocketAddr;
     /// Takes the next connection; its readiness is reported under `token` from then on.
     ///
@@ -323,7 +323,7 @@ pub trait TcpListener {
     fn has_waiting(&self) -> bool;
 }
 
-/// A non-blocking TCP connection.
+/// A TCP connection that does not block.
 pub trait TcpStream {
     /// Whether a started connect has ended: `WouldBlock` while it goes on, else its result.
     ///

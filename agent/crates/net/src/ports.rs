@@ -28,7 +28,7 @@ use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
 pub struct PortPlan {
     /// UDP, of the roles [`UdpRole::QuicListen`] and [`UdpRole::Ingress`].
     pub udp: Vec<UdpOptions>,
-    /// TCP.
+    /// The addresses that TCP listeners are bound to.
     pub tcp: Vec<SocketAddr>,
 }
 
@@ -42,9 +42,9 @@ pub struct Ports {
 /// Which entry of a [`PortPlan`], by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortKind {
-    /// Of [`PortPlan::udp`].
+    /// The index of an entry of [`PortPlan::udp`].
     Udp(usize),
-    /// Of [`PortPlan::tcp`].
+    /// The index of an entry of [`PortPlan::tcp`].
     Tcp(usize),
 }
 
@@ -61,11 +61,11 @@ impl fmt::Display for PortKind {
 #[derive(Debug, Error)]
 #[error("cannot listen on {address} ({what})")]
 pub struct PortError {
-    /// Which one.
+    /// The entry of the plan that failed.
     pub what: PortKind,
     /// Where it was to be bound.
     pub address: SocketAddr,
-    /// Why not.
+    /// The error of the kernel that says why.
     #[source]
     pub error: io::Error,
 }

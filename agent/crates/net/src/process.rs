@@ -108,9 +108,9 @@ pub fn logs_to_journal(announced: &str) -> bool {
 /// The open files of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
-    /// How many are open.
+    /// The number of files that are open.
     pub open: u64,
-    /// How many may be open.
+    /// The number of files that may be open.
     pub limit: u64,
 }
 

@@ -63,7 +63,7 @@ impl Ready {
         state.queued.clear();
     }
 
-    /// Whether nothing is queued.
+    /// Whether no token is in the queue.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lock().queue.is_empty()

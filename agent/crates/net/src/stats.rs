@@ -15,23 +15,23 @@ const AGES: usize = AGE_BOUNDS_NANOS.len() + 1;
 /// Monotonic counts of one UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpStats {
-    /// `recvmmsg` calls that returned something.
+    /// `recvmmsg` calls that returned at least one buffer.
     pub receive_calls: u64,
     /// Buffers received; with GRO one holds many datagrams.
     pub received_buffers: u64,
-    /// Datagrams received, GRO buffers split.
+    /// Datagrams received, each of a GRO buffer counted.
     pub received_datagrams: u64,
-    /// Payload bytes received.
+    /// Bytes of payload that were received.
     pub received_bytes: u64,
-    /// `sendmmsg` calls.
+    /// Calls of `sendmmsg` that the socket made.
     pub send_calls: u64,
-    /// Datagrams sent, GSO messages split.
+    /// Datagrams sent, each of a GSO message counted.
     pub sent_datagrams: u64,
-    /// Payload bytes sent.
+    /// Bytes of payload that were sent.
     pub sent_bytes: u64,
-    /// Messages sent with `UDP_SEGMENT`.
+    /// Messages that were sent with `UDP_SEGMENT`.
     pub gso_messages: u64,
-    /// Segments in those.
+    /// Segments in the messages that were sent with `UDP_SEGMENT`.
     pub gso_segments: u64,
     /// Messages cut into single datagrams because GSO failed or was off for the destination.
     pub gso_fallbacks: u64,
@@ -126,7 +126,7 @@ fn bucket(bounds: &[u64], value: u64) -> usize {
 /// What has been booked of one socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Booked {
-    /// What it counted.
+    /// The counts of the socket so far.
     pub stats: UdpStats,
     /// Buffers that the kernel dropped at it.
     pub kernel_drops: u64,

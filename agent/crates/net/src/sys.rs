@@ -143,7 +143,7 @@ impl Scratch {
     }
 }
 
-/// What `recvmmsg` did.
+/// The result of one `recvmmsg` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Received {
     /// Buffers that the kernel filled; fewer than the slots means that nothing was left.
@@ -354,7 +354,7 @@ impl<'b> Outgoing<'_, 'b> {
         (slot.segments, slot.bytes)
     }
 
-    /// How many headers were added.
+    /// The number of headers that were added.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.scratch.slots.len()
@@ -595,7 +595,7 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
 /// What waits in this socket's receive buffer, in bytes of the kernel's memory, and how many buffers the kernel dropped at it
 /// since it was opened, which wraps at 2^32.
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
-    /// `SK_MEMINFO_VARS` of linux/sock_diag.h.
+    /// The words of a `SK_MEMINFO_VARS` reply (linux/sock_diag.h).
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
     let mut words = [0_u32; WORDS];
     let mut len = size_of_val(&words) as socklen_t;
@@ -671,13 +671,13 @@ pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
 
 /// What ethtool says of an interface: the value of one of its commands that ask for a single number.
 pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
-    /// `struct ethtool_value` of linux/ethtool.h.
+    /// The `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct Value {
         command: u32,
         data: u32,
     }
-    /// Of linux/sockios.h.
+    /// The ioctl number, as in linux/sockios.h.
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
     let mut value = Value { command, data: 0 };
     // SAFETY: the structure holds integers and pointers, for which zero is a value.

@@ -44,15 +44,15 @@ pub(super) struct Outline {
 
 /// Messages of one kind of batch, and where their bytes are.
 pub(super) trait Cargo<'b> {
-    /// The kind of message.
+    /// The kind of message that a batch holds.
     type Message;
     /// What the send loop must know of it.
     fn outline(&self, message: &Self::Message) -> Outline;
-    /// How far it has come.
+    /// How much of the message has been handed to the kernel.
     fn progress<'m>(&self, message: &'m mut Self::Message) -> &'m mut Progress;
     /// Adds it to `call` as one GSO message, or as the one datagram that it is.
     fn push_whole(&self, message: &Self::Message, outline: &Outline, call: &mut Outgoing<'_, 'b>);
-    /// One of its datagrams.
+    /// The datagram of the message with this index.
     fn segment(&self, message: &Self::Message, index: u16) -> &'b [u8];
 }
 

@@ -9,13 +9,13 @@ crate::labelled! {
     pub enum Fault {
         /// An answer of the admin server is made.
         Admin => "admin",
-        /// The metrics are rendered.
+        /// The metrics are rendered as text.
         Render => "render",
         /// A request of the control socket is answered.
         Control => "control",
         /// The list of peers is read, under its lock.
         Roster => "roster",
-        /// A name is looked up.
+        /// A name is looked up on a resolver thread.
         Resolver => "resolver",
         /// A reload has read the file.
         Reload => "reload",
@@ -23,7 +23,7 @@ crate::labelled! {
         Follow => "follow",
         /// The tunnel's thread looks at the device and its routes.
         Tunnel => "tunnel",
-        /// A worker takes a turn.
+        /// A worker begins to take a turn.
         Worker => "worker",
     }
 }

@@ -20,10 +20,10 @@ pub struct IngressId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalId(pub u32);
 
-/// One lane of a peer.
+/// Names one lane of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneRef {
-    /// The peer.
+    /// The peer that the lane leads to.
     pub peer: PeerId,
     /// The lane's index in the session.
     pub lane: u8,
@@ -32,16 +32,16 @@ pub struct LaneRef {
 /// One session of a peer. A message that names it is void once the peer has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRef {
-    /// The peer.
+    /// The peer that the session is with.
     pub peer: PeerId,
-    /// The session.
+    /// The session of that peer, by its number.
     pub session: SessionId,
 }
 
 /// A worker, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerId {
-    /// Its index, below `count`.
+    /// The index of the worker, below `count`.
     pub index: u8,
     /// The number of workers of this agent, at least 1.
     pub count: u8,

@@ -16,7 +16,7 @@ pub struct Join {
     pub instance: [u8; 16],
     /// The session: 16 bytes that TLS exports at both ends of its control connection.
     pub session: [u8; 16],
-    /// From 1 to below [`MAX_STREAM_CONNECTIONS`].
+    /// The number of the stream connection: 1 or more, and below [`MAX_STREAM_CONNECTIONS`].
     pub number: u8,
     /// The dialler's Ed25519 signature over what [`possession`](crate::messages::possession) gives for this connection.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,

@@ -25,7 +25,7 @@ macro_rules! labelled {
         $visible enum $name { $($(#[$of_variant])* $variant $(= $number)?,)+ }
 
         impl $name {
-            /// The number of variants.
+            /// The number of variants of the enum.
             $visible const COUNT: usize = Self::LABELS.len();
 
             /// All variants, each at the index that its discriminant is.

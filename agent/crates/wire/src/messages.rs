@@ -16,7 +16,7 @@ pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEA
 /// The version of these messages that we speak.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// Lane indices are below this.
+/// The most lanes of a session: every lane index is below this.
 pub const MAX_LANES: u8 = 64;
 
 /// The most services that one agent names.
@@ -50,35 +50,35 @@ pub enum MessageError {
     /// The other end speaks another version.
     #[error("protocol version {theirs}, this agent speaks {PROTOCOL_VERSION}")]
     VersionMismatch {
-        /// The version in its hello.
+        /// The protocol version in the other end's hello.
         theirs: u32,
     },
     /// An identifier or a name has a length that it must not have.
     #[error("{field} has {bytes} bytes")]
     Length {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
-        /// The length received.
+        /// The length of the field that was received.
         bytes: usize,
     },
     /// A number is outside the range that makes sense.
     #[error("{field} is {value}")]
     Range {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
-        /// The value received.
+        /// The value of the field that was received.
         value: u32,
     },
     /// A name contains control characters, which would end up in logs and terminals.
     #[error("{field} contains control characters")]
     ControlCharacter {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
     },
-    /// More than [`MAX_SERVICES`].
+    /// A hello names more services than [`MAX_SERVICES`].
     #[error("{count} services")]
     TooManyServices {
-        /// The number received.
+        /// The number of services that the message names.
         count: usize,
     },
     /// Two services have the same number or the same name.
@@ -90,7 +90,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// All values of [`label`](Self::label).
+    /// The labels of all errors, for the metric that counts them.
     pub const LABELS: [&'static str; 10] = [
         "too_long",
         "malformed",
@@ -165,7 +165,7 @@ pub enum Message {
     Release,
 }
 
-/// Bytes of padding in [`Message::Here`].
+/// The bytes of padding in [`Message::Here`].
 const HERE_BYTES: usize = 1000;
 
 /// What an agent says of itself.
@@ -215,16 +215,16 @@ impl Features {
     pub const PACKETS: Self = Self(2);
     /// Puts datagrams together that come in pieces.
     pub const PIECES: Self = Self(4);
-    /// Knows stream connections.
+    /// Understands stream connections, which carry TCP forwards beside the control connection.
     pub const STREAM_CONNECTIONS: Self = Self(8);
 
-    /// Both sets together.
+    /// The abilities of both sets together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The set without `other`.
+    /// The abilities of this set that are not in `other`.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -243,9 +243,9 @@ pub struct Service {
     pub number: u32,
     /// How the configuration refers to it.
     pub name: String,
-    /// It serves UDP flows.
+    /// Whether the service takes UDP flows.
     pub udp: bool,
-    /// It serves TCP forwards.
+    /// Whether the service takes TCP forwards.
     pub tcp: bool,
     /// How long a UDP flow to it may be silent; whole milliseconds.
     pub idle: Duration,
@@ -256,7 +256,7 @@ pub struct Service {
 /// The opening of a lane, or its acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOffer {
-    /// Below [`MAX_LANES`].
+    /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
     /// Which opening of this lane it is.
     pub epoch: u64,
@@ -267,11 +267,11 @@ pub struct LaneOffer {
 /// The end of a lane, or of the attempt to open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneEnd<R> {
-    /// Below [`MAX_LANES`].
+    /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
     /// Which opening of this lane it is.
     pub epoch: u64,
-    /// Why.
+    /// The reason for the end of the lane.
     pub reason: R,
 }
 
@@ -285,11 +285,11 @@ pub enum LaneRefusal {
     EpochReused = 1,
     /// More lanes than the hello allowed, or than the agent can carry now.
     TooMany = 2,
-    /// The agent is going away.
+    /// The agent is shutting down and opens nothing more.
     ShuttingDown = 3,
 }
 
-/// Why a lane is closed.
+/// The reason why an end closes a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum LaneCloseCause {
@@ -501,7 +501,7 @@ impl StreamOpen {
 pub enum StreamAnswer {
     /// A refusal that this version does not know.
     Unspecified = 0,
-    /// The upstream is connected.
+    /// The upstream is connected, and its bytes follow.
     Ok = 1,
     /// No service has this number, or it does not serve TCP.
     UnknownService = 2,
@@ -511,7 +511,7 @@ pub enum StreamAnswer {
     UpstreamRefused = 4,
     /// The upstream did not answer in time.
     UpstreamTimeout = 5,
-    /// Too many streams are open.
+    /// As many streams are open as there may be.
     LimitReached = 6,
 }
 
@@ -531,11 +531,11 @@ crate::labelled! {
     /// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum CloseReason {
-        /// The agent is going away.
+        /// The closing agent is shutting down.
         Shutdown = 0 => "shutting down",
         /// The other end broke the protocol.
         ProtocolViolation = 1 => "protocol violation",
-        /// The ends speak different versions.
+        /// The two ends speak different versions of the protocol.
         VersionMismatch = 2 => "version mismatch",
         /// A newer connection of the same peer took over.
         Replaced = 3 => "replaced by a newer connection",
@@ -543,11 +543,11 @@ crate::labelled! {
         KeyRemoved = 4 => "key removed",
         /// A defect of the closing end.
         Internal = 5 => "internal error",
-        /// Nobody used the connection.
+        /// Neither end used the connection for a while.
         Idle = 6 => "idle",
         /// The closing end carries as much as it may.
         LimitReached = 7 => "limit reached",
-        /// An agent reached itself.
+        /// An agent dialled an address of its own.
         SelfConnect = 8 => "connected to itself",
         /// A stream connection names a session that the closing end does not have.
         NoSession = 9 => "no such session",
@@ -560,7 +560,7 @@ impl CloseReason {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
     }
 
-    /// The code on the wire.
+    /// The error code of this reason on the wire.
     pub fn code(self) -> VarInt {
         VarInt::from_u32(self as u32)
     }

@@ -465,7 +465,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// Any 64 bytes would do.
+/// A signature for the test; any 64 bytes will do.
 fn possession_of(half: [u8; 32]) -> [u8; SIGNATURE_BYTES] {
     let mut signature = [0; SIGNATURE_BYTES];
     signature[..32].copy_from_slice(&half);

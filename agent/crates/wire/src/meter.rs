@@ -14,9 +14,9 @@ pub struct Meter<const N: usize> {
 /// By how much counts grew within a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth<const N: usize> {
-    /// Each count's share.
+    /// The increase of each count within that time.
     pub counts: [u64; N],
-    /// Within this time.
+    /// The time in which the counts grew.
     pub within: Duration,
 }
 
@@ -27,7 +27,7 @@ impl<const N: usize> Meter<N> {
         Self { at: now, counts: [0; N], last: None }
     }
 
-    /// Looks at the counts.
+    /// Takes a sample of the counts.
     pub fn look(&mut self, counts: [u64; N], now: Instant) {
         let within = now.saturating_duration_since(self.at);
         if within.is_zero() {
@@ -48,7 +48,7 @@ impl<const N: usize> Meter<N> {
 }
 
 impl<const N: usize> Growth<N> {
-    /// Each count's growth per second.
+    /// The increase of each count per second.
     #[must_use]
     pub fn per_second(&self) -> [f64; N] {
         self.counts.map(|count| count as f64 / self.within.as_secs_f64())

@@ -39,7 +39,7 @@ crate::labelled! {
         Control => "control",
         /// A reload that a signal asked for, until it begins to change something.
         Reload => "reload",
-        /// The lookup of a name.
+        /// The lookup of a host name.
         Resolver => "resolver",
     }
 }
@@ -130,7 +130,7 @@ pub async fn isolate_future<T>(part: Part, future: impl Future<Output = T>) -> R
     .await
 }
 
-/// What a panic says.
+/// The text that a panic was raised with.
 pub fn text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -142,12 +142,12 @@ pub fn text(panic: &(dyn Any + Send)) -> &str {
 /// A change that must be made as a whole: a panic before this is dropped ends the process.
 #[derive(Debug)]
 pub struct Critical {
-    /// The mark is the thread's.
+    /// Keeps the value on its thread, whose mark it is.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Critical {
-    /// Begins such a change.
+    /// Begins a change that must be completed.
     #[must_use]
     pub fn begin() -> Self {
         CRITICAL.set(CRITICAL.get() + 1);

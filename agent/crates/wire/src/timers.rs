@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Instant};
 
 use crate::hash::{Issued, IssuedMap};
 
-/// Deadlines by key, earliest first.
+/// A queue of deadlines by key, earliest first.
 #[derive(Debug)]
 pub struct Timers<K> {
     heap: BinaryHeap<Reverse<(Instant, K)>>,

@@ -141,7 +141,7 @@ struct Bench {
     knocks: Vec<(SocketAddr, Vec<u8>)>,
 }
 
-/// Open mode without peers.
+/// An allowlist in open mode, without any peer.
 struct Open;
 
 impl Allowlist for Open {
@@ -169,7 +169,7 @@ impl Bench {
         })
     }
 
-    /// A fresh gate.
+    /// A gate that has not checked anything yet.
     fn gate(&self) -> Gate {
         let now = self.clock.now();
         let unix_seconds = self.clock.unix_seconds();

@@ -99,7 +99,7 @@ pub(crate) fn run(load: Load) -> anyhow::Result<Outcome> {
     })
 }
 
-/// What became of the flood.
+/// The outcome of a flood that was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     seconds: f64,
@@ -108,9 +108,9 @@ pub(crate) struct Outcome {
     blocked: u64,
     /// Datagrams that the kernel did not take.
     errors: u64,
-    /// Datagrams that came back.
+    /// Datagrams that came back from the target.
     answers: u64,
-    /// ICMP errors that came back.
+    /// ICMP errors that came back from the target.
     refused: u64,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What [`Flood::turn`] waits for.
+/// The event that [`Flood::turn`] waits for.
 enum Turn {
     Now,
     /// A socket, at most until then.
@@ -234,7 +234,7 @@ impl Flood {
         self.waiting.is_none()
     }
 
-    /// Counts what came back.
+    /// Counts the answers and errors at a socket.
     fn receive(&mut self, socket: usize) {
         let Some(socket) = self.sockets.get_mut(socket) else { return };
         loop {

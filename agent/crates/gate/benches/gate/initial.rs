@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng as _, rngs::SmallRng};
 /// Bytes of a bogus Initial: the least that a datagram with an Initial may have (RFC 9000 §14.1), so that most fit into a second.
 pub(crate) const BYTES: u16 = 1_200;
 
-/// Bytes of a knock.
+/// The bytes of a knock, which is the token.
 const TOKEN_BYTES: usize = 136;
 
 /// Makes `datagram`, of [`BYTES`] bytes, an Initial of version 1 with a token as long as a knock. Connection IDs and token

@@ -50,7 +50,7 @@ struct Flood {
     /// Datagrams of 1200 bytes per second, or max
     #[arg(long, value_name = "N", default_value = "100000")]
     rate: Rate,
-    /// How long to send
+    /// How long the flood is to last
     #[arg(long, value_name = "S", default_value_t = 10.0)]
     seconds: f64,
     /// Source ports; bursts rotate over them

@@ -17,14 +17,14 @@ use crate::journal::{
 /// that was made before it.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The directory is not there.
+    /// The state directory does not exist.
     #[error(
         "the state directory {} does not exist (remedy: create it with mode 0700 for the user that culvert runs as, \
          or set identity.state_dir)",
         .directory.display()
     )]
     Missing {
-        /// The directory.
+        /// The path of the state directory.
         directory: PathBuf,
     },
     /// The process may not use the directory, or a file in it.
@@ -34,7 +34,7 @@ pub enum JournalError {
         .path.display()
     )]
     Denied {
-        /// The directory or the file.
+        /// The path of the directory or file.
         path: PathBuf,
     },
     /// Another process keeps its used knocks there.
@@ -43,15 +43,15 @@ pub enum JournalError {
         .directory.display()
     )]
     InUse {
-        /// The directory.
+        /// The path of the state directory.
         directory: PathBuf,
     },
     /// Anything else, e.g. a full disk.
     #[error("cannot use {}: {error} (remedy: free space or repair the file system, or set identity.state_dir)", .path.display())]
     Failed {
-        /// The directory or the file.
+        /// The path of the directory or file.
         path: PathBuf,
-        /// The kernel's reason.
+        /// The error of the kernel that says why.
         error: io::Error,
     },
 }
@@ -128,7 +128,7 @@ pub fn forget(directory: &Path) {
     }
 }
 
-/// What an earlier process left.
+/// The records that an earlier process left on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
     /// The records of each worker, in the order of the workers.

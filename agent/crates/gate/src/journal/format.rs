@@ -16,7 +16,7 @@
 /// Bytes of a [`Record`] in a file.
 pub const RECORD_BYTES: usize = TAG_BYTES + 8;
 
-/// Bytes of a [`Header`].
+/// The bytes of a [`Header`] in a file.
 pub(super) const HEADER_BYTES: usize = 56;
 
 const TAG_BYTES: usize = 16;
@@ -25,7 +25,7 @@ const BOOT_AT: usize = MAGIC.len();
 const WORKERS_AT: usize = BOOT_AT + BootId::BYTES;
 const BLIND_AT: usize = WORKERS_AT + 4;
 
-/// One used knock.
+/// The record of one used knock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The last 16 bytes of its token.
@@ -67,7 +67,7 @@ impl BootId {
     }
 }
 
-/// What stands before the records.
+/// The header of a file, which stands before the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// The boot in which the file was begun.

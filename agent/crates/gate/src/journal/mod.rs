@@ -51,7 +51,7 @@ pub trait Journal: Send {
 pub struct MemoryJournal(Arc<Mutex<Vec<u8>>>);
 
 impl MemoryJournal {
-    /// What is in it.
+    /// The records that were written and not replaced.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         format::parse_records(&self.bytes())

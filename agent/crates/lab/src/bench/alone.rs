@@ -19,7 +19,7 @@ use crate::{
 /// How a sink of its own is to be run.
 #[derive(Clone, Copy, Debug)]
 pub struct SinkOptions {
-    /// Where it listens.
+    /// The address at which the sink listens.
     pub listen: SocketAddr,
     /// How long; none is until it is killed.
     pub duration: Option<Duration>,
@@ -27,7 +27,7 @@ pub struct SinkOptions {
     pub gso: bool,
     /// Whether to tell on standard error what happens.
     pub progress: bool,
-    /// Print JSON instead of words.
+    /// Whether to print JSON instead of words.
     pub json: bool,
 }
 

@@ -55,7 +55,7 @@ pub(super) struct Setup {
     pub(super) run: u32,
     /// The rate in it is this thread's share.
     pub(super) plan: Plan,
-    /// What the sink is told.
+    /// The plan that the sink is told, for all threads together.
     pub(super) whole_plan: Plan,
     /// Whether the sink's times are of this process.
     pub(super) one_clock: bool,
@@ -88,7 +88,7 @@ enum State {
     Ended,
 }
 
-/// One thread of clients.
+/// The clients of one thread, and what they counted.
 pub(super) struct Client {
     setup: Setup,
     sockets: Vec<Box<dyn UdpSocket>>,
@@ -101,7 +101,7 @@ pub(super) struct Client {
     received: Received,
     /// Counted datagrams that arrived, each once.
     arrived: u64,
-    /// Whether the sink sends.
+    /// Whether the sink has begun to send.
     begun: bool,
     batch: ReceiveBatch,
     control: SendBatch,
@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// What it found, after [`Turn::Ended`].
+    /// The outcome of the clients, after [`Turn::Ended`].
     pub(super) fn finish(mut self) -> Outcome {
         for (flow, socket) in self.flows.iter().zip(&self.sockets) {
             self.received.counts.add(&flow.tally.counts);

@@ -7,7 +7,7 @@
 //!
 //! All numbers are big-endian. `sent ns` counts from the sender's own start, so only one process can subtract it.
 
-/// Bytes before the body.
+/// The bytes of the header that precedes the body.
 pub(super) const HEADER_LEN: usize = 32;
 
 /// The smallest payload of a run: the header, and the longest body of a control datagram that an agent must carry.
@@ -16,7 +16,7 @@ pub const MIN_SIZE: usize = 64;
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_SIZE: usize = 65_507;
 
-/// The longest control datagram.
+/// The bytes of the longest control datagram.
 pub(super) const CONTROL_LEN: usize = 128;
 
 /// Flows of a run: what one source address has of dynamic ports.
@@ -27,7 +27,7 @@ pub(super) const PROBE_FLOW: u32 = u32::MAX;
 
 const MAGIC: [u8; 4] = *b"CvB1";
 
-/// What a datagram is for.
+/// The purpose that a datagram of the bench has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Client to sink: makes the flow known; the body is the [`Plan`].
@@ -36,9 +36,9 @@ pub(super) enum Kind {
     Welcome,
     /// Client to sink: begin to send, if the plan says so.
     Start,
-    /// Load that is not counted.
+    /// Load of the warm-up, which is not counted.
     Warmup,
-    /// Load that is counted.
+    /// Load of the measurement, which is counted.
     Data,
     /// Client to sink: send it back at once.
     Probe,
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// What every datagram begins with.
+/// The header that every datagram begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -152,7 +152,7 @@ impl Fields<'_> {
 }
 
 wire::labelled! {
-    /// Which way the load goes.
+    /// The direction in which the load goes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Direction {
         /// From the clients to the sink.
@@ -165,12 +165,12 @@ wire::labelled! {
 }
 
 impl Direction {
-    /// Whether clients send.
+    /// Whether the clients send to the sink.
     pub(super) fn up(self) -> bool {
         self != Self::Down
     }
 
-    /// Whether the sink sends.
+    /// Whether the sink sends to the clients.
     pub(super) fn down(self) -> bool {
         self != Self::Up
     }
@@ -181,9 +181,9 @@ impl Direction {
 pub(super) struct Plan {
     pub(super) direction: Direction,
     pub(super) flows: u32,
-    /// Payload bytes of a datagram.
+    /// The payload of each datagram, in bytes.
     pub(super) size: u16,
-    /// Datagrams of a burst.
+    /// The number of datagrams in a burst.
     pub(super) burst: u16,
     /// Payload bits per second of all flows and each direction; none is as fast as it goes.
     pub(super) bits_per_second: Option<u64>,
@@ -243,13 +243,13 @@ impl Plan {
 /// What the sink knows of one flow, and of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
-    /// The counts of the flow.
+    /// Datagrams of the flow that arrived, each counted once.
     pub(super) distinct: u64,
     pub(super) duplicates: u64,
     pub(super) reordered: u64,
     /// What the sink sent on the flow.
     pub(super) sent: u64,
-    /// Whether it will send more.
+    /// Whether the sink will send more.
     pub(super) sending: bool,
     /// The counts of the sink, all flows together.
     pub(super) corrupt: u64,
@@ -277,7 +277,7 @@ impl Report {
         );
     }
 
-    /// Reads the body.
+    /// Reads the body of [`Kind::Report`] behind the header.
     pub(super) fn read(body: &[u8]) -> Self {
         let mut fields = Fields(body);
         let mut number = || u64::from_be_bytes(fields.take());

@@ -40,14 +40,14 @@ const LOOK: Duration = Duration::from_millis(2);
 
 type Handle<T> = JoinHandle<anyhow::Result<T>>;
 
-/// The threads of a run.
+/// The threads that take part in a run.
 struct Threads {
     sink: Option<Handle<Option<sink::Outcome>>>,
     clients: Vec<Handle<client::Outcome>>,
     probe: Option<Handle<probe::Outcome>>,
 }
 
-/// What they found.
+/// The outcomes of all threads of a run.
 struct Collected {
     sink: Option<sink::Outcome>,
     clients: Vec<client::Outcome>,

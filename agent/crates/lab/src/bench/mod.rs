@@ -52,17 +52,17 @@ pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 use results::Results;
 use search::Search;
 
-/// Where the load goes.
+/// The path that the load of a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// To an agent's port; the sink is what its service leads to.
     Through {
-        /// The agent's port.
+        /// The address of the agent's port.
         to: SocketAddr,
-        /// The upstream of its service.
+        /// The address that the agent's service leads to.
         sink: SocketAddr,
     },
-    /// Over loopback, without agents.
+    /// Over loopback, to a sink in this process, without agents.
     Direct,
     /// To a sink in another process.
     Send {
@@ -81,12 +81,12 @@ impl Mode {
     }
 }
 
-/// What is to be measured.
+/// The options of a run of `culvert bench`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the load goes.
+    /// The path that the load takes.
     pub mode: Mode,
-    /// Which way it goes.
+    /// The direction in which the load goes.
     pub direction: Direction,
     /// UDP flows, each from a port of its own.
     pub flows: u32,
@@ -96,15 +96,15 @@ pub struct Options {
     pub bits_per_second: Option<u64>,
     /// How long is counted, at least a millisecond.
     pub measured: Duration,
-    /// How long is sent before.
+    /// The duration of the warm-up, which is not counted.
     pub warmup: Duration,
-    /// Whether senders use GSO.
+    /// Whether the senders use GSO for bursts.
     pub gso: bool,
     /// Datagrams of a burst; none is what fits.
     pub burst: Option<u16>,
     /// Look for the highest rate of which less than this share is lost.
     pub search: Option<f64>,
-    /// Threads of clients.
+    /// The number of threads that clients run on.
     pub threads: u32,
     /// Whether a probe runs beside the load.
     pub probe: bool,
@@ -120,14 +120,14 @@ pub(crate) trait Party {
     fn turn(&mut self, ready: &[Token]) -> Turn;
 }
 
-/// What a [`Party`] waits for.
+/// The event that a [`Party`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing.
+    /// Nothing: it is called again at once.
     Now,
     /// A socket, at most until then.
     At(Instant),
-    /// Nothing more to do.
+    /// Nothing: the party has done all its work.
     Ended,
 }
 

@@ -32,7 +32,7 @@ fn interval(number: u64) -> Duration {
     INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
 }
 
-/// What the probe found.
+/// The counts and times of the probe.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) round_trip: Latency,
@@ -42,7 +42,7 @@ pub(super) struct Outcome {
     pub(super) returned: u64,
 }
 
-/// The probe of a run.
+/// The probe that runs beside the load.
 pub(super) struct Probe {
     clock: Rc<dyn Clock>,
     epoch: Instant,
@@ -53,7 +53,7 @@ pub(super) struct Probe {
     socket: Box<dyn UdpSocket>,
     path: Path,
     due: Instant,
-    /// Probes so far.
+    /// The number of probes sent so far.
     number: u64,
     seen: FlowTally,
     outcome: Outcome,
@@ -90,7 +90,7 @@ impl Probe {
         }
     }
 
-    /// What it found, after [`Turn::Ended`].
+    /// The outcome of the probe, after [`Turn::Ended`].
     pub(super) fn finish(self) -> Outcome {
         self.outcome
     }

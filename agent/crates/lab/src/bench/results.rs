@@ -12,7 +12,7 @@ use crate::bench::{
     tally::Counts,
 };
 
-/// One direction of a run.
+/// The results of one direction of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub(super) sent: Sent,
@@ -25,7 +25,7 @@ pub(super) struct Way {
     pub(super) seconds: f64,
 }
 
-/// The probe's part.
+/// The results of the probe of a run.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
     pub(super) times: Histogram<u64>,
@@ -33,7 +33,7 @@ pub(super) struct RoundTrip {
     pub(super) returned: u64,
 }
 
-/// What a run found.
+/// The results of a whole run.
 #[derive(Clone, Debug)]
 pub(super) struct Results {
     pub(super) mode: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct Results {
     pub(super) round_trip: Option<RoundTrip>,
     /// CPU time of this process while it counted.
     pub(super) cpu_seconds: f64,
-    /// How long the senders counted.
+    /// The time for which the senders counted.
     pub(super) seconds: f64,
 }
 
@@ -75,7 +75,7 @@ impl Results {
         self.bits(way.counts.distinct) / way.seconds
     }
 
-    /// Both directions as one.
+    /// The sums of both directions, as one.
     fn total(&self) -> Way {
         let mut ways = self.ways().map(|(_, way)| way.clone());
         let mut total = ways.next().unwrap_or_else(|| Way {
@@ -127,7 +127,7 @@ impl Results {
         )
     }
 
-    /// The table.
+    /// The results as a table for people.
     pub(super) fn text(&self) -> String {
         let mut text = String::from(
             "direction  size  flows       offered          sent      received  datagrams/s      lost  \
@@ -269,7 +269,7 @@ fn times_text(times: &Histogram<u64>) -> String {
     format!("{text}   max {:.1} µs", microseconds(times.max()))
 }
 
-/// A rate with its unit.
+/// A rate in bits per second, with its unit.
 pub(super) fn rate_text(bits_per_second: f64) -> String {
     match bits_per_second {
         rate if rate >= 1e9 => format!("{:.3} Gbit/s", rate / 1e9),

@@ -16,7 +16,7 @@ use crate::bench::{
 /// Bursts that one turn sends at most, so that what arrives meanwhile is not left waiting.
 const BURSTS_PER_TURN: usize = 16;
 
-/// One flow of the load.
+/// A flow of the load, as its sender sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) flow: u32,
@@ -37,13 +37,13 @@ impl Target {
 /// What became of the counted datagrams of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sent {
-    /// Taken by the kernel.
+    /// Counted datagrams that the kernel took.
     pub(super) datagrams: u64,
     /// Times the socket had no room.
     pub(super) blocked: u64,
-    /// Refused by the kernel.
+    /// Counted datagrams that the kernel refused.
     pub(super) errors: u64,
-    /// Why, for the last one.
+    /// The reason of the last refusal.
     pub(super) failure: Option<SendFailure>,
 }
 
@@ -56,7 +56,7 @@ impl Sent {
     }
 }
 
-/// What the sender waits for.
+/// The event that the sender waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Nothing: there is more to send.
@@ -65,7 +65,7 @@ pub(super) enum Next {
     At(Instant),
     /// Room in the socket, or the end.
     Room(Instant),
-    /// Nothing: all is sent.
+    /// Nothing: the sender has sent everything.
     Ended,
 }
 
@@ -133,7 +133,7 @@ impl Sender {
         }
     }
 
-    /// Sends what is due.
+    /// Sends the bursts that are due.
     pub(super) fn turn(&mut self, sockets: &mut [Box<dyn UdpSocket>]) -> Next {
         if self.targets.is_empty() {
             return Next::Ended;
@@ -173,7 +173,7 @@ impl Sender {
         Next::Now
     }
 
-    /// Begins anew, and counts.
+    /// Starts the schedule and the counts anew at `start`.
     fn count_from(&mut self, start: Instant) {
         self.counted = Phase::Counted;
         self.pacer = Pacer::new(start, self.plan.size, self.plan.bits_per_second);

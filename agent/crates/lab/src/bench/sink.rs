@@ -210,7 +210,7 @@ impl Sink {
         true
     }
 
-    /// Begins to send, once.
+    /// Begins to send in the run with this number, once.
     fn start(&mut self, number: u32, now: Instant) {
         let Some(run) = self.run.as_mut().filter(|run| run.number == number) else { return };
         if run.sender.is_some() || !run.plan.direction.down() {

@@ -17,14 +17,14 @@ pub(super) struct Window {
     words: Vec<u64>,
 }
 
-/// What a sequence number means.
+/// The relation of a sequence number to those seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// Higher than all before.
+    /// It is higher than all before.
     InOrder,
     /// Lower than the highest, and not seen before.
     Late,
-    /// Seen before.
+    /// It was seen once or more before.
     Duplicate,
     /// Too far behind to tell late from twice.
     TooOld,
@@ -39,7 +39,7 @@ impl Window {
         Self { next: 0, words: Vec::new() }
     }
 
-    /// Notes that `sequence` arrived.
+    /// Records `sequence` and says how it relates to those before.
     pub(super) fn see(&mut self, sequence: u64) -> Arrival {
         if sequence >= self.next {
             self.advance(sequence);
@@ -95,9 +95,9 @@ pub(super) struct FlowTally {
 /// Datagrams by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Arrived, each counted once.
+    /// Datagrams that arrived, each counted once.
     pub(super) distinct: u64,
-    /// Arrived again.
+    /// Datagrams that arrived a second time or more often.
     pub(super) duplicates: u64,
     /// Arrived once, but after one that was sent later.
     pub(super) reordered: u64,
@@ -165,7 +165,7 @@ impl Latency {
         self.pending = Pending { nanoseconds, count: 1 };
     }
 
-    /// Everything that was recorded.
+    /// The histogram of all times that were recorded.
     pub(super) fn histogram(&mut self) -> &Histogram<u64> {
         self.settle();
         &self.histogram
@@ -190,7 +190,7 @@ impl Latency {
 pub(super) struct Received {
     pub(super) counts: Counts,
     pub(super) corrupt: u64,
-    /// Buffers, not datagrams.
+    /// Receive buffers (not datagrams) that the kernel dropped.
     pub(super) kernel_drops: u64,
     pub(super) one_way: Latency,
     /// When the first and the last counted datagram came.

@@ -1,4 +1,4 @@
-//! Which packets each class has.
+//! The packets that each class of probes consists of.
 
 use gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 use rand::{RngExt, rngs::SmallRng};
@@ -26,7 +26,7 @@ const MAX_BYTES: usize = 1_500;
 /// Lengths of connection IDs that clients commonly choose.
 const CID_BYTES: usize = 8;
 
-/// All packets, class by class.
+/// Makes all packets, class by class.
 pub(super) fn all(rng: &mut SmallRng) -> Vec<Probe> {
     let mut list = List { probes: Vec::new() };
     unknown_versions(&mut list, rng);
@@ -51,7 +51,7 @@ pub(super) fn all(rng: &mut SmallRng) -> Vec<Probe> {
     list.probes
 }
 
-/// The packets so far.
+/// The packets that were made so far.
 struct List {
     probes: Vec<Probe>,
 }

@@ -36,9 +36,9 @@ wire::labelled! {
     pub enum Class {
         /// A version that asks for Version Negotiation (RFC 9000 §6).
         UnknownVersion => "unknown version",
-        /// A whole client's Initial.
+        /// The complete Initial of a client.
         Initial => "initial",
-        /// The same with a token.
+        /// The complete Initial of a client, with a token.
         InitialWithToken => "initial with token",
         /// A ClientHello in two datagrams, as clients with large key shares send it.
         SplitInitial => "split initial",
@@ -52,11 +52,11 @@ wire::labelled! {
         BrokenTag => "broken tag",
         /// An Initial, well sealed, with frames that break the protocol.
         IllegalFrames => "illegal frames",
-        /// An Initial whose lengths lie.
+        /// An Initial with a length field that is wrong.
         BrokenLength => "broken length",
-        /// Several packets in one datagram.
+        /// Several packets coalesced into one datagram.
         Coalesced => "coalesced",
-        /// 0-RTT before any Initial.
+        /// A 0-RTT packet without an Initial before it.
         ZeroRtt => "0-rtt",
         /// A Handshake packet of no connection.
         Handshake => "handshake",
@@ -66,7 +66,7 @@ wire::labelled! {
         VersionZero => "version 0",
         /// Short headers of no connection, 1 to 1500 bytes.
         ShortHeader => "short header",
-        /// Openings of other protocols.
+        /// The first datagram of a client of another protocol.
         OtherProtocol => "other protocol",
         /// Random bytes, 0 to 1500 of them.
         Random => "random bytes",
@@ -82,10 +82,10 @@ impl Class {
     }
 }
 
-/// A datagram to send.
+/// A datagram that a scanner could send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Why.
+    /// The class that the packet belongs to.
     pub class: Class,
     /// Which one of its class, in words.
     pub detail: String,
@@ -104,7 +104,7 @@ pub fn packets(seed: u64) -> Vec<Probe> {
 /// What is to be probed, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to.
+    /// The address and port that are probed.
     pub target: SocketAddr,
     /// What the packets are made from.
     pub seed: u64,
@@ -127,7 +127,6 @@ pub fn run(options: Options) -> anyhow::Result<Report> {
     thread.join().map_err(|_panic| anyhow::anyhow!("the probing thread panicked"))?
 }
 
-/// `length` random bytes.
 fn random(rng: &mut SmallRng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     rng.fill(bytes.as_mut_slice());

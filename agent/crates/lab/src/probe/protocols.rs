@@ -4,7 +4,7 @@ use rand::{RngExt, rngs::SmallRng};
 
 use crate::probe::random;
 
-/// Name and datagram.
+/// The openings, each as the protocol's name and the datagram.
 pub(super) fn openings(rng: &mut SmallRng) -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("DNS query", dns(rng)),

@@ -10,26 +10,26 @@ use crate::probe::Class;
 const SHOWN_BYTES: usize = 16;
 
 wire::labelled! {
-    /// What the whole amounts to.
+    /// The summary of what all probes drew.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Verdict {
-        /// Nothing came back.
+        /// No datagram and no ICMP error came back.
         Silence => "silence",
-        /// Datagrams came back.
+        /// At least one datagram came back.
         Answers => "answers",
         /// Only ICMP errors came back: a closed port, or a path that ends.
         Refused => "refused",
         /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
         Incomplete => "incomplete",
-        /// Nothing could be sent.
+        /// The kernel took none of the datagrams.
         NothingSent => "nothing sent",
     }
 }
 
-/// What a target did.
+/// The behaviour of a target towards all probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What was probed.
+    /// The address and port that were probed.
     pub target: SocketAddr,
     /// What the packets were made from.
     pub seed: u64,
@@ -42,30 +42,30 @@ pub struct Report {
 /// What came back to the packets of one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The class.
+    /// The class that the row is about.
     pub class: Class,
-    /// Datagrams that the kernel took.
+    /// Datagrams that the kernel took for sending.
     pub sent: u64,
     /// Datagrams that it did not take.
     pub unsent: u64,
-    /// Datagrams that came back.
+    /// Datagrams that came back from the target.
     pub answers: u64,
-    /// Their bytes.
+    /// The bytes of the datagrams that came back.
     pub answer_bytes: u64,
-    /// ICMP errors.
+    /// ICMP errors that came back from the path or the target.
     pub refused: u64,
-    /// The first one.
+    /// The first datagram that came back.
     pub first: Option<Answer>,
 }
 
-/// A datagram that came back.
+/// A datagram that came back from the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The probe it came for, in words.
     pub to: String,
-    /// Its bytes.
+    /// The length of the datagram, in bytes.
     pub bytes: usize,
-    /// Its first bytes.
+    /// The first bytes of the datagram.
     pub start: Vec<u8>,
 }
 
@@ -94,7 +94,7 @@ impl Row {
 }
 
 impl Report {
-    /// What it amounts to.
+    /// The verdict that follows from all rows.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let sum = |what: fn(&Row) -> u64| self.rows.iter().map(what).sum::<u64>();
@@ -112,7 +112,7 @@ impl Report {
         }
     }
 
-    /// One object.
+    /// The report as one JSON object.
     #[must_use]
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {

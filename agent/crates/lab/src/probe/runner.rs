@@ -58,7 +58,7 @@ struct Port {
     probe: usize,
 }
 
-/// What happens next.
+/// The phase that the runner is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The probe at this place of the list is sent at that time.
@@ -66,7 +66,7 @@ enum Phase {
         next: usize,
         due: Instant,
     },
-    /// Answers are waited for.
+    /// All probes of the round are sent, and answers are waited for.
     Waiting {
         until: Instant,
     },
@@ -80,7 +80,7 @@ pub(super) struct Runner {
     clock: Rc<dyn Clock>,
     options: Options,
     probes: Vec<Probe>,
-    /// The port of each probe.
+    /// The index of the port that each probe is sent from.
     port_of: Vec<usize>,
     ports: Vec<Port>,
     round: u8,
@@ -93,7 +93,7 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Opens the sockets.
+    /// Opens the sockets that the probes need.
     pub(super) fn new(
         net: &mut dyn Net,
         clock: Rc<dyn Clock>,
@@ -125,7 +125,7 @@ impl Runner {
         })
     }
 
-    /// What was found.
+    /// The report on what came back so far.
     pub(super) fn finish(self) -> Report {
         let Options { target, seed, wait } = self.options;
         Report { target, seed, wait, rows: self.rows.into_values().collect() }

@@ -45,24 +45,24 @@ const PORTS_BETWEEN_HOSTS: u16 = 1_009;
 /// A datagram between two sockets of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it.
+    /// The address of the sending socket.
     pub from: SocketAddr,
-    /// Where to.
+    /// The address of the receiving socket.
     pub to: SocketAddr,
     /// The TOS or traffic class byte: DSCP and, in the low two bits, ECN.
     pub tos: u8,
-    /// What it carries.
+    /// The payload of the datagram.
     pub payload: &'a [u8],
 }
 
 /// What the network does with a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It arrives.
+    /// The network delivers the datagram once.
     Deliver,
     /// It does not arrive, and its sender does not learn of it.
     Drop,
-    /// It arrives twice.
+    /// The network delivers the datagram twice.
     Duplicate,
 }
 
@@ -126,7 +126,7 @@ impl MemoryFabric {
         }
     }
 
-    /// Lets every host resolve `name`.
+    /// Lets every host resolve `name` to `addresses`.
     pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
         self.state.borrow_mut().names.insert(name.to_owned(), addresses.to_vec());
     }

@@ -40,13 +40,13 @@ impl Waiter {
     }
 }
 
-/// One direction of a connection.
+/// The bytes in one direction of a connection.
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// Nothing more will be written.
+    /// Whether the writing end has finished.
     finished: bool,
-    /// Nothing more will be read.
+    /// Whether the reading end has stopped.
     unread: bool,
     reset: bool,
     reader: Waiter,
@@ -139,7 +139,7 @@ impl Drop for Listener {
     }
 }
 
-/// One end of a connection.
+/// One end of a connection in memory.
 pub(super) struct Stream {
     /// None when the connection was refused or aborted.
     pipes: Option<Pipes>,

@@ -48,14 +48,14 @@ impl Queue {
     }
 }
 
-/// What a worker wrote.
+/// A packet that a worker wrote to the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// On which queue.
+    /// The index of the queue it was written to.
     pub queue: u8,
     /// What the kernel was told of it.
     pub vnet: VnetHeader,
-    /// The packet, or super-packet.
+    /// The bytes of the packet or super-packet.
     pub packet: Vec<u8>,
 }
 
@@ -134,7 +134,7 @@ impl MemoryTun {
     }
 }
 
-/// A worker's queue.
+/// A queue that a worker has opened.
 struct OpenQueue {
     device: Rc<Device>,
     place: u8,

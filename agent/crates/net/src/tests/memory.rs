@@ -183,7 +183,7 @@ fn three_workers() -> (Vec<MemoryNet>, Vec<Ready>, MemoryNet) {
     (workers, readies, fabric.host(&[ip(1)], Ready::new()))
 }
 
-/// What a socket has received.
+/// Receives all datagrams that wait at a socket.
 fn drain(socket: &mut dyn UdpSocket) -> Vec<crate::tests::Got> {
     let mut batch = ReceiveBatch::default();
     let mut got = Vec::new();

@@ -35,7 +35,7 @@ pub const MAX_SIZE: u16 = 1_400;
 /// Each kind runs so many times, in turn with the others, so that what disturbs the machine disturbs all.
 const ROUNDS: u32 = 5;
 
-/// What is to be measured.
+/// The options of an in-memory comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Payload of a datagram in bytes.

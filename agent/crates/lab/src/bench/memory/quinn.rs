@@ -29,7 +29,7 @@ use rustls_pki_types::PrivatePkcs8KeyDer;
 
 use crate::bench::memory::{BATCH, Carrier};
 
-/// The name in the certificate.
+/// The host name in the certificate of the server.
 const NAME: &str = "bench.invalid";
 
 /// A handshake takes two round trips; each is a millisecond of the clock that the endpoints are given.
