@@ -15,7 +15,7 @@ use engine::{
     roster::Roster,
     worker::{Exchange, Publisher, Setup, TunSetup, Worker},
 };
-use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use ip::{
     checksum,
     view::{TCP, UDP},
@@ -45,7 +45,7 @@ fn agent(
     let toml = format!("identity = {{ key_file = \"none\" }}\n{toml}");
     let config = Arc::new(Config::parse(&toml, Path::new(".")).unwrap());
     let (metrics, now) = (Arc::new(Metrics::new("test").unwrap()), clock.now());
-    let (ready, journal) = (Ready::new(), Box::new(MemoryJournal::default()));
+    let (ready, journal) = (Ready::new(), Box::new(MemoryReplayLog::default()));
     let seed = if host == ENTRY { 1 } else { 2 };
     let setup = Setup {
         identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),

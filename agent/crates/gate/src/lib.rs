@@ -55,13 +55,13 @@ pub mod decoy;
 pub mod decoy_stats;
 pub mod identity;
 pub mod initial;
-pub mod journal;
 pub mod knock;
 mod own;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
 pub mod refusals;
+pub mod replay_log;
 pub mod retry;
 mod session;
 pub mod suite;
@@ -283,9 +283,9 @@ impl Gate {
         self.table.expire(now, self.clock.unix_seconds());
     }
 
-    /// Why the table could not be written to its journal, once.
-    pub fn take_journal_error(&mut self) -> Option<io::Error> {
-        self.table.take_journal_error()
+    /// Why the table could not be written to its replay log, once.
+    pub fn take_replay_log_error(&mut self) -> Option<io::Error> {
+        self.table.take_replay_log_error()
     }
 
     /// Spends what may be spent on clients that have not proved their address.

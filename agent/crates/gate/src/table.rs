@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    journal::{Journal, RECORD_BYTES, Record},
     knock::{EPOCH_SECONDS, MAX_CLOCK_WINDOW},
+    replay_log::{RECORD_BYTES, Record, ReplayLog},
 };
 
 /// Entries of all workers together, at most: 21 MB. They live for a quarter of an hour. At 3,000 valid knocks a second, which
@@ -100,10 +100,10 @@ pub struct SingleUse {
     /// How many at the front of the queue come from an earlier process; they take no room from the knocks of this
     /// one, or a restart with fewer workers could begin with full tables.
     restored: usize,
-    journal: Box<dyn Journal>,
-    /// Records in the journal, those of forgotten knocks included.
+    replay_log: Box<dyn ReplayLog>,
+    /// Records in the replay log, those of forgotten knocks included.
     written: usize,
-    /// A record could not be written: the journal lacks it until it is rewritten.
+    /// A record could not be written: the replay log lacks it until it is rewritten.
     incomplete: bool,
     /// Not to be rewritten before, because the last attempt failed.
     rewrite_at: Instant,
@@ -131,13 +131,13 @@ const LONGEST_LIFE_SECONDS: u64 = 2 * MAX_CLOCK_WINDOW.as_secs() + EPOCH_SECONDS
 impl SingleUse {
     /// The empty table of one of `workers` workers, for a process that knows nothing of earlier ones.
     #[must_use]
-    pub fn new(journal: Box<dyn Journal>, workers: u8, now: Instant, unix_seconds: u64) -> Self {
+    pub fn new(replay_log: Box<dyn ReplayLog>, workers: u8, now: Instant, unix_seconds: u64) -> Self {
         Self {
             entries: HashMap::new(),
             queue: VecDeque::new(),
             capacity: (MOST_ENTRIES / usize::from(workers.max(1))).max(1),
             restored: 0,
-            journal,
+            replay_log,
             written: 0,
             incomplete: false,
             rewrite_at: now,
@@ -148,18 +148,18 @@ impl SingleUse {
     }
 
     /// The table as an earlier process left it: `records` that are not over by `unix_seconds` are Done, for after a
-    /// restart nobody holds the keys of their handshakes. The journal is rewritten, without those that are over.
-    /// `blind_until` is [`crate::journal::Opened::blind_until`]; 0 if no knock can have been used before.
+    /// restart nobody holds the keys of their handshakes. The replay log is rewritten, without those that are over.
+    /// `blind_until` is [`crate::replay_log::Opened::blind_until`]; 0 if no knock can have been used before.
     #[must_use]
     pub fn restore(
-        journal: Box<dyn Journal>,
+        replay_log: Box<dyn ReplayLog>,
         workers: u8,
         mut records: Vec<Record>,
         blind_until: u64,
         now: Instant,
         unix_seconds: u64,
     ) -> Self {
-        let mut table = Self::new(journal, workers, now, blind_until);
+        let mut table = Self::new(replay_log, workers, now, blind_until);
         records.retain(|record| record.expiry >= unix_seconds);
         records.sort_unstable_by_key(|record| record.expiry);
         for Record { tag, expiry } in records {
@@ -187,9 +187,9 @@ impl SingleUse {
         timestamp > self.blind_until || now.saturating_duration_since(self.epoch) > 2 * window
     }
 
-    /// Takes in a knock that has passed every check, and writes it to the journal before it returns.
+    /// Takes in a knock that has passed every check, and writes it to the replay log before it returns.
     ///
-    /// A journal that fails is no reason to refuse peers: see [`SingleUse::take_journal_error`].
+    /// A replay log that fails is no reason to refuse peers: see [`SingleUse::take_replay_log_error`].
     ///
     /// # Errors
     /// [`InsertError::Used`] if the knock is there already, [`InsertError::Full`] if there is no room.
@@ -219,7 +219,7 @@ impl SingleUse {
         }
     }
 
-    /// Forgets knocks whose time is over, at most [`EXPIRED_PER_CALL`], and tends the journal. Cheap enough to be
+    /// Forgets knocks whose time is over, at most [`EXPIRED_PER_CALL`], and tends the replay log. Cheap enough to be
     /// called every turn; [`SingleUse::insert`] calls it too, so that a table drains faster than it fills.
     pub fn expire(&mut self, now: Instant, unix_seconds: u64) {
         let seconds = self.seconds(now);
@@ -253,9 +253,9 @@ impl SingleUse {
         self.entries.is_empty()
     }
 
-    /// The last error of the journal, once, for a warning: until a later attempt succeeds, a restart may answer
+    /// The last error of the replay log, once, for a warning: until a later attempt succeeds, a restart may answer
     /// knocks that were used before it.
-    pub fn take_journal_error(&mut self) -> Option<io::Error> {
+    pub fn take_replay_log_error(&mut self) -> Option<io::Error> {
         self.failure.take()
     }
 
@@ -271,7 +271,7 @@ impl SingleUse {
             // The next rewrite has it.
             return;
         }
-        match self.journal.append(record) {
+        match self.replay_log.append(record) {
             Ok(()) => self.written += 1,
             Err(error) => {
                 self.incomplete = true;
@@ -285,7 +285,7 @@ impl SingleUse {
         let mut records = self.queue.iter().filter_map(|queued| {
             entries.get(&queued.tag).map(|used| Record { tag: queued.tag, expiry: used.expiry })
         });
-        match self.journal.rewrite(&mut records) {
+        match self.replay_log.rewrite(&mut records) {
             Ok(()) => {
                 self.written = self.queue.len();
                 self.incomplete = false;
@@ -307,7 +307,7 @@ impl SingleUse {
 /// Entries that leave in one call: about 6 µs.
 pub const EXPIRED_PER_CALL: usize = 64;
 
-/// A journal shorter than this is not worth replacing.
+/// A replay log shorter than this is not worth replacing.
 const LEAST_REWRITTEN_BYTES: usize = 64 * 1024;
 
 /// A full disk is not asked more often.

@@ -349,7 +349,7 @@ impl Worker {
         self.report_stream_memory(now);
         self.gate.expire(now);
         self.exchange.taps().expire(now);
-        if let Some(error) = self.gate.take_journal_error() {
+        if let Some(error) = self.gate.take_replay_log_error() {
             self.metrics.own.gate_journal_errors.count();
             self.warn_of_journal(&error, now);
         }

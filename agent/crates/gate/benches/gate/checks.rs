@@ -15,8 +15,8 @@ use culvert_gate::{
     budget::Budget,
     client::{Knock, arm},
     identity::Identity,
-    journal::MemoryJournal,
     knock::ServerKey,
+    replay_log::MemoryReplayLog,
     table::SingleUse,
     tls::{self, TlsIdentity},
 };
@@ -180,7 +180,7 @@ impl Bench {
             refusals: Arc::default(),
             required: true,
             window: Duration::from_secs(90),
-            table: SingleUse::restore(Box::<MemoryJournal>::default(), 1, Vec::new(), 0, now, unix_seconds),
+            table: SingleUse::restore(Box::<MemoryReplayLog>::default(), 1, Vec::new(), 0, now, unix_seconds),
             budget: Budget::new(1, now),
             clock: Arc::new(self.clock.clone()),
             crypto: Arc::clone(&self.crypto),

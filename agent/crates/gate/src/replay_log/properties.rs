@@ -1,6 +1,6 @@
 //! Properties of any file of used knocks: what its fuzz target checks.
 
-use crate::journal::format::{HEADER_BYTES, RECORD_BYTES, parse};
+use crate::replay_log::format::{HEADER_BYTES, RECORD_BYTES, parse};
 
 /// Takes `input` as a file of used knocks.
 ///
