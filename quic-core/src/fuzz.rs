@@ -49,8 +49,8 @@ pub fn frames(input: &[u8]) {
     assert_eq!(contents.datagrams, datagrams);
 }
 
-/// Takes `input` as a script of what reaches a lane: datagrams of strangers, packets of an authenticated end that sends what
-/// it likes, duplicates, key updates, and time.
+/// Takes `input` as a script of what reaches a lane: datagrams of unauthenticated senders, packets of an authenticated
+/// end that sends what it likes, duplicates, key updates, and time.
 ///
 /// No packet that is refused counts as opened, datagrams lie where they are said to lie, and every packet that the lane sent is
 /// acknowledged, lost, forgotten or in flight.

@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let admitted = matches!(verdict, Verdict::Admit(_));
         let step = ended_at(&before, &gate.stats).ok_or("every datagram is counted")?;
         println!("{who}: {} (step \"{step}\")", if admitted { "goes on to QUIC" } else { "no answer" });
-        assert!(admitted || verdict == Verdict::Stranger);
+        assert!(admitted || verdict == Verdict::Unauthenticated);
         assert_eq!((step, admitted), (expected, expected == "admitted"));
     }
     Ok(())

@@ -259,7 +259,7 @@ mod tests {
         let clock = ManualClock::default();
         let mut budget = Budget::new(1, clock.now());
         let mut waiting: Vec<PeerId> = (0..1000).map(PeerId).collect();
-        // A stranger that knows our public key is behind the same address, and others are elsewhere.
+        // An unauthenticated sender that knows our public key is behind the same address, and others are elsewhere.
         for millisecond in 0..3000 {
             waiting.retain(|peer| {
                 // As the gate asks: without a token first, and if that is not granted with one.
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_let_off_once_a_second_and_strangers_never() {
+    fn a_peer_is_let_off_once_a_second_and_unauthenticated_senders_never() {
         let clock = ManualClock::default();
         let mut budget = Budget::new(1, clock.now());
         let rate = 1500 / PREFIX_PART;

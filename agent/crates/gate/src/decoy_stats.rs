@@ -1,10 +1,10 @@
-//! What became of datagrams between strangers and the decoy, and why some were dropped (pure).
+//! Counts of datagrams between unauthenticated senders and the decoy, with the reasons for drops (pure).
 
 wire::labelled! {
-    /// Why a datagram of a stranger, or one of the decoy's, was dropped.
+    /// The reason why a datagram to or from the decoy was dropped.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DecoyDrop {
-        /// There is no decoy: strangers meet silence.
+        /// There is no decoy: unauthenticated senders get no answer.
         NoDecoy => "no_decoy",
         /// Its source prefix has as many flows as one may have.
         SourceFlows => "source_flows",
@@ -14,40 +14,40 @@ wire::labelled! {
         TotalRate => "total_rate",
         /// No socket could be opened for it.
         NoSocket => "no_socket",
-        /// More came in one turn than is kept, or than worker 0 takes from the others.
+        /// More arrived in one turn than is kept, or than worker 0 takes from the other workers.
         Overload => "overload",
         /// The agent is stopping and drops what waits.
         Stopping => "stopping",
-        /// The kernel did not take it for the decoy.
+        /// The kernel did not take a datagram for the decoy.
         ToDecoy => "to_decoy",
         /// The decoy's host refused it, or one before it: nobody listens there.
         Refused => "refused",
-        /// An answer beyond what may go to a stranger that has not answered.
+        /// An answer beyond what may go to an unauthenticated sender that has not answered.
         Amplification => "amplification",
         /// An answer larger than the path takes.
         TooLarge => "too_large",
-        /// The kernel did not take an answer for the stranger.
-        ToStranger => "to_stranger",
+        /// The kernel did not take an answer for an unauthenticated sender.
+        ToSender => "to_stranger",
     }
 }
 
 impl DecoyDrop {
-    /// How many of them, the first ones, are about strangers' datagrams; the others are about the decoy's.
+    /// The number of reasons about datagrams to the decoy, which come first; the others are about its answers.
     pub const TO_DECOY: usize = 9;
 }
 
-/// What became of datagrams between strangers and the decoy; monotonic.
+/// Monotonic counts of datagrams between unauthenticated senders and the decoy.
 ///
-/// What came and was not dropped went on: to the decoy, or to the stranger.
+/// A datagram that arrived and was not dropped was delivered, to the decoy or to the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecoyStats {
-    /// Datagrams that came from strangers, and bytes.
-    pub from_strangers: Traffic,
+    /// Datagrams that came from unauthenticated senders, and bytes.
+    pub from_senders: Traffic,
     /// Datagrams that came from the decoy, and bytes.
     pub from_decoy: Traffic,
     /// Flows that were opened to the decoy.
     pub opened: u64,
-    /// Flows that gave way to others, because the ceiling was reached.
+    /// Flows that were evicted because the ceiling was reached.
     pub gave_way: u64,
     /// Datagrams that were dropped, by reason.
     pub dropped: [u64; DecoyDrop::COUNT],

@@ -15,7 +15,7 @@
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
 //! * The epoch is the unix seconds by [`EPOCH_SECONDS`]. It makes mac1 expire, so that somebody who recorded a knock can have us
-//!   spend no more on it, minutes later, than on any stranger's datagram.
+//!   spend no more on it, minutes later, than on any unauthenticated datagram.
 //! * It is bound to the destination connection ID and to the ClientHello: seen on the wire, it opens nothing for others.
 //! * The server's private key alone makes knocks in anyone's name: their sender has to prove its key in TLS, and again
 //!   after the handshake.
@@ -48,8 +48,8 @@ pub const KNOCK_BYTES: usize = 136;
 /// The length of mac1, which closes every token that the gate looks at.
 pub const MAC_BYTES: usize = 16;
 
-/// How long an epoch of mac1 lasts. Shorter ones would let mac1 expire sooner, and cost a stranger's datagram more of them:
-/// each that the window touches is one block of BLAKE2s.
+/// How long an epoch of mac1 lasts. Shorter ones would let mac1 expire sooner, and cost an unauthenticated datagram
+/// more of them: each that the window touches is one block of BLAKE2s.
 pub const EPOCH_SECONDS: u64 = 256;
 
 /// The epochs that clocks show which differ from ours, at `unix_seconds`, by at most `window` (whole seconds).
@@ -65,9 +65,9 @@ pub fn epoch(unix_seconds: u64) -> u64 {
     unix_seconds / EPOCH_SECONDS
 }
 
-/// The longest `access.clock_window`. A stranger's datagram costs one block of a hash more for each epoch of mac1 that the
-/// window touches ([`EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window
-/// could make it good again.
+/// The longest `access.clock_window`. An unauthenticated datagram costs one block of a hash more for each epoch of mac1
+/// that the window touches ([`EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window could
+/// make it good again.
 pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The length of a hash of a ClientHello: the first half of SHA-256.
@@ -90,13 +90,13 @@ pub enum KnockError {
     Version(u8),
 }
 
-/// What follows from a server's public key: all that a stranger's datagram is measured with.
+/// What follows from a server's public key: all that an unauthenticated datagram is measured with.
 #[derive(Clone)]
 pub struct ServerKey {
     public_key: PublicKey,
     agreement: [u8; 32],
     /// Both are keyed and have taken in the QUIC version: with that the block of the key is behind them, which would else
-    /// be a quarter of a stranger's mac1.
+    /// be a quarter of an unauthenticated sender's mac1.
     mac: Blake2sMac<U16>,
     mask: Blake2sMac<U32>,
     noise: NoiseParams,

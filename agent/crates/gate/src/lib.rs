@@ -10,7 +10,7 @@
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
 //! | what is asked of clients under load | `retry.rs` |
-//! | where strangers go | `decoy.rs`, what is counted of them: `decoy_stats.rs` |
+//! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //!
 //! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
@@ -21,15 +21,15 @@
 //!            └─ with one, on a listening port:
 //!                 1  ≥ 1200 bytes, a token of the right length
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
-//!                 3  mac1: knows our public key, lately  0.4 µs; strangers end here
+//!                 3  mac1: knows our public key, lately  0.4 µs; most datagrams end here
 //!                 4  room and budget; half full, or over it, a Retry first
 //!                 5  X25519 and AEAD: who it is         83 µs
 //!                 6  clock, allowlist
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
-//!   anything else: a stranger's
+//!   anything else: unauthenticated
 //! ```
 //!
-//! For strangers nothing is allocated and nothing is locked.
+//! An unauthenticated datagram causes no allocation and takes no lock.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -94,9 +94,9 @@ pub enum Verdict {
     Admit(Admission),
     /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
-    /// It comes from a stranger, or from someone who is treated as one: silence, or the decoy. Who is refused although a proof
-    /// holds may be a stranger who repeats what a peer once sent, and must not be able to tell.
-    Stranger,
+    /// The sender is not authenticated, or is treated as if it were not: it gets no answer, or the decoy's. A sender
+    /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell.
+    Unauthenticated,
 }
 
 /// Counts of datagrams by the step at which they ended; monotonic.
@@ -116,7 +116,7 @@ wire::labelled! {
         Admitted => "admitted",
         /// The datagram was answered with a Retry.
         Retry => "retry",
-        /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
+        /// Of a kind that no agent sends: another version, 0-RTT, a connection ID that is not ours, too short …
         Class => "class",
         /// A token of another length than ours, or none.
         Token => "token",
@@ -236,8 +236,8 @@ impl Gate {
         verdict
     }
 
-    /// Whether a datagram that another worker is to check may be anyone's but a stranger's. It takes no state, so any worker
-    /// may ask.
+    /// Whether a datagram that another worker is to check may be authenticated. Needs no state of that worker, so any worker may
+    /// ask.
     pub fn screen(&mut self, datagram: &[u8], now: Instant) -> bool {
         let (ours, step) = match classify(datagram) {
             Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
@@ -314,7 +314,7 @@ impl Gate {
             | Class::Handshake { .. }
             | Class::Retry { .. }
             | Class::ZeroRtt { .. }
-            | Class::Other => (Verdict::Stranger, Step::Class),
+            | Class::Other => (Verdict::Unauthenticated, Step::Class),
         }
     }
 
@@ -337,21 +337,21 @@ impl Gate {
             return (Verdict::Pass, Step::Passed);
         }
         let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
-            return (Verdict::Stranger, if arrival.listening { Step::Token } else { Step::Class });
+            return (Verdict::Unauthenticated, if arrival.listening { Step::Token } else { Step::Class });
         };
         let retried = initial.token.len() == RETRY_TOKEN_BYTES;
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
-            return (Verdict::Stranger, Step::Token);
+            return (Verdict::Unauthenticated, Step::Token);
         }
         if let Some(used) = self.table.look(&tag) {
             return if used.passes(arrival.source) {
                 (Verdict::Pass, Step::Passed)
             } else {
-                (Verdict::Stranger, Step::Used)
+                (Verdict::Unauthenticated, Step::Used)
             };
         }
         if !self.is_proof(initial, now) {
-            return (Verdict::Stranger, Step::Mac);
+            return (Verdict::Unauthenticated, Step::Mac);
         }
         match self.knock(datagram, initial, arrival, retried, tag, now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
@@ -362,7 +362,7 @@ impl Gate {
                     let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
                     self.refusals.note(refusal, now);
                 }
-                (Verdict::Stranger, why.step())
+                (Verdict::Unauthenticated, why.step())
             }
         }
     }

@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     classify::{Class, Initial, MAX_CID_BYTES},
-    decoy::{DecoyDrop, DecoyFlows, DecoyId, Stranger},
+    decoy::{DecoyDrop, DecoyFlows, DecoyId, Sender},
     identity::{Endpoint, Identity, PublicKey, ShareLink},
     initial::client_hello_hash,
     knock::{
@@ -243,9 +243,9 @@ pub fn retry_token(input: &[u8]) {
     assert!(matches!(opened, Err(RetryError::Length | RetryError::Sealed)));
 }
 
-/// Takes `input` as a script of what strangers and the decoy send, and of time.
+/// Takes `input` as a script of what unauthenticated senders and the decoy send, and of time.
 ///
-/// There are never more flows than may be; a stranger has one at most; no more than three times what came goes back to whoever
+/// There are never more flows than may be; a sender has one at most; no more than three times what came goes back to whoever
 /// has not shown that it receives; and in the end every flow is silent and goes.
 pub fn decoy_flows(input: &[u8]) {
     let Some((&limit, script)) = input.split_first() else { return };
@@ -254,31 +254,31 @@ pub fn decoy_flows(input: &[u8]) {
     let mut flows = DecoyFlows::new(limit, now);
     let mut script = Bytes(script);
     // By place in the table: who has the flow, bytes that came, and bytes that went back.
-    let mut known: Vec<Option<(Stranger, u64, u64)>> = vec![None; limit];
+    let mut known: Vec<Option<(Sender, u64, u64)>> = vec![None; limit];
     while let Some((step, who, datagram)) = script.step() {
-        let stranger = Stranger {
+        let sender = Sender {
             source: SocketAddr::new(Ipv4Addr::new(192, 0, 2 + (who >> 6), 1 + (who >> 3 & 7)).into(), 1000),
             port: usize::from(who & 1),
             local: (who & 2 != 0).then_some(Ipv4Addr::LOCALHOST.into()),
         };
         match step % 4 {
-            0 | 1 => match flows.admit(stranger, datagram, now) {
+            0 | 1 => match flows.admit(sender, datagram, now) {
                 Ok(admitted) => {
                     if let Some(DecoyId(id)) = admitted.evicted {
                         assert!(known[id as usize].take().is_some());
                     }
                     let place = &mut known[admitted.id.0 as usize];
                     assert_eq!(place.is_none(), admitted.new);
-                    let (of, came, _) = place.get_or_insert((stranger, 0, 0));
+                    let (of, came, _) = place.get_or_insert((sender, 0, 0));
                     *came += datagram.len() as u64;
-                    assert_eq!(*of, stranger);
+                    assert_eq!(*of, sender);
                 }
                 Err(drop) => {
                     assert!(matches!(
                         drop,
                         DecoyDrop::SourceFlows | DecoyDrop::SourceRate | DecoyDrop::TotalRate
                     ));
-                    assert!(known.iter().flatten().all(|(of, ..)| *of != stranger));
+                    assert!(known.iter().flatten().all(|(of, ..)| *of != sender));
                 }
             },
             2 => {
@@ -289,7 +289,7 @@ pub fn decoy_flows(input: &[u8]) {
                         *back += datagram.len() as u64;
                         assert_eq!(to, *of);
                     }
-                    Err(DecoyDrop::ToStranger) => assert!(known[id].is_none()),
+                    Err(DecoyDrop::ToSender) => assert!(known[id].is_none()),
                     Err(drop) => {
                         assert_eq!(drop, DecoyDrop::Amplification);
                         let (_, came, back) = known[id].expect("it has a flow");

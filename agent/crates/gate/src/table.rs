@@ -45,7 +45,8 @@ pub enum State {
         /// The address that the knock came from.
         source: SocketAddr,
     },
-    /// The handshake has ended, well or not, or an earlier process saw the knock: whoever sends it is a stranger.
+    /// The handshake has succeeded or failed, or an earlier process saw the knock. Its sender is not authenticated by
+    /// it any more.
     Done,
 }
 
@@ -56,7 +57,7 @@ impl Used {
         Self { expiry, state: State::Handshaking { source } }
     }
 
-    /// Whether a datagram with this token that comes from `source` goes on to QUIC; else its sender is a stranger.
+    /// Whether a datagram with this token from `source` goes on to QUIC; otherwise its sender counts as unauthenticated.
     #[must_use]
     pub fn passes(&self, source: SocketAddr) -> bool {
         match self.state {
@@ -212,7 +213,7 @@ impl SingleUse {
         Ok(())
     }
 
-    /// The handshake has ended: whoever sends this token from now on is a stranger.
+    /// Notes that the handshake has ended: from now on a sender of this token is unauthenticated.
     pub fn done(&mut self, tag: &Tag) {
         if let Some(used) = self.entries.get_mut(tag) {
             used.state = State::Done;

@@ -148,7 +148,7 @@ pub(crate) struct Link {
     /// Every datagram of the client, and when it was sent.
     pub(crate) up: Vec<(Instant, Vec<u8>)>,
     pub(crate) begun: Vec<Begun>,
-    /// Answers of the server's endpoint to strangers.
+    /// Answers of the server's endpoint to unauthenticated senders.
     pub(crate) responses: usize,
 }
 

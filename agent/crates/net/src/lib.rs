@@ -140,7 +140,8 @@ pub enum UdpRole {
     Ingress,
     /// One flow's connected socket to a service.
     Upstream,
-    /// One stranger's connected socket to the decoy. `IP_MTU_DISCOVER = PROBE`, so that nothing is fragmented on the way.
+    /// A connected socket to the decoy, for one unauthenticated sender. `IP_MTU_DISCOVER = PROBE`, so that nothing is
+    /// fragmented on the way.
     Decoy,
 }
 

@@ -42,8 +42,8 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
 /// Descriptors that are left to lanes, lookups, files and the operator's requests when all others are in use.
 const KEPT_DESCRIPTORS: u64 = 64;
 
-/// Whether so new a descriptor may be a flow's, a TCP forward's or a stranger's: the kernel gives the lowest free number, so a
-/// high one says that nearly all are in use.
+/// Whether so new a descriptor may be a flow's, a TCP forward's or an unauthenticated sender's: the kernel gives the
+/// lowest free number, so a high one says that nearly all are in use.
 ///
 /// # Errors
 /// `EMFILE` if it may not; the kernel's.

@@ -22,7 +22,7 @@ use std::{
 };
 
 use config::Config;
-use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
+use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
@@ -118,7 +118,7 @@ impl Decoys {
     /// Adds a stranger's datagram to what its socket is to send.
     fn forward(
         &mut self,
-        stranger: Stranger,
+        stranger: Sender,
         ecn: u8,
         datagram: &[u8],
         doors: &mut Doors,
@@ -282,7 +282,7 @@ impl Worker {
         } else if let Some(decoys) = &mut self.decoys {
             let stats = &mut self.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
-                let stranger = Stranger { source: meta.source, port, local: meta.local };
+                let stranger = Sender { source: meta.source, port, local: meta.local };
                 decoys.forward(stranger, meta.ecn, datagram, &mut self.doors, stats, now);
             }
             decoys.flush(stats);
@@ -331,7 +331,7 @@ impl Worker {
             for range in meta.segments() {
                 let answer = &self.batch.buffer(slot)[range];
                 stats.from_decoy.count(answer.len());
-                let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
+                let Sender { source, port, local } = match decoys.flows.answer(id, answer) {
                     Ok(stranger) => stranger,
                     Err(reason) => {
                         stats.drop(reason, 1);
@@ -343,7 +343,7 @@ impl Worker {
                     self.underlays.answer(&mut self.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
-                    stats.drop(DecoyDrop::ToStranger, 1);
+                    stats.drop(DecoyDrop::ToSender, 1);
                 }
             }
         }
@@ -366,8 +366,7 @@ impl Worker {
     /// Publishes what became of strangers' datagrams.
     pub(super) fn publish_decoy(&mut self) {
         let (stats, handles) = (&self.strangers.stats, &mut self.metrics.decoy);
-        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_strangers, stats.from_decoy])
-        {
+        for (metrics, traffic) in handles.directions.iter_mut().zip([stats.from_senders, stats.from_decoy]) {
             metrics.decoy_datagrams.publish(traffic.datagrams);
             metrics.decoy_bytes.publish(traffic.bytes);
         }

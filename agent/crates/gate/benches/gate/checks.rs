@@ -195,7 +195,7 @@ impl Bench {
         move || {
             timed(self.initials.len(), || {
                 let refused = |datagram: &&[u8; BYTES as usize]| {
-                    gate.check(*datagram, arrival(source), now) == Verdict::Stranger
+                    gate.check(*datagram, arrival(source), now) == Verdict::Unauthenticated
                 };
                 self.initials.iter().filter(refused).count()
             })

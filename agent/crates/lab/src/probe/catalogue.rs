@@ -305,8 +305,8 @@ fn coalesced(list: &mut List, rng: &mut SmallRng) {
         list.twice(CLASS, format!("Initial, {name}"), [initial.clone(), other.clone()].concat());
         list.twice(CLASS, format!("{name}, Initial"), [other, initial.clone()].concat());
     }
-    let (stranger, other) = (random(rng, CID_BYTES), crypto(0, &client_hello(rng, b"h3", &scid)));
-    let other = Initial { bytes: 600, ..whole(&stranger, &scid, &other) }.seal();
+    let (unknown, other) = (random(rng, CID_BYTES), crypto(0, &client_hello(rng, b"h3", &scid)));
+    let other = Initial { bytes: 600, ..whole(&unknown, &scid, &other) }.seal();
     list.twice(CLASS, "Initials of two connections", [initial.clone(), other].concat());
     list.twice(CLASS, "Initial, random bytes", [initial.clone(), random(rng, 500)].concat());
     list.twice(CLASS, "Initial, zeros", [initial, vec![0; 500]].concat());

@@ -150,9 +150,9 @@ async fn a_refusal_reaches_a_connected_socket_and_no_route_every_one() {
     assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::WouldBlock);
 
-    let mut stranger = two.udp(&options([0, 0, 0, 0].into(), UdpRole::QuicDial), A).unwrap();
+    let mut sender = two.udp(&options([0, 0, 0, 0].into(), UdpRole::QuicDial), A).unwrap();
     let nowhere = path(SocketAddr::new(ip(99), 9));
-    assert_eq!(burst(&mut *stranger, &nowhere, 2, 10), [SendOutcome::Failed(SendFailure::Unreachable)]);
+    assert_eq!(burst(&mut *sender, &nowhere, 2, 10), [SendOutcome::Failed(SendFailure::Unreachable)]);
     let error = one.udp(&connected(nowhere.destination), A).err().map(|error| error.kind());
     assert_eq!(error, Some(ErrorKind::NetworkUnreachable));
 }
