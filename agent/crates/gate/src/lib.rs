@@ -431,7 +431,7 @@ impl Gate {
         let peer = match self.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
             Admits::Anyone if room == Room::Free => None,
-            // Keys of guests cost nothing to make: half of the places are for those that are known.
+            // Keys of open-mode peers cost nothing to make, so half of the handshakes are reserved for known peers.
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };

@@ -57,8 +57,8 @@ pub enum Why {
     Certificate,
     /// The client did not prove that it holds its key.
     Possession,
-    /// As many guests are connected as there may be.
-    Guests,
+    /// As many peers of open mode are connected as there may be.
+    OpenPeers,
 }
 
 impl Why {
@@ -71,7 +71,7 @@ impl Why {
             Self::Repeated => Step::Used,
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
-            Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
+            Self::Key(_) | Self::Certificate | Self::Possession | Self::OpenPeers => Step::Key,
             Self::Busy => Step::Budget,
             Self::Hello(HelloError::Abandoned) => Step::Abandoned,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
@@ -103,7 +103,7 @@ impl Why {
             | Self::Busy
             | Self::Certificate
             | Self::Possession
-            | Self::Guests => true,
+            | Self::OpenPeers => true,
         }
     }
 
@@ -133,7 +133,7 @@ impl Why {
             Self::Certificate => {
                 "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
             }
-            Self::Guests => "raise limits.open_peers, if they are welcome",
+            Self::OpenPeers => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
@@ -160,7 +160,7 @@ impl fmt::Display for Why {
             Self::Full => f.write_str("no more knocks can be remembered"),
             Self::Busy => f.write_str("too many handshakes are under way"),
             Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
-            Self::Guests => f.write_str("there are as many peers of open mode as there may be"),
+            Self::OpenPeers => f.write_str("there are as many peers of open mode as there may be"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }
@@ -198,7 +198,7 @@ impl AtCeilings {
     fn count(&mut self, why: Why) {
         match why {
             Why::Busy => self.handshakes += 1,
-            Why::Guests => self.open_peers += 1,
+            Why::OpenPeers => self.open_peers += 1,
             Why::Full => self.used_tokens += 1,
             Why::RetryToken(_)
             | Why::ConnectionId

@@ -168,7 +168,7 @@ impl Worker {
             Ok(peer) => peer,
             Err(reason) => {
                 if reason == CloseReason::LimitReached {
-                    self.note_refusal(handle, Why::Guests, now);
+                    self.note_refusal(handle, Why::OpenPeers, now);
                 }
                 self.close(handle, reason, now);
                 return;
