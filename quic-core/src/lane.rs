@@ -126,7 +126,7 @@ impl<C: Congestion> Lane<C> {
     /// # Errors
     /// [`SealError::Size`] if `packet` has no room for a frame or is longer than a UDP datagram;
     /// [`SealError::KeyExhausted`] and [`SealError::NumbersExhausted`] at the end of the lane, long after
-    /// [`is_worn`](Self::is_worn).
+    /// [`is_near_key_limit`](Self::is_near_key_limit).
     #[inline]
     pub fn seal(
         &mut self,
@@ -336,8 +336,8 @@ impl<C: Congestion> Lane<C> {
     /// Whether the lane should be replaced while it still works, because one of its limits is near (RFC 9001 §6.6): the other
     /// end does not confirm a key update, too many packets failed authentication, or the packet numbers end.
     #[inline]
-    pub fn is_worn(&self) -> bool {
-        self.sealer.is_worn() || self.opener.is_worn()
+    pub fn is_near_key_limit(&self) -> bool {
+        self.sealer.is_near_key_limit() || self.opener.is_near_key_limit()
     }
 
     /// Lowers the packets that may fail authentication from now on to `most`, where the suite's integrity limit (RFC 9001

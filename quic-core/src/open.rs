@@ -94,7 +94,7 @@ impl Opener {
     }
 
     /// Whether an eighth of the integrity limit is left.
-    pub(crate) fn is_worn(&self) -> bool {
+    pub(crate) fn is_near_key_limit(&self) -> bool {
         self.failure_budget <= self.integrity_limit / 8
     }
 

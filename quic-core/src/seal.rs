@@ -65,8 +65,8 @@ impl Sealer {
     }
 
     /// Whether keys or packet numbers are nearly used up.
-    pub(crate) fn is_worn(&self) -> bool {
-        self.keys.worn(self.next_number) || self.next_number > PacketNumber::MAX.0 - SPARE_NUMBERS
+    pub(crate) fn is_near_key_limit(&self) -> bool {
+        self.keys.is_near_limit(self.next_number) || self.next_number > PacketNumber::MAX.0 - SPARE_NUMBERS
     }
 
     /// Seals the next packet with new keys.
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_sealer_is_worn_before_its_packet_numbers_end() {
+    fn a_sealer_is_near_its_limit_before_its_packet_numbers_end() {
         let mut sealer = sealer(Suite::ChaCha20Poly1305);
         let good = PacketNumber::MAX.0 - SPARE_NUMBERS;
-        for (number, worn) in [(good, false), (good + 1, true), (PacketNumber::MAX.0, true)] {
+        for (number, near_limit) in [(good, false), (good + 1, true), (PacketNumber::MAX.0, true)] {
             sealer.next_number = number;
             sealer.keys.update(number);
-            assert_eq!(sealer.is_worn(), worn, "{number}");
+            assert_eq!(sealer.is_near_key_limit(), near_limit, "{number}");
         }
     }
 }

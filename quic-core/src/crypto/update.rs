@@ -118,7 +118,7 @@ impl SendKeys {
     }
 
     /// Whether an eighth of the limit is left: the other end does not confirm, and no update will come in time.
-    pub(crate) fn worn(&self, number: u64) -> bool {
+    pub(crate) fn is_near_limit(&self, number: u64) -> bool {
         number - self.first >= self.limit - self.limit / 8
     }
 

@@ -263,7 +263,7 @@ impl LaneSlot {
     #[inline]
     pub fn note_worn(&mut self, now: Instant) -> bool {
         let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
-        if !self.is_up() || !self.core.is_worn() || self.worn_since.is_some_and(told) {
+        if !self.is_up() || !self.core.is_near_key_limit() || self.worn_since.is_some_and(told) {
             return false;
         }
         self.worn_since = Some(now);
