@@ -45,10 +45,10 @@ fn every_initial_carries_the_knock() {
     let mut link = Link::new(knocking(), no_tokens(), false);
     assert!(link.run(LONG, |_, _| Fate::Pass));
     assert!(knocks(&link) >= 2, "a first and a second flight");
-    assert_eq!(link.begun.len(), 1);
+    assert_eq!(link.connections.len(), 1);
     // A token that the server's key does not open is no token: nothing is validated, nobody is answered.
-    assert!(!link.begun[0].validated && link.begun[0].may_retry && link.responses == 0);
-    assert_eq!(link.begun[0].original_dcid, DCID);
+    assert!(!link.connections[0].validated && link.connections[0].may_retry && link.responses == 0);
+    assert_eq!(link.connections[0].original_dcid, DCID);
 }
 
 #[test]

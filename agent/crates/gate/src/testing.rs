@@ -89,7 +89,7 @@ pub(crate) enum Fate {
 
 /// What the server said of a connection that began.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Begun {
+pub(crate) struct NewConnection {
     pub(crate) original_dcid: Vec<u8>,
     pub(crate) validated: bool,
     pub(crate) may_retry: bool,
@@ -147,7 +147,7 @@ pub(crate) struct Link {
     pub(crate) now: Instant,
     /// Every datagram of the client, and when it was sent.
     pub(crate) up: Vec<(Instant, Vec<u8>)>,
-    pub(crate) begun: Vec<Begun>,
+    pub(crate) connections: Vec<NewConnection>,
     /// Answers of the server's endpoint to unauthenticated senders.
     pub(crate) responses: usize,
 }
@@ -171,7 +171,7 @@ impl Link {
             server: Side::new(address(2, 4433), Some(Arc::new(server))),
             now,
             up: Vec::new(),
-            begun: Vec::new(),
+            connections: Vec::new(),
             responses: 0,
         };
         link.dial(config);
@@ -252,7 +252,7 @@ impl Link {
         let (bytes, from, mut response) = (BytesMut::from(datagram), self.client.address, Vec::new());
         match self.server.endpoint.handle(self.now, from, None, None, bytes, &mut response) {
             Some(DatagramEvent::NewConnection(incoming)) => {
-                self.begun.push(Begun {
+                self.connections.push(NewConnection {
                     original_dcid: incoming.orig_dst_cid().to_vec(),
                     validated: incoming.remote_address_validated(),
                     may_retry: incoming.may_retry(),

@@ -19,7 +19,7 @@ crate::labelled! {
         Resolver => "resolver",
         /// A reload has read the file.
         Reload => "reload",
-        /// A reload has begun to change what runs.
+        /// A reload starts to change what runs.
         Follow => "follow",
         /// The tunnel's thread looks at the device and its routes.
         Tunnel => "tunnel",

@@ -70,7 +70,7 @@ impl BootId {
 /// The header of a file, which stands before the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The boot in which the file was begun.
+    /// The boot of the machine in which the file was created.
     pub(super) boot: BootId,
     /// How many workers the agent had, and so how many files belong together.
     pub(super) workers: u8,

@@ -101,8 +101,8 @@ pub(super) struct Client {
     received: Received,
     /// Counted datagrams that arrived, each once.
     arrived: u64,
-    /// Whether the sink has begun to send.
-    begun: bool,
+    /// Whether the sink has started to send.
+    sink_sends: bool,
     batch: ReceiveBatch,
     control: SendBatch,
     /// Datagrams sent that were added to `shared`.
@@ -133,7 +133,7 @@ impl Client {
             sender: None,
             received: Received::new(),
             arrived: 0,
-            begun: false,
+            sink_sends: false,
             batch: ReceiveBatch::default(),
             control: SendBatch::new(CONTROL_LEN),
             published_sent: 0,
@@ -195,7 +195,7 @@ impl Client {
     fn run(&mut self, again: Option<Instant>, until: Instant, now: Instant) -> Turn {
         // The sink begins when the first flow says so; the other threads' word would be the same.
         let again = match again {
-            Some(_) if self.begun => None,
+            Some(_) if self.sink_sends => None,
             Some(at) if now >= at => {
                 self.tell(0, Kind::Start, now, &|_| {});
                 Some(now + REPEAT)
@@ -288,7 +288,7 @@ impl Client {
     }
 
     fn take_batch(&mut self, socket: usize) {
-        let Self { setup, sockets, flows, received, batch, begun, arrived, .. } = self;
+        let Self { setup, sockets, flows, received, batch, sink_sends, arrived, .. } = self;
         let now = setup.clock.now();
         let now_ns = nanoseconds(setup.epoch, now);
         let flow = &mut flows[socket];
@@ -305,7 +305,7 @@ impl Client {
                 }
                 match header.kind {
                     Kind::Data => {
-                        *begun = true;
+                        *sink_sends = true;
                         if flow.tally.counts == Counts::default() {
                             // What was dropped in the warm-up is not counted.
                             flow.drops_before = sockets[socket].kernel_drops();
@@ -318,7 +318,7 @@ impl Client {
                             }
                         }
                     }
-                    Kind::Warmup => *begun = true,
+                    Kind::Warmup => *sink_sends = true,
                     Kind::Welcome if !flow.welcomed => {
                         flow.welcomed = true;
                         setup.shared.welcomed.fetch_add(1, Ordering::AcqRel);
