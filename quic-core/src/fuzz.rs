@@ -17,7 +17,7 @@ const SECRETS: [[u8; 32]; 2] = [[0xaa; 32], [0xbb; 32]];
 
 /// Takes `input` as the frames of an authenticated payload, after one byte that says how many packets were sent.
 ///
-/// Whatever is found valid is read alike the second time, acknowledges only what was sent, and can be written again.
+/// A valid frame is read the same way a second time, acknowledges only what was sent, and can be written again.
 pub fn frames(input: &[u8]) {
     let Some((&sent, payload)) = input.split_first() else { return };
     let sent = u64::from(sent) << 8;

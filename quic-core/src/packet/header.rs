@@ -14,7 +14,7 @@ use crate::HeaderError;
 
 /// Length of the header that [`Lane::seal`](crate::Lane::seal) writes: flags 1, connection ID 8, packet number 4.
 pub const HEADER_LEN: usize = NUMBER_OFFSET + NUMBER_LEN;
-/// Length of the AEAD tag that ends each packet, alike for all suites.
+/// Length of the AEAD tag that ends each packet, the same for all suites.
 pub const TAG_LEN: usize = 16;
 /// What a packet adds to its frames.
 pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;

@@ -13,7 +13,7 @@
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //!
-//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
+//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets:
 //!
 //! ```text
 //!   short header, Handshake, Retry ── to a connection ID of ours? ───────────────────────► QUIC
@@ -138,7 +138,7 @@ wire::labelled! {
         Hello => "hello",
         /// The table of used tokens is full.
         Full => "full",
-        /// The end of an attempt that had not begun here.
+        /// The end of an attempt that did not start here.
         Abandoned => "abandoned",
     }
 }

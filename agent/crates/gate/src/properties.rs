@@ -33,7 +33,7 @@ use crate::{
 
 /// Takes `input` as a share link, and its parts as an endpoint and a public key.
 ///
-/// What is accepted is written so that it is read alike.
+/// An accepted input is written as text that is read as the same value.
 pub fn share_link(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     if let Ok(link) = text.parse::<ShareLink>() {

@@ -80,7 +80,7 @@ impl Why {
     }
 
     /// Whether it is the same condition, as an operator sees it.
-    fn is_alike(&self, other: &Self) -> bool {
+    fn is_same_condition(&self, other: &Self) -> bool {
         match (self, other) {
             // The distance wanders by a second.
             (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
@@ -236,10 +236,10 @@ impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
     pub fn note(&self, refusal: Refusal, now: Instant) {
         let mut inside = self.lock();
-        let alike = |(known, _): &(Refusal, u64)| {
-            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        let same = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_same_condition(&refusal.why)
         };
-        let before = inside.latest.iter().position(alike);
+        let before = inside.latest.iter().position(same);
         let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();

@@ -150,7 +150,7 @@ pub fn ip_merge(input: &[u8]) {
     let (mut batch, packets) = fill(&arrivals, 1 + usize::from(how >> 4));
     let (mut list, mut merger) = (PacketDelivery::default(), Merger::default());
     for (arrival, packet) in arrivals.iter().zip(packets) {
-        if arrival.tries_alike && merger.push_alike(&mut list, &batch, &packet) {
+        if arrival.tries_join && merger.try_join(&mut list, &batch, &packet) {
             continue;
         }
         let view = arrival.view();
@@ -167,7 +167,7 @@ struct Arrival {
     packet: Vec<u8>,
     partial: bool,
     owner: u32,
-    tries_alike: bool,
+    tries_join: bool,
 }
 
 impl Arrival {
@@ -244,7 +244,7 @@ impl Stream {
             _ => {}
         }
         let owner = u32::from(how >> 6 == 3);
-        Arrival { packet, partial, owner, tries_alike: how & 0x10 == 0 }
+        Arrival { packet, partial, owner, tries_join: how & 0x10 == 0 }
     }
 }
 

@@ -75,7 +75,7 @@ fn peers_that_come_and_go_leave_nothing_behind() {
     assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
 }
 
-/// One change that the model and the table undergo alike.
+/// One change, made to the model and to the table.
 #[derive(Clone, Debug)]
 enum Change {
     Insert(IpNet, u32),

@@ -92,7 +92,7 @@ fn only(encoded: &[u8]) -> Vec<u8> {
 
 /// Takes `input` as the data of a DATAGRAM frame.
 ///
-/// The payload lies inside, and writing what was read, before the same payload, is read alike and written alike.
+/// The payload lies inside. A context that was read is written, before the same payload, as bytes that are read as the same context.
 pub fn payload_context(input: &[u8]) {
     let Some(context) = Context::decode(input) else { return };
     let header = context.encode();

@@ -147,7 +147,7 @@ impl TunSide {
     /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.
     #[inline]
     pub fn push_alike(&mut self, batch: &ReceiveBatch, packet: &Packet) -> bool {
-        self.merger.push_alike(&mut self.list, batch, packet)
+        self.merger.try_join(&mut self.list, batch, packet)
     }
 
     /// Lists `packet`, whose owner is its peer's number, for writing.

@@ -309,7 +309,7 @@ fn put(body: &mut [u8], fields: &[&[u8]]) {
 
 /// Takes `input` as a datagram of a run.
 ///
-/// What is read of it, written over the same number of bytes, is read alike; load is refused if it was changed at either end.
+/// A header that is read, written over the same number of bytes, is read as the same one. Load is refused if either end of it changed.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn bench_datagram(input: &[u8]) {
     let Ok(header) = Header::read(input) else { return };
