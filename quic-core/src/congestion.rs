@@ -1,4 +1,4 @@
-//! The place of a congestion controller.
+//! The interface to a congestion controller.
 
 use std::time::Instant;
 

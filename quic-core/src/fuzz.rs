@@ -81,7 +81,7 @@ pub fn packet_open(input: &[u8]) {
                     continue;
                 }
             }
-            // Once more: the packet before, or something that an earlier open left in its place.
+            // Once more: the packet before, or the bytes that an earlier open left there.
             3 => {}
             4 => {
                 other.update_keys();

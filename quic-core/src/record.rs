@@ -359,7 +359,7 @@ mod tests {
         let sent = Event::Sent { number: 0, bytes, purpose: Purpose::Frames };
         let frame = |bytes| Event::Frame(SeenFrame::Datagram { bytes });
         assert_eq!(events, [sent, frame(5), frame(9)]);
-        assert_eq!(recorder.lost(), 2, "the second began in the last two places");
+        assert_eq!(recorder.lost(), 2, "the second began in the last two slots");
 
         // What has no frames finds the room that a packet did not.
         recorder.note(Event::Late { number: 7 }, now);
@@ -403,13 +403,13 @@ mod tests {
     fn a_full_recorder_allocates_nothing_and_counts() {
         let (now, packet) = (start(), packet());
         let mut recorder = Recorder::new(4, now);
-        let place = recorder.records().as_ptr();
+        let address = recorder.records().as_ptr();
         for number in 0..100 {
             recorder.sealing(number, &packet, now);
             recorder.not_sealed();
             recorder.opened(number, 60, Frames::new(&[1]), now);
         }
         assert_eq!((recorder.records().len(), recorder.lost()), (4, 98));
-        assert_eq!(recorder.records().as_ptr(), place);
+        assert_eq!(recorder.records().as_ptr(), address);
     }
 }

@@ -165,7 +165,7 @@ impl SentWindow {
         let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
         self.next = number + 1;
 
-        // Its place is free: what had it before is below `oldest`.
+        // Its slot is free: the packet that had it before is below `oldest`.
         *ring.records.at_mut(number) = Record { sent_us: micros(ring.origin, now), bytes };
         if ack_eliciting {
             if self.in_flight.packets == 0 {
@@ -478,8 +478,8 @@ impl Records {
 
     #[inline]
     fn at_mut(&mut self, number: u64) -> &mut Record {
-        let place = number as usize & (self.0.len() - 1);
-        &mut self.0[place]
+        let slot = number as usize & (self.0.len() - 1);
+        &mut self.0[slot]
     }
 }
 

@@ -48,7 +48,7 @@ impl<'a> FrameWriter<'a> {
         Self { frames, len: 0 }
     }
 
-    /// Appends a DATAGRAM frame with a length field (0x31) and returns the place of its payload.
+    /// Appends a DATAGRAM frame with a length field (0x31) and returns the room for its payload.
     ///
     /// `None` if it does not fit; nothing counts as written then.
     #[inline]
@@ -60,7 +60,7 @@ impl<'a> FrameWriter<'a> {
         Some(payload)
     }
 
-    /// Appends a DATAGRAM frame that extends to the end of the packet (0x30) and returns the place of its payload.
+    /// Appends a DATAGRAM frame that extends to the end of the packet (0x30) and returns the room for its payload.
     ///
     /// The packet must end after it: seal exactly [`len`](Self::len) bytes of frames, and append no other frame.
     /// `None` if it does not fit; nothing counts as written then.

@@ -41,7 +41,7 @@ fn secret(suite: Suite, label: &[u8; 9]) -> Vec<u8> {
     secret
 }
 
-/// A lane in the place of the client, and the keys of its server.
+/// A lane that acts as the client, and the keys of its server.
 fn lane_and_server(suite: Suite) -> (Lane, Keys) {
     let lane = Lane::new(&LaneConfig {
         suite,

@@ -66,7 +66,7 @@ pub struct Budget {
     epoch: Instant,
     unvalidated: Class,
     validated: Class,
-    /// When a peer last came in for nothing. As many as there are places in the roster.
+    /// When each peer was last admitted without charge; one entry for each slot of the roster.
     free: IssuedMap<PeerId, Instant>,
 }
 
@@ -104,7 +104,8 @@ impl Budget {
         }
     }
 
-    /// The knock from `source` that was granted last was not opened, for want of a place: its source is not charged for it.
+    /// The knock from `source` that was granted last was not opened because no handshake could begin: its source is not
+    /// charged for it.
     pub fn give_back(&mut self, source: IpAddr, validated: bool) {
         let class = if validated { &mut self.validated } else { &mut self.unvalidated };
         class.give_back(Prefix::of(source));

@@ -10,7 +10,7 @@
 //!                    ─▶ TokenStore::take            the knock                        ← slot
 //! ```
 //!
-//! quinn-proto repeats the token in every Initial packet of the attempt, or what a Retry put in its place.
+//! quinn-proto repeats the token in every Initial packet of the attempt, or the token of a Retry instead.
 
 use std::{
     fmt,

@@ -40,7 +40,7 @@ const SOURCE_RATE: Pace = Pace { per_second: 20, at_once: 50 };
 const TOTAL_RATE: Pace = Pace { per_second: 400, at_once: 1_000 };
 
 /// The number of rate limiters for prefixes. A hash that an outsider cannot foresee picks one, so some prefixes share one.
-const PLACES: usize = 4_096;
+const LIMITERS: usize = 4_096;
 
 /// One source prefix may have an eighth of all flows at a time, so that it takes eight prefixes to fill the table.
 const PREFIX_PART: usize = 8;
@@ -131,7 +131,7 @@ impl DecoyFlows {
             lists: [List::default(); 2],
             limit: limit.max(1),
             prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
-            sources: vec![Allowance::new(SOURCE_RATE, now); PLACES].into_boxed_slice(),
+            sources: vec![Allowance::new(SOURCE_RATE, now); LIMITERS].into_boxed_slice(),
             total: Allowance::new(TOTAL_RATE, now),
             hasher: RandomState::new(),
         }
@@ -240,8 +240,8 @@ impl DecoyFlows {
             return Err(DecoyDrop::SourceFlows);
         }
         // The remainder is below the number of limiters.
-        let place = self.hasher.hash_one(prefix) as usize % PLACES;
-        let of_source = &mut self.sources[place];
+        let limiter = self.hasher.hash_one(prefix) as usize % LIMITERS;
+        let of_source = &mut self.sources[limiter];
         if of_source.is_spent(now) {
             return Err(DecoyDrop::SourceRate);
         }

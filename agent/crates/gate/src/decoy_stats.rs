@@ -82,10 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_index_their_own_place_and_have_distinct_labels() {
+    fn reasons_count_from_zero_and_have_distinct_labels() {
         let mut labels = std::collections::BTreeSet::new();
-        for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, place);
+        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, index);
             assert!(labels.insert(reason.label()));
         }
         assert_eq!(

@@ -188,8 +188,8 @@ fn new_flows_of_a_prefix_are_limited_and_others_are_not_affected() {
         assert_eq!(flows.admit(at(neighbour, 1), b"x", now), Err(DecoyDrop::SourceRate));
         assert!(!flows.admit(at(first, 7), b"x", now).unwrap().new, "known ones cost nothing");
         let unlike = flows.admit(at(other, 1), b"x", now);
-        let place = |ip| flows.hasher.hash_one(prefix(ip)) as usize % PLACES;
-        assert_eq!(unlike.is_ok(), place(first) != place(other));
+        let limiter = |ip| flows.hasher.hash_one(prefix(ip)) as usize % LIMITERS;
+        assert_eq!(unlike.is_ok(), limiter(first) != limiter(other));
         let later = now + Duration::from_millis(105);
         for port in 60..62 {
             assert!(flows.admit(at(first, port), b"x", later).is_ok(), "20 per second");
@@ -216,7 +216,7 @@ fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
         }
         assert!(!flows.admit(sender(1, 1, 0), b"x", now).unwrap().new, "known ones go on");
         assert_eq!(flows.admit(sender(1, 200, 0), b"x", now), Err(DecoyDrop::SourceFlows), "a neighbour");
-        // A place in the table of rates may be shared by chance, so more than one other is tried.
+        // Two prefixes may share a limiter by chance, so more than one other is tried.
         assert!((2..5).any(|network| flows.admit(sender(network, 1, 0), b"x", now).is_ok()));
         flows.remove(DecoyId(1));
         now += Duration::from_secs(1);
@@ -290,12 +290,12 @@ fn lists_and_indices_agree_whatever_happens() {
 
 fn check(flows: &DecoyFlows) {
     let mut seen = 0;
-    for (place, list) in flows.lists.iter().enumerate() {
+    for (index, list) in flows.lists.iter().enumerate() {
         let (mut next, mut before) = (list.first, None);
         let mut last_active = None;
         while let Some(id) = next {
             let flow = &flows.flows[id.0 as usize];
-            assert_eq!((flow.before, usize::from(flow.answered)), (before, place));
+            assert_eq!((flow.before, usize::from(flow.answered)), (before, index));
             assert!(last_active <= Some(flow.last_active), "the one that was silent longest is first");
             assert_eq!(flows.by_sender.get(&flow.sender), Some(&id));
             (before, next, last_active) = (Some(id), flow.after, Some(flow.last_active));

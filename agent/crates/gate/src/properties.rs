@@ -232,8 +232,8 @@ pub fn retry_token(input: &[u8]) {
     assert_eq!(&shown[cid_at + 1..][..original.len()], original);
 
     let mut changed = token;
-    let place = usize::from(at) % (RETRY_TOKEN_BYTES - MAC_BYTES);
-    changed[place] ^= change;
+    let index = usize::from(at) % (RETRY_TOKEN_BYTES - MAC_BYTES);
+    changed[index] ^= change;
     if change != 0 {
         assert_eq!(key.open(client, &new_dcid, &changed, now), Err(RetryError::Sealed));
         assert!(AeadKey::open(&key, &mut changed[..RETRY_TOKEN_BYTES - MAC_BYTES], &[]).is_err());
@@ -253,7 +253,7 @@ pub fn decoy_flows(input: &[u8]) {
     let mut now = ManualClock::default().now();
     let mut flows = DecoyFlows::new(limit, now);
     let mut script = Bytes(script);
-    // By place in the table: who has the flow, bytes that came, and bytes that went back.
+    // By index in the table: the sender of the flow, bytes that came, and bytes that went back.
     let mut known: Vec<Option<(Sender, u64, u64)>> = vec![None; limit];
     while let Some((step, who, datagram)) = script.step() {
         let sender = Sender {
@@ -267,9 +267,9 @@ pub fn decoy_flows(input: &[u8]) {
                     if let Some(DecoyId(id)) = admitted.evicted {
                         assert!(known[id as usize].take().is_some());
                     }
-                    let place = &mut known[admitted.id.0 as usize];
-                    assert_eq!(place.is_none(), admitted.new);
-                    let (of, came, _) = place.get_or_insert((sender, 0, 0));
+                    let slot = &mut known[admitted.id.0 as usize];
+                    assert_eq!(slot.is_none(), admitted.new);
+                    let (of, came, _) = slot.get_or_insert((sender, 0, 0));
                     *came += datagram.len() as u64;
                     assert_eq!(*of, sender);
                 }

@@ -240,18 +240,18 @@ impl Refusals {
             known.source.ip() == refusal.source.ip() && known.why.is_same_condition(&refusal.why)
         };
         let before = inside.latest.iter().position(same);
-        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
+        let before = before.and_then(|index| inside.latest.remove(index)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();
         }
         inside.latest.push_back((refusal, before + 1));
         inside.at_ceilings.count(refusal.why);
         let kind = discriminant(&refusal.why);
-        let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+        let index = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             inside.logs.push((kind, Throttle::new(LOG_INTERVAL)));
             inside.logs.len() - 1
         });
-        let suppressed = inside.logs[place].1.allow(now);
+        let suppressed = inside.logs[index].1.allow(now);
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;

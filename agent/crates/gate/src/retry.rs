@@ -1,7 +1,7 @@
 //! Retry packets (RFC 9000 §8.1.2) that the gate makes when knocks cost more than it may spend: whoever answers one can
 //! receive at the address that it claims.
 //!
-//! quinn-proto's own Retry would put its token in the place of the knock. Here the knock travels inside:
+//! quinn-proto's own Retry would replace the knock by its token. Here the knock travels inside:
 //!
 //! ```text
 //!  token   nonce 12 │ sealed 192 + 16 │ mac1 16          AES-256-GCM under a key of ours

@@ -133,7 +133,7 @@ impl Merger {
         false
     }
 
-    /// The place of a new flow.
+    /// The index that a new flow gets: that of `known`, of a closed flow, or the next one in turn.
     fn room(&mut self, known: Option<usize>) -> usize {
         let free = known.or_else(|| self.flows.iter().position(|flow| !flow.open));
         free.unwrap_or_else(|| {

@@ -233,8 +233,8 @@ proptest! {
         for (flow, size, flags, fill) in recipes {
             input.extend([(flow % flows) | 0x20, size, 0, flags, 0, 100, 0, fill]);
         }
-        if let Some(place) = input.get_mut(1 + at * 8..).and_then(|rest| rest.first_chunk_mut()) {
-            *place = special;
+        if let Some(target) = input.get_mut(1 + at * 8..).and_then(|rest| rest.first_chunk_mut()) {
+            *target = special;
         }
         properties::ip_merge(&input);
     }

@@ -97,7 +97,7 @@ pub struct PacketDelivery {
 }
 
 impl PacketDelivery {
-    /// Appends a message with the bytes of `header` before its pieces, of which it has none yet; returns its place.
+    /// Appends a message that has the bytes of `header` and no pieces yet, and returns its index.
     pub fn begin(&mut self, vnet: VnetHeader, owner: u32, header: &[u8]) -> usize {
         let start = self.headers.len();
         self.headers.extend_from_slice(header);
@@ -114,12 +114,12 @@ impl PacketDelivery {
         self.messages.len() - 1
     }
 
-    /// Adds one packet's bytes, those at `range` of buffer `slot`, to message `place`.
+    /// Adds the bytes at `range` of buffer `slot` to the message with this index, as one more packet.
     ///
     /// # Panics
     /// When there is no such message.
-    pub fn add(&mut self, place: usize, slot: usize, range: Range<usize>) {
-        let (message, next) = (&mut self.messages[place], self.pieces.len());
+    pub fn add(&mut self, index: usize, slot: usize, range: Range<usize>) {
+        let (message, next) = (&mut self.messages[index], self.pieces.len());
         message.packets += 1;
         message.bytes += range.len();
         match message.last.and_then(|last| self.pieces.get_mut(last)) {
@@ -135,13 +135,13 @@ impl PacketDelivery {
         self.pieces.push(Piece { slot, range, next: None });
     }
 
-    /// Makes `header` the own header of message `place`, in the stead of as many bytes that its first piece begins with: it is
+    /// Makes `header` the own header of the message with this index, instead of as many bytes of its first piece: it is
     /// one packet, listed whole.
     ///
     /// # Panics
     /// When there is no such message, or its first piece is shorter.
-    pub fn set_header(&mut self, place: usize, header: &[u8]) {
-        let (message, start) = (&mut self.messages[place], self.headers.len());
+    pub fn set_header(&mut self, index: usize, header: &[u8]) {
+        let (message, start) = (&mut self.messages[index], self.headers.len());
         let Some(first) = message.first.and_then(|first| self.pieces.get_mut(first)) else { return };
         assert!(header.len() <= first.range.len() && message.header.is_empty());
         first.range.start += header.len();
@@ -153,8 +153,8 @@ impl PacketDelivery {
     ///
     /// # Panics
     /// When there is no such message.
-    pub fn parts_mut(&mut self, place: usize) -> (&mut PacketMessage, &mut [u8]) {
-        let message = &mut self.messages[place];
+    pub fn parts_mut(&mut self, index: usize) -> (&mut PacketMessage, &mut [u8]) {
+        let message = &mut self.messages[index];
         let header = &mut self.headers[message.header.clone()];
         (message, header)
     }
@@ -232,11 +232,11 @@ mod tests {
     fn a_packet_that_others_join_gets_a_header_of_its_own() {
         let batch = vec![b"hhaahhbb".to_vec()];
         let mut list = PacketDelivery::default();
-        let place = list.begin(VnetHeader::default(), 1, &[]);
-        list.add(place, 0, 0..4);
-        list.set_header(place, b"HH");
-        list.add(place, 0, 6..8);
-        let message = &list.messages()[place];
+        let index = list.begin(VnetHeader::default(), 1, &[]);
+        list.add(index, 0, 0..4);
+        list.set_header(index, b"HH");
+        list.add(index, 0, 6..8);
+        let message = &list.messages()[index];
         assert_eq!((message.packets, message.pieces, message.bytes), (2, 2, 6));
         assert_eq!(list.header(message), b"HH");
         assert_eq!(list.pieces(message, &batch).collect::<Vec<_>>(), [b"aa", b"bb"]);

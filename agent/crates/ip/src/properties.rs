@@ -69,7 +69,7 @@ pub fn ip_fragments(input: &[u8]) {
     let mtu = u16::from_be_bytes(*mtu);
     let Ok(view) = IpView::parse(packet) else { return };
     let Some(fragments) = Fragments::new(packet, &view, mtu) else { return };
-    let place = |bytes: &[u8]| u16::from_be_bytes([bytes[6], bytes[7]]);
+    let flags_and_offset = |bytes: &[u8]| u16::from_be_bytes([bytes[6], bytes[7]]);
     let header = usize::from(packet[0] & 0x0f) * 4;
     let (mut data, mut fragment) = (Vec::new(), Vec::new());
     let count = fragments.count();
@@ -84,10 +84,14 @@ pub fn ip_fragments(input: &[u8]) {
             (read.len, read.source, read.destination),
             (fragment.len(), view.source, view.destination)
         );
-        let offset = usize::from(place(&fragment).wrapping_sub(place(packet)) & 0x1fff) * 8;
+        let offset =
+            usize::from(flags_and_offset(&fragment).wrapping_sub(flags_and_offset(packet)) & 0x1fff) * 8;
         assert_eq!(offset, data.len());
-        assert_eq!(place(&fragment) & 0x2000 != 0, place(packet) & 0x2000 != 0 || index + 1 < count);
-        assert_eq!(place(&fragment) & 0xc000, place(packet) & 0xc000);
+        assert_eq!(
+            flags_and_offset(&fragment) & 0x2000 != 0,
+            flags_and_offset(packet) & 0x2000 != 0 || index + 1 < count
+        );
+        assert_eq!(flags_and_offset(&fragment) & 0xc000, flags_and_offset(packet) & 0xc000);
         data.extend_from_slice(&fragment[header..]);
     }
     assert_eq!(data, &packet[header..view.len]);

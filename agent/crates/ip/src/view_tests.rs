@@ -82,15 +82,15 @@ fn every_kind_of_extension_header_is_walked_within_a_bound() {
 #[test]
 fn all_fragments_of_a_datagram_are_one_flow() {
     let fragments = |mut packet: Vec<u8>| {
-        [0x2000u16, 0x2001, 0x0002].map(|place| {
-            packet[6..8].copy_from_slice(&place.to_be_bytes());
+        [0x2000u16, 0x2001, 0x0002].map(|flags_and_offset| {
+            packet[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
             view(&packet)
         })
     };
     let ipv4 = fragments(Recipe::UDP.complete());
     // Behind the fragment header stand more, which only the first fragment shows.
-    let ipv6 = [1u16, 9, 16].map(|place| {
-        let [high, low] = place.to_be_bytes();
+    let ipv6 = [1u16, 9, 16].map(|flags_and_offset| {
+        let [high, low] = flags_and_offset.to_be_bytes();
         let rest =
             [&[DESTINATION, 0, high, low, 0, 0, 0, 1][..], &[UDP, 0, 1, 4, 0, 0, 0, 0], &[9; 8]].concat();
         view(&behind_ipv6(FRAGMENT, &rest))
@@ -159,8 +159,8 @@ proptest! {
             packet[at..at + 4].copy_from_slice(&[2, 4, 0x5, 0xb4]);
         }
         for (at, byte) in changes {
-            if let Some(place) = packet.get_mut(at) {
-                *place = byte;
+            if let Some(target) = packet.get_mut(at) {
+                *target = byte;
             }
         }
         packet.truncate(cut.max(1));

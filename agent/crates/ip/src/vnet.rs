@@ -80,8 +80,8 @@ impl VnetHeader {
             Gso::Udp => GSO_UDP_SEGMENTS,
         } | if self.gso_ecn { GSO_ECN } else { 0 };
         let fields = [self.header_len, self.gso_size, self.checksum_start, self.checksum_offset];
-        for (place, field) in bytes[2..].chunks_exact_mut(2).zip(fields) {
-            place.copy_from_slice(&field.to_ne_bytes());
+        for (target, field) in bytes[2..].chunks_exact_mut(2).zip(fields) {
+            target.copy_from_slice(&field.to_ne_bytes());
         }
         bytes
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A group's sockets live as long as their workers and are never closed singly: the kernel fills the gap with the last
-//! socket, so a socket that is opened anew would stand in another worker's place.
+//! socket, so a socket that is opened anew would take another worker's position.
 
 use std::{
     fmt, io,

@@ -139,17 +139,17 @@ pub fn available_cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
+/// Keeps the calling thread on one of the CPUs that it may use now: the one with this index, modulo their number.
 ///
 /// # Errors
 /// `Unsupported` if the kernel names no CPU that it may use; else the kernel's, e.g. `PermissionDenied` where a
 /// sandbox forbids it.
-pub fn pin_to_cpu(place: usize) -> io::Result<()> {
+pub fn pin_to_cpu(index: usize) -> io::Result<()> {
     let current = Pid::from_raw(0);
     let allowed = sched_getaffinity(current)?;
     let cpus: Vec<usize> =
         (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).is_ok_and(|set| set)).collect();
-    let cpu = place.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
+    let cpu = index.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
     let mut only = CpuSet::new();
     only.set(*cpu.ok_or(io::ErrorKind::Unsupported)?)?;
     sched_setaffinity(current, &only)?;
@@ -197,12 +197,12 @@ mod tests {
         };
         let allowed = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
         assert!(available_cpus() <= allowed.len());
-        for place in 0..=allowed.len() {
+        for index in 0..=allowed.len() {
             let pinned = thread::spawn(move || {
-                pin_to_cpu(place).unwrap();
+                pin_to_cpu(index).unwrap();
                 sched_getaffinity(Pid::from_raw(0)).unwrap()
             });
-            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[place % allowed.len()]]);
+            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[index % allowed.len()]]);
         }
     }
 

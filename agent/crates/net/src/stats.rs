@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn a_bound_belongs_to_its_bucket() {
-        let places = [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 4_096].map(|size| bucket(&SIZE_BOUNDS, size));
-        assert_eq!(places, [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]);
-        let places = [0, 100_000, 100_001, 99_999_999, 100_000_001, 10_000_000_000]
+        let buckets = [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 4_096].map(|size| bucket(&SIZE_BOUNDS, size));
+        assert_eq!(buckets, [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]);
+        let buckets = [0, 100_000, 100_001, 99_999_999, 100_000_001, 10_000_000_000]
             .map(|nanos| bucket(&AGE_BOUNDS_NANOS, nanos));
-        assert_eq!(places, [0, 0, 1, 6, 7, 7]);
+        assert_eq!(buckets, [0, 0, 1, 6, 7, 7]);
     }
 
     #[test]

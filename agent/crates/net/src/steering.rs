@@ -29,7 +29,7 @@ pub fn owner(datagram: &[u8], workers: u8) -> u8 {
     datagram.get(offset).map_or(0, |byte| byte % workers.max(1))
 }
 
-/// [`owner`] as classic BPF for `SO_ATTACH_REUSEPORT_CBPF`: it sees the UDP payload and returns a place in the group.
+/// [`owner`] as classic BPF for `SO_ATTACH_REUSEPORT_CBPF`: it sees the UDP payload and returns an index into the group.
 /// A load beyond the end ends the program with 0.
 pub(super) fn steering_program(workers: u8) -> [sock_filter; 7] {
     let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, offset as u32);

@@ -271,7 +271,7 @@ impl UdpSocket for KernelUdp {
         }
         let (messages, bytes) = batch.parts();
         let all = messages.len();
-        // Out of its place, because `outcome` may use another socket of the worker.
+        // Taken out of `self`, because `outcome` may use another socket of the worker.
         let mut scratch = self.shared.scratch.take();
         let mut means = Means {
             socket: self.fd.get_ref().as_fd(),

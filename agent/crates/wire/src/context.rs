@@ -209,7 +209,7 @@ impl Context {
         }
     }
 
-    /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    /// The index of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
     #[must_use]
     pub const fn message_kind(&self) -> Option<usize> {
         match self {
@@ -227,7 +227,7 @@ impl Context {
     }
 
     /// Reads a frame's data; `None` if a varint is cut off, a field is out of its range, or the fields are followed by bytes
-    /// that have no place.
+    /// that belong to no field.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         let mut reader = Reader { data, at: 0 };

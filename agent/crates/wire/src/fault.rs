@@ -1,10 +1,10 @@
 //! Panics on demand, for the tests of what a panic ends. Only a build with the feature `fault-injection` has them; it is never
 //! shipped.
 //!
-//! `GET /fault/NAME` of the admin server arms a [`Fault`]; the next time that its place is reached, it panics there.
+//! `GET /fault/NAME` of the admin server arms a [`Fault`]; the code that reaches it next panics there.
 
 crate::labelled! {
-    /// A place that can be made to panic.
+    /// A point of the code that can be made to panic.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Fault {
         /// An answer of the admin server is made.

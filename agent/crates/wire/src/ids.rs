@@ -2,7 +2,7 @@
 
 use crate::hash::Issued;
 
-/// A peer's place in the list of the roster, which begins with the configuration's.
+/// Names a peer, by its index in the roster, which begins with the peers of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
@@ -12,11 +12,11 @@ impl Issued for PeerId {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// A local port whose datagrams go to a peer: its place in the configuration's `[[udp]]` list.
+/// Names a local port whose datagrams go to a peer, by its index in the configuration's `[[udp]]` list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IngressId(pub u32);
 
-/// A local socket's place among the worker's.
+/// Names a local socket, by its index among the worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalId(pub u32);
 

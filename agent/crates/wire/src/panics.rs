@@ -75,7 +75,7 @@ pub fn install() {
     }));
 }
 
-/// Logs a panic with its place and the part that it happened in.
+/// Logs a panic with its location and the part that it happened in.
 fn log_panic(panic: &PanicHookInfo<'_>, fate: &'static str) {
     log(panic, PART.get().map(Part::label), fate);
 }
@@ -267,9 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_counted_at_its_place() {
-        for (place, part) in Part::ALL.into_iter().enumerate() {
-            assert_eq!(part as usize, place);
+    fn a_part_is_counted_at_its_index() {
+        for (index, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!(part as usize, index);
         }
     }
 

@@ -169,10 +169,10 @@ impl Client {
         // The start is set by another thread: looked for more often than a flow is opened again.
         let look = now + Duration::from_millis(2);
         if now >= again {
-            for place in 0..self.flows.len() {
-                if !self.flows[place].welcomed {
+            for index in 0..self.flows.len() {
+                if !self.flows[index].welcomed {
                     let plan = self.setup.whole_plan;
-                    self.tell(place, Kind::Open, now, &|body| plan.write(body));
+                    self.tell(index, Kind::Open, now, &|body| plan.write(body));
                 }
             }
             self.state = State::Opening { again: now + REPEAT };
@@ -185,7 +185,7 @@ impl Client {
         let length = Duration::from_millis(u64::from(plan.warmup_ms) + u64::from(plan.measured_ms));
         if plan.direction.up() {
             let targets = self.flows.iter().enumerate();
-            let targets = targets.map(|(place, flow)| Target::new(flow.number, place, flow.path)).collect();
+            let targets = targets.map(|(index, flow)| Target::new(flow.number, index, flow.path)).collect();
             let sender = Sender::new(Rc::clone(clock), *epoch, start, *run, false, *plan, targets);
             self.sender = Some(sender);
         }
@@ -219,7 +219,7 @@ impl Client {
     }
 
     fn drain(&mut self, again: Instant, until: Instant, now: Instant) -> Turn {
-        let complete = (0..self.flows.len()).all(|place| self.is_complete(place));
+        let complete = (0..self.flows.len()).all(|index| self.is_complete(index));
         if complete || now >= until {
             self.state = State::Ended;
             return Turn::Ended;
@@ -227,9 +227,9 @@ impl Client {
         if now < again {
             return Turn::At(again.min(until));
         }
-        for place in 0..self.flows.len() {
-            if !self.is_complete(place) {
-                self.tell(place, Kind::End, now, &|_| {});
+        for index in 0..self.flows.len() {
+            if !self.is_complete(index) {
+                self.tell(index, Kind::End, now, &|_| {});
             }
         }
         self.state = State::Draining { again: now + REPEAT, until };
@@ -237,31 +237,31 @@ impl Client {
     }
 
     /// Whether all that was sent on a flow has arrived, in both directions.
-    fn is_complete(&self, place: usize) -> bool {
-        let flow = &self.flows[place];
-        let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[place].sent);
+    fn is_complete(&self, index: usize) -> bool {
+        let flow = &self.flows[index];
+        let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[index].sent);
         flow.report.is_some_and(|report| {
             report.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
         })
     }
 
     /// Sends a control datagram; what the kernel refuses is repeated like what is lost.
-    fn tell(&mut self, place: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
-        let flow = &self.flows[place];
+    fn tell(&mut self, index: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
+        let flow = &self.flows[index];
         let (run, sent_ns) = (self.setup.run, nanoseconds(self.setup.epoch, now));
         let Some(room) = self.control.tail(CONTROL_LEN) else { return };
         Header { kind, down: false, run, flow: flow.number, sequence: 0, sent_ns }.write(room);
         body(&mut room[HEADER_LEN..]);
         self.control.commit(&flow.path, 0, CONTROL_LEN, 1);
-        self.sockets[place].send(&mut self.control, &mut |_, _| {});
+        self.sockets[index].send(&mut self.control, &mut |_, _| {});
         self.control.clear();
     }
 
     /// Reads what is there; whether there may be more.
     fn receive(&mut self) -> bool {
-        let mut place = 0;
-        while place < self.readable.len() {
-            let socket = self.readable[place];
+        let mut index = 0;
+        while index < self.readable.len() {
+            let socket = self.readable[index];
             let mut more = true;
             for _ in 0..BATCHES_PER_TURN {
                 match self.sockets[socket].receive(&mut self.batch) {
@@ -278,10 +278,10 @@ impl Client {
                 }
             }
             if more {
-                place += 1;
+                index += 1;
             } else {
                 self.is_readable[socket] = false;
-                self.readable.swap_remove(place);
+                self.readable.swap_remove(index);
             }
         }
         !self.readable.is_empty()

@@ -409,10 +409,10 @@ mod tests {
         let mut datagram = vec![0; 100];
         header(Kind::Data).write(&mut datagram);
         // Both ends of the pattern, the length, the magic, the kind, and what the pattern is derived from.
-        for place in [HEADER_LEN, 99, 7, 0, 4, 5, 20] {
+        for at in [HEADER_LEN, 99, 7, 0, 4, 5, 20] {
             let mut changed = datagram.clone();
-            changed[place] ^= 0x80;
-            assert_eq!(Header::read(&changed), Err(Corrupt), "byte {place}");
+            changed[at] ^= 0x80;
+            assert_eq!(Header::read(&changed), Err(Corrupt), "byte {at}");
         }
         assert_eq!(Header::read(&datagram[..99]), Err(Corrupt));
         assert_eq!(Header::read(&datagram[..HEADER_LEN - 1]), Err(Corrupt));

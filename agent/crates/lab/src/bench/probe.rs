@@ -21,7 +21,7 @@ use crate::bench::{
 /// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// When probe `number` is due after the one before it: at its place in an even row, or up to half an interval later.
+/// The time from probe `number` to the next one: [`INTERVAL`], half of it more or less at most.
 ///
 /// Loads have periods too (iperf3 sends every millisecond): probes at a fixed one would always meet the same moment of it.
 /// Multiples of the golden ratio fill an interval evenly.

@@ -80,7 +80,7 @@ pub(super) struct Sender {
     down: bool,
     plan: Plan,
     pub(super) targets: Vec<Target>,
-    place: usize,
+    next_target: usize,
     counted: Phase,
     end: Instant,
     pacer: Pacer,
@@ -119,7 +119,7 @@ impl Sender {
             down,
             plan,
             targets,
-            place: 0,
+            next_target: 0,
             counted: Phase::Warmup { until: counted_from },
             end: counted_from + Duration::from_millis(plan.measured_ms.into()),
             pacer: Pacer::new(start, plan.size, plan.bits_per_second),
@@ -185,7 +185,7 @@ impl Sender {
     /// Writes the next burst; returns the socket that it leaves by.
     fn fill(&mut self, now: Instant) -> usize {
         let owner = self.owner();
-        let target = &mut self.targets[self.place];
+        let target = &mut self.targets[self.next_target];
         let size = usize::from(self.plan.size);
         let mut header = Header {
             kind: if self.counted == Phase::Counted { Kind::Data } else { Kind::Warmup },
@@ -205,7 +205,7 @@ impl Sender {
         self.pacer.sent(u16::try_from(count).unwrap_or(u16::MAX));
         target.sequence = header.sequence;
         let socket = target.socket;
-        self.place = (self.place + 1) % self.targets.len();
+        self.next_target = (self.next_target + 1) % self.targets.len();
         self.bursts = self.bursts.wrapping_add(1);
         socket
     }
@@ -213,7 +213,7 @@ impl Sender {
     /// Names the burst's target, and whether it is counted. Neighbours differ, so that no message joins two bursts.
     fn owner(&self) -> u32 {
         // There are fewer flows than 2^15.
-        (self.place as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
+        (self.next_target as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
     }
 
     /// Gives the batch to the kernel; false if it has no room for all of it.

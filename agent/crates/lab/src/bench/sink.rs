@@ -123,7 +123,7 @@ impl Sink {
     fn take_batch(&mut self) {
         let now = self.clock.now();
         let now_ns = nanoseconds(self.epoch, now);
-        // Out of its place, because answers change other parts of the sink.
+        // Taken out of the sink, because answers change other parts of it.
         let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
         for index in 0..batch.len() {
             let (meta, buffer) = batch.buffer_mut(index);

@@ -63,21 +63,21 @@ impl Window {
         let last = sequence / 64;
         let fresh = (last + 1).saturating_sub(first).min(Self::WORDS as u64);
         for word in last + 1 - fresh..=last {
-            self.words[Self::place(word)] = 0;
+            self.words[Self::slot(word)] = 0;
         }
         self.next = sequence + 1;
     }
 
     /// Whether the bit was not set before.
     fn set(&mut self, sequence: u64) -> bool {
-        let word = &mut self.words[Self::place(sequence / 64)];
+        let word = &mut self.words[Self::slot(sequence / 64)];
         let bit = 1 << (sequence % 64);
         let fresh = *word & bit == 0;
         *word |= bit;
         fresh
     }
 
-    fn place(word: u64) -> usize {
+    fn slot(word: u64) -> usize {
         (word % Self::WORDS as u64) as usize
     }
 

@@ -178,10 +178,10 @@ fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
         list.twice(Class::BrokenTag, format!("token of {} bytes", token.len()), datagram);
     }
     // The tag covers the header: any of its bytes breaks it.
-    for place in [6, 16, 30] {
+    for at in [6, 16, 30] {
         let mut datagram = Parts::new(rng, CID_BYTES, b"h3").initial().seal();
-        datagram[place] ^= 0x80;
-        list.twice(Class::BrokenTag, format!("byte {place} flipped"), datagram);
+        datagram[at] ^= 0x80;
+        list.twice(Class::BrokenTag, format!("byte {at} flipped"), datagram);
     }
     // With what fits of the ClientHello.
     for bytes in [60, 300, 600, MIN_DATAGRAM - 1] {

@@ -61,7 +61,7 @@ struct Port {
 /// The phase that the runner is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The probe at this place of the list is sent at that time.
+    /// The probe with this index in the list is sent at that time.
     Sending {
         next: usize,
         due: Instant,
@@ -131,7 +131,7 @@ impl Runner {
         Report { target, seed, wait, rows: self.rows.into_values().collect() }
     }
 
-    /// Sends probes of this round from place `next` on, as many as one burst has; returns the place after them.
+    /// Sends one burst of probes of this round, from index `next` on, and returns the index after them.
     fn burst(&mut self, mut next: usize) -> usize {
         let mut count = 0;
         while let Some(probe) = self.probes.get(next)

@@ -97,7 +97,7 @@ impl MemoryFabric {
     #[must_use]
     pub fn worker_hosts(&self, addresses: &[IpAddr], readies: &[Ready]) -> Vec<MemoryNet> {
         let id = self.add_host(addresses, u8::try_from(readies.len()).unwrap_or(u8::MAX));
-        (0..u8::MAX).zip(readies).map(|(place, ready)| self.net(id, place, ready.clone())).collect()
+        (0..u8::MAX).zip(readies).map(|(index, ready)| self.net(id, index, ready.clone())).collect()
     }
 
     fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
@@ -115,10 +115,10 @@ impl MemoryFabric {
         HostId(state.hosts.len() - 1)
     }
 
-    fn net(&self, host: HostId, place: u8, ready: Ready) -> MemoryNet {
+    fn net(&self, host: HostId, index: u8, ready: Ready) -> MemoryNet {
         MemoryNet {
             fabric: self.clone(),
-            worker: WorkerId { host, place },
+            worker: WorkerId { host, index },
             ready,
             answers: HashMap::new(),
             binds: HashMap::new(),
@@ -211,7 +211,7 @@ impl MemoryFabric {
         Ok(())
     }
 
-    /// The hook is out of its place while it runs, so that it may use the fabric.
+    /// The hook is taken out of the fabric while it runs, so that it may use the fabric.
     fn ask_hook(&self, datagram: &Datagram<'_>) -> Verdict {
         let Some(mut hook) = self.state.borrow_mut().hook.take() else { return Verdict::Deliver };
         let verdict = hook(datagram);
@@ -240,7 +240,7 @@ pub struct MemoryNet {
 }
 
 impl MemoryNet {
-    /// Gives the host a TUN device, of which this worker has the queue of its place.
+    /// Gives the host a TUN device, of which this worker has the queue with its own index.
     pub fn set_tun(&mut self, tun: &MemoryTun) {
         self.tun = Some(tun.clone());
     }
@@ -273,14 +273,14 @@ impl Net for MemoryNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
         let kind = Kind::Udp(options.role);
         let wanted = self.wanted(kind, options.bind);
-        let WorkerId { host, place } = self.worker;
+        let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let mut local = state.bindable(host, wanted, |state, local| {
             state.ports.get(&(host, local.port())).is_some_and(|sockets| {
                 sockets.iter().map(|id| &state.udp[*id]).any(|other| {
                     let beside = kind.is_shared()
                         && (other.role, other.local) == (options.role, local)
-                        && other.worker.place != place;
+                        && other.worker.index != index;
                     !beside && overlap(other.local.ip(), local.ip())
                 })
             })
@@ -301,11 +301,11 @@ impl Net for MemoryNet {
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
         let wanted = self.wanted(Kind::Tcp, address);
-        let WorkerId { host, place } = self.worker;
+        let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let local = state.bindable(host, wanted, |state, local| {
             state.listeners.iter().any(|((other_host, other), backlog)| {
-                let beside = *other == local && !backlog.borrow().has_listener(place);
+                let beside = *other == local && !backlog.borrow().has_listener(index);
                 *other_host == host
                     && other.port() == local.port()
                     && !beside
@@ -366,18 +366,18 @@ impl Net for MemoryNet {
     }
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
-        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.place, &self.ready, token)))
+        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.index, &self.ready, token)))
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct HostId(usize);
 
-/// A worker of a host, by its place among them.
+/// A worker of a host, by its index among the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WorkerId {
     host: HostId,
-    place: u8,
+    index: u8,
 }
 
 struct Host {
@@ -476,8 +476,8 @@ impl State {
             let scored = sockets.iter().filter_map(|id| {
                 let socket = &self.udp[*id];
                 let score = socket.hears(datagram)?;
-                let place = group::place_for(socket.role, steered, datagram, workers);
-                let chosen = place == socket.worker.place;
+                let index = group::worker_for(socket.role, steered, datagram, workers);
+                let chosen = index == socket.worker.index;
                 Some((score, chosen, *id))
             });
             scored.max()

@@ -66,14 +66,14 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Backlog {
     waiting: VecDeque<(Stream, SocketAddr)>,
-    /// The listeners, by their workers' places.
+    /// The listeners, by the index of their worker.
     waiters: BTreeMap<u8, Waiter>,
 }
 
 impl Backlog {
-    /// Whether the worker in this place listens.
-    pub(super) fn has_listener(&self, place: u8) -> bool {
-        self.waiters.contains_key(&place)
+    /// Whether the worker with this index listens.
+    pub(super) fn has_listener(&self, index: u8) -> bool {
+        self.waiters.contains_key(&index)
     }
 }
 
@@ -98,7 +98,7 @@ impl Listener {
         if !backlog.borrow().waiting.is_empty() {
             waiter.wake();
         }
-        backlog.borrow_mut().waiters.insert(worker.place, waiter);
+        backlog.borrow_mut().waiters.insert(worker.index, waiter);
         Self { fabric, worker, local, backlog, ready: ready.clone() }
     }
 }
@@ -111,7 +111,7 @@ impl TcpListener for Listener {
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)> {
         let mut backlog = self.backlog.borrow_mut();
         let Some((stream, remote)) = backlog.waiting.pop_front() else {
-            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.place) {
+            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.index) {
                 waiter.armed = true;
             }
             return Err(io::ErrorKind::WouldBlock.into());
@@ -128,7 +128,7 @@ impl TcpListener for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut backlog = self.backlog.borrow_mut();
-        backlog.waiters.remove(&self.worker.place);
+        backlog.waiters.remove(&self.worker.index);
         if !backlog.waiters.is_empty() {
             return;
         }

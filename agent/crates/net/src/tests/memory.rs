@@ -208,11 +208,11 @@ async fn workers_hear_the_connection_ids_that_are_theirs() {
             assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
         }
     }
-    for (place, (socket, ready)) in (0..).zip(group.iter_mut().zip(&readies)) {
+    for (worker, (socket, ready)) in (0..).zip(group.iter_mut().zip(&readies)) {
         wait(ready, B).await;
         let got = drain(&mut **socket);
-        assert_eq!(got.len(), 2 * (0..=u8::MAX).filter(|byte| byte % 3 == place).count());
-        assert!(got.iter().all(|datagram| owner(&datagram.bytes, 3) == place));
+        assert_eq!(got.len(), 2 * (0..=u8::MAX).filter(|byte| byte % 3 == worker).count());
+        assert!(got.iter().all(|datagram| owner(&datagram.bytes, 3) == worker));
     }
 
     drop(group.remove(1));
@@ -234,8 +234,8 @@ fn an_ingress_group_keeps_a_client_on_one_worker_in_memory() {
         let mut client = far.udp(&connected(to), A).unwrap();
         assert_eq!(burst(&mut *client, &path(to), 4, 9), [SendOutcome::Sent]);
         let counts: Vec<_> = group.iter_mut().map(|socket| drain(&mut **socket).len()).collect();
-        let place = counts.iter().position(|count| *count == 4).expect("all four go to one worker");
-        clients[place] += 1;
+        let worker = counts.iter().position(|count| *count == 4).expect("all four go to one worker");
+        clients[worker] += 1;
     }
     assert!(clients.iter().all(|count| *count > 50), "{clients:?} of 300");
 }
