@@ -13,13 +13,13 @@ pub const fn header_len(payload_len: usize) -> usize {
     1 + varint::len(payload_len as u64)
 }
 
-/// Length of a whole frame with a length field (0x31).
+/// Length of a complete frame with a length field (0x31).
 #[inline]
 pub const fn encoded_len(payload_len: usize) -> usize {
     header_len(payload_len) + payload_len
 }
 
-/// Length of a whole frame without a length field (0x30).
+/// Length of a complete frame without a length field (0x30).
 #[inline]
 pub const fn encoded_len_to_end(payload_len: usize) -> usize {
     1 + payload_len

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  Endpoint::connect ─▶ initial_dst_cid_provider    chooses the DCID                 → slot
-//!                    ─▶ ClientConfig::start_session takes the whole ClientHello from
+//!                    ─▶ ClientConfig::start_session takes the complete ClientHello from
 //!                       │                           rustls, seals the knock          → slot
 //!                       └ Session::write_handshake  gives the same bytes back, once
 //!                    ─▶ TokenStore::take            the knock                        ← slot
@@ -27,7 +27,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     identity::AgreementKey,
-    initial::whole_client_hello,
+    initial::complete_client_hello,
     knock::{KNOCK_BYTES, ServerKey, seal},
     session::{Hook, Hooked},
 };
@@ -54,7 +54,7 @@ impl fmt::Debug for Knock {
 ///
 /// `config` is the TLS to dial with, `dcid_provider` makes the destination of the first packet. The transport parameters
 /// are the default; set them on the result. A second `connect` with it fails with `ConnectError::EndpointStopping`, as
-/// does one whose TLS does not give its whole ClientHello at once: its knock would open nothing.
+/// does one whose TLS does not give its complete ClientHello at once: its knock would open nothing.
 pub fn arm(
     config: Arc<dyn crypto::ClientConfig>,
     knock: Knock,
@@ -128,7 +128,7 @@ impl crypto::ClientConfig for KnockClientConfig {
         let mut inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
         let mut client_hello = Vec::new();
         let keys = inner.write_handshake(&mut client_hello);
-        if !is_whole_client_hello(&client_hello) {
+        if !is_complete_client_hello(&client_hello) {
             return Err(ConnectError::EndpointStopping);
         }
         self.slot.seal(&client_hello)?;
@@ -137,8 +137,8 @@ impl crypto::ClientConfig for KnockClientConfig {
 }
 
 /// Whether `bytes` are what the gate at the other end will look for.
-fn is_whole_client_hello(bytes: &[u8]) -> bool {
-    whole_client_hello(bytes).is_ok()
+fn is_complete_client_hello(bytes: &[u8]) -> bool {
+    complete_client_hello(bytes).is_ok()
 }
 
 /// Gives the handshake bytes that were already written, once.

@@ -111,9 +111,9 @@ fn what_a_forger_could_know_is_no_answer() {
         assert!(!answers(&mut flows, id, 60_000), "{chosen:?}");
     }
     // What is cut off says nothing.
-    let whole = long(1, b"client", b"the-decoys", 0);
-    for len in 0..whole.len() {
-        assert_eq!(chosen_cid(&whole[..len]), None);
+    let complete = long(1, b"client", b"the-decoys", 0);
+    for len in 0..complete.len() {
+        assert_eq!(chosen_cid(&complete[..len]), None);
     }
 }
 

@@ -184,7 +184,7 @@ fn head_of<'a>(dcid: &[u8], head: &'a mut [u8; 1 + MAX_CID_BYTES]) -> &'a [u8] {
     &head[..1 + dcid.len()]
 }
 
-/// The first half of SHA-256 of a whole ClientHello, its four-byte handshake header included.
+/// The first half of SHA-256 of a complete ClientHello, its four-byte handshake header included.
 #[must_use]
 pub fn hello_hash(client_hello: &[u8]) -> [u8; HELLO_HASH_BYTES] {
     let digest = digest::digest(&digest::SHA256, client_hello);

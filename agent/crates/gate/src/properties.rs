@@ -319,9 +319,9 @@ pub fn server_hello(input: &[u8]) {
     let Some((&length, stream)) = input.split_first() else { return };
     // The watch gives up at the first piece that goes beyond 1,024 bytes: it is the same for streams within that.
     let stream = &stream[..stream.len().min(1024)];
-    let whole = suite_in(std::iter::once(stream));
-    assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), whole);
-    assert_eq!(suite_in(stream.chunks(1)), whole);
+    let at_once = suite_in(std::iter::once(stream));
+    assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), at_once);
+    assert_eq!(suite_in(stream.chunks(1)), at_once);
 }
 
 /// Takes `input` as the certificate of whoever connects.

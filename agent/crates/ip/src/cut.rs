@@ -41,7 +41,7 @@ pub struct Cut<'a> {
 /// What is different from packet to packet, and the sums of what is not.
 #[derive(Debug)]
 enum Kind {
-    Whole,
+    Uncut,
     Cut { ip: Ip, l4: L4, transport_at: usize },
 }
 
@@ -86,7 +86,7 @@ impl<'a> Cut<'a> {
     ) -> Result<Self, Malformed> {
         let packet = packet.get_mut(..view.len).ok_or(Malformed::Truncated)?;
         match vnet.gso {
-            Gso::None => Self::whole(vnet, packet, view, peer_completes),
+            Gso::None => Self::uncut(vnet, packet, view, peer_completes),
             Gso::Tcp4 if view.protocol == TCP && !view.is_ipv6() => {
                 Self::many(vnet, packet, view, peer_completes)
             }
@@ -98,7 +98,7 @@ impl<'a> Cut<'a> {
         }
     }
 
-    fn whole(
+    fn uncut(
         vnet: &VnetHeader,
         packet: &'a mut [u8],
         view: &IpView,
@@ -115,7 +115,7 @@ impl<'a> Cut<'a> {
             }
         }
         let segment = packet.len();
-        Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Whole })
+        Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Uncut })
     }
 
     fn many(vnet: &VnetHeader, packet: &'a [u8], view: &IpView, partial: bool) -> Result<Self, Malformed> {

@@ -124,10 +124,10 @@ mod tests {
             more in any::<bool>(),
             options in prop::sample::select(vec![vec![], vec![7, 7, 4, 0, 0, 0, 0, 0], vec![0x94, 4, 0, 0]]),
         ) {
-            let whole = packet(&options, data, first | if more { MORE } else { 0 });
-            let view = IpView::parse(&whole).unwrap();
-            let Some(fragments) = Fragments::new(&whole, &view, mtu) else {
-                prop_assert!(whole.len() <= usize::from(mtu));
+            let unfragmented = packet(&options, data, first | if more { MORE } else { 0 });
+            let view = IpView::parse(&unfragmented).unwrap();
+            let Some(fragments) = Fragments::new(&unfragmented, &view, mtu) else {
+                prop_assert!(unfragmented.len() <= usize::from(mtu));
                 return Ok(());
             };
             prop_assert!(fragments.count() > 1);
@@ -148,17 +148,17 @@ mod tests {
                 prop_assert_eq!(out[20..header] == options[..], kept || options.is_empty());
                 again.extend_from_slice(&out[header..]);
             }
-            prop_assert_eq!(again, &whole[IPV4_HEADER + options.len()..]);
+            prop_assert_eq!(again, &unfragmented[IPV4_HEADER + options.len()..]);
         }
     }
 
     #[test]
     fn what_must_not_or_need_not_be_cut_is_not() {
         let view = |packet: &[u8]| IpView::parse(packet).unwrap();
-        let whole = packet(&[], 1_000, 0);
-        assert!(Fragments::new(&whole, &view(&whole), 1_020).is_none());
-        assert!(Fragments::new(&whole, &view(&whole), 1_019).is_some());
-        assert!(Fragments::new(&whole, &view(&whole), 27).is_none(), "no room for 8 bytes");
+        let unfragmented = packet(&[], 1_000, 0);
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 1_020).is_none());
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 1_019).is_some());
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 27).is_none(), "no room for 8 bytes");
         let fixed = packet(&[], 1_000, 0x4000);
         assert!(Fragments::new(&fixed, &view(&fixed), 576).is_none());
     }

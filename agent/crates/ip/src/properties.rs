@@ -21,8 +21,8 @@ use crate::{
 /// What its view says lies within it; both directions and the packet alone have the same flow; what is changed in it leaves
 /// its checksums as right as they were; and what is answered can be read, and gets no answer.
 pub fn ip_view(input: &[u8]) {
-    let whole = IpView::super_packet(input);
-    assert!(whole.is_err() || whole.is_ok_and(|view| view.len == input.len()));
+    let super_packet = IpView::super_packet(input);
+    assert!(super_packet.is_err() || super_packet.is_ok_and(|view| view.len == input.len()));
     let Ok(view) = IpView::parse(input) else { return };
     assert!(view.transport_at <= view.len && view.len <= input.len());
     let packet = &input[..view.len];

@@ -97,9 +97,9 @@ fn addresses() -> impl Strategy<Value = IpAddr> {
 
 fn prefixes() -> impl Strategy<Value = IpNet> {
     (addresses(), prop_oneof![0..=5_u8, Just(16)]).prop_map(|(address, host_bits)| {
-        let whole = IpNet::from(address).prefix_len();
+        let full = IpNet::from(address).prefix_len();
         // 5 host bits stand for "all of them": a default route.
-        let length = if host_bits == 5 { 0 } else { whole - host_bits };
+        let length = if host_bits == 5 { 0 } else { full - host_bits };
         IpNet::new(address, length).unwrap().trunc()
     })
 }

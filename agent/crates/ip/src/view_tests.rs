@@ -239,7 +239,7 @@ fn the_hash_and_the_checksum_on_the_wire_are_those_of_the_document() {
     assert_eq!(IpView { source, destination, protocol: TCP, ..udp }.flow_hash(), 0x462a_65ce);
     assert_eq!(IpView { protocol: ICMP, ports: None, ..udp }.flow_hash(), 0x5f15_baa8);
     assert_eq!(IpView { fragment: Fragment::Later, ports: None, ..udp }.flow_hash(), 0x0638_ee1b);
-    let mut whole = packet;
-    assert!(crate::checksum::complete(&mut whole, 20, 6));
-    assert_eq!(whole[26..28], [0x95, 0x84]);
+    let mut completed = packet;
+    assert!(crate::checksum::complete(&mut completed, 20, 6));
+    assert_eq!(completed[26..28], [0x95, 0x84]);
 }

@@ -228,7 +228,7 @@ fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespe
     // SAFETY: `msg_control` and `msg_controllen` are those of the scratch array as the kernel left them.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !message.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a whole header within the control buffer.
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a complete header within the control buffer.
         let (level, kind) = unsafe { ((*message).cmsg_level, (*message).cmsg_type) };
         // SAFETY: as above; the types are those of udp(7), ip(7) and ipv6(7).
         unsafe {
@@ -287,8 +287,8 @@ fn age(now: libc::timespec, then: libc::timespec) -> Duration {
 unsafe fn data<T: Copy>(message: *const cmsghdr) -> Option<T> {
     // SAFETY: the caller vouches for the header; its length covers what the kernel wrote behind it.
     unsafe {
-        let whole = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as usize;
-        whole.then(|| ptr::read_unaligned(libc::CMSG_DATA(message).cast::<T>()))
+        let complete = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as usize;
+        complete.then(|| ptr::read_unaligned(libc::CMSG_DATA(message).cast::<T>()))
     }
 }
 

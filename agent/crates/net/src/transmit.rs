@@ -51,7 +51,7 @@ pub(super) trait Cargo<'b> {
     /// How much of the message has been handed to the kernel.
     fn progress<'m>(&self, message: &'m mut Self::Message) -> &'m mut Progress;
     /// Adds it to `call` as one GSO message, or as the one datagram that it is.
-    fn push_whole(&self, message: &Self::Message, outline: &Outline, call: &mut Outgoing<'_, 'b>);
+    fn push_message(&self, message: &Self::Message, outline: &Outline, call: &mut Outgoing<'_, 'b>);
     /// The datagram of the message with this index.
     fn segment(&self, message: &Self::Message, index: u16) -> &'b [u8];
 }
@@ -72,7 +72,7 @@ impl<'b> Cargo<'b> for Contiguous<'b> {
         &mut message.progress
     }
 
-    fn push_whole(&self, message: &Message, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
+    fn push_message(&self, message: &Message, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
         let bytes = &self.0[message.range.clone()];
         call.push(&outline.envelope, outline.segment, outline.segments, std::iter::once(bytes));
     }
@@ -100,7 +100,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
         &mut message.progress
     }
 
-    fn push_whole(&self, message: &DeliveryMessage, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
+    fn push_message(&self, message: &DeliveryMessage, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
         let pieces = self.pieces[message.pieces.clone()].iter().map(|piece| piece.bytes(self.received));
         call.push(&outline.envelope, outline.segment, outline.segments, pieces);
     }
@@ -214,7 +214,7 @@ impl Transmitter {
                 if !call.has_room() {
                     return;
                 }
-                cargo.push_whole(message, &outline, call);
+                cargo.push_message(message, &outline, call);
                 continue;
             }
             for index in progress.done..outline.segments {

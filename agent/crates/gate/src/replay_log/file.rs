@@ -139,7 +139,7 @@ pub struct Loaded {
     /// The records of each worker, in the order of the workers.
     pub records: Vec<Vec<Record>>,
     /// Every used knock with a timestamp after this unix second is among the records: the files of all workers are
-    /// there, whole and of this boot. `None`: any may be missing.
+    /// there, complete and of this boot. `None`: any may be missing.
     pub trusted_after: Option<u64>,
 }
 
@@ -153,12 +153,12 @@ pub struct Loaded {
 pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, ReplayLogError> {
     let workers = workers.max(1);
     let mut found = Vec::new();
-    let mut whole = true;
+    let mut readable = true;
     for (worker, path) in files(directory)? {
         let bytes = fs::read(&path).map_err(|error| ReplayLogError::of_file(&path, error))?;
         match format::parse(&bytes) {
             Some((header, records)) => found.push((worker, header, records)),
-            None => whole = false,
+            None => readable = false,
         }
     }
     // Files of two numbers of workers stand side by side if a process was killed in `open`; those that it had written
@@ -166,7 +166,7 @@ pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, Repla
     let before = found.iter().map(|(_, header, _)| header.workers).max();
     let complete = before
         .is_some_and(|count| (0..count).all(|worker| found.iter().any(|(present, ..)| *present == worker)));
-    let trusted = whole && complete && found.iter().all(|(_, header, _)| header.boot == boot);
+    let trusted = readable && complete && found.iter().all(|(_, header, _)| header.boot == boot);
     let trusted_after = found.iter().map(|(_, header, _)| header.blind_until).max().filter(|_| trusted);
     let same = found.iter().all(|(_, header, _)| header.workers == workers);
 
@@ -209,7 +209,7 @@ impl ReplayLog for FileReplayLog {
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
-        let result = write_whole(&fresh, self.header, records)
+        let result = write_file(&fresh, self.header, records)
             .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
         match result {
             Ok(file) => {
@@ -233,7 +233,7 @@ impl ReplayLog for FileReplayLog {
 }
 
 /// Writes a new file, readable for its owner alone: tags are not secret, but who knocked when is nobody's business.
-fn write_whole(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
+fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
     bytes.extend_from_slice(&header.to_bytes());
     for record in records {

@@ -83,10 +83,10 @@ fn a_file_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
     let folder = tempfile::tempdir().unwrap();
     run(&folder, 1);
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
-    assert_eq!(whole.len(), HEADER_BYTES + 2 * RECORD_BYTES);
-    for length in 0..=whole.len() {
-        fs::write(&path, &whole[..length]).unwrap();
+    let complete = fs::read(&path).unwrap();
+    assert_eq!(complete.len(), HEADER_BYTES + 2 * RECORD_BYTES);
+    for length in 0..=complete.len() {
+        fs::write(&path, &complete[..length]).unwrap();
         let Loaded { records, trusted_after } = load(folder.path(), 1, boot()).unwrap();
         let expected = length.saturating_sub(HEADER_BYTES) / RECORD_BYTES;
         assert_eq!(records, [[record(0), record(1)][..expected].to_vec()], "cut at {length}");
@@ -99,8 +99,8 @@ fn a_torn_record_is_gone_before_the_next_is_appended() {
     let folder = tempfile::tempdir().unwrap();
     run(&folder, 1);
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
-    fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+    let complete = fs::read(&path).unwrap();
+    fs::write(&path, &complete[..complete.len() - 5]).unwrap();
     let mut opened = open(folder.path(), 1, boot(), START).unwrap();
     opened.workers[0].0.append(record(7)).unwrap();
     drop(opened);
@@ -115,14 +115,14 @@ fn files_of_another_boot_or_version_are_not_trusted() {
     assert_eq!((records, trusted_after), (vec![vec![record(0), record(1)]], None));
 
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
+    let complete = fs::read(&path).unwrap();
     for at in (0..8).chain(44..48) {
-        let mut changed = whole.clone();
+        let mut changed = complete.clone();
         changed[at] ^= 0x80;
         fs::write(&path, &changed).unwrap();
         assert!(load(folder.path(), 1, boot()).unwrap().trusted_after.is_none(), "byte {at}");
     }
-    fs::write(&path, [&whole[..44], &[0], &whole[45..]].concat()).unwrap();
+    fs::write(&path, [&complete[..44], &[0], &complete[45..]].concat()).unwrap();
     assert!(load(folder.path(), 1, boot()).unwrap().trusted_after.is_none(), "no workers");
 }
 

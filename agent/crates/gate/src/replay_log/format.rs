@@ -10,7 +10,7 @@
 //! 80    record …
 //! ```
 //!
-//! Only whole records count. The last one is torn when the process was killed while it was written, and then no
+//! Only complete records count. The last one is torn when the process was killed while it was written, and then no
 //! answer to its knock was sent either. A power failure may leave anything behind, but comes with another boot ID.
 
 /// Bytes of a [`Record`] in a file.
@@ -89,7 +89,7 @@ impl Header {
     }
 }
 
-/// Reads a whole file; `None` if it does not begin with a header of this version.
+/// Reads a complete file; `None` if it does not begin with a header of this version.
 pub(super) fn parse(file: &[u8]) -> Option<(Header, Vec<Record>)> {
     let (header, rest) = file.split_first_chunk::<HEADER_BYTES>()?;
     let boot = header[BOOT_AT..WORKERS_AT].try_into().ok().map(BootId)?;

@@ -58,7 +58,7 @@ impl MemoryReplayLog {
     }
 
     fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        // A panic between two writes leaves whole records behind.
+        // A panic between two writes leaves complete records behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

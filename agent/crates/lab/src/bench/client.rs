@@ -56,7 +56,7 @@ pub(super) struct Setup {
     /// The rate in it is this thread's share.
     pub(super) plan: Plan,
     /// The plan that the sink is told, for all threads together.
-    pub(super) whole_plan: Plan,
+    pub(super) total_plan: Plan,
     /// Whether the sink's times are of this process.
     pub(super) one_clock: bool,
     pub(super) shared: Arc<Shared>,
@@ -171,7 +171,7 @@ impl Client {
         if now >= again {
             for index in 0..self.flows.len() {
                 if !self.flows[index].welcomed {
-                    let plan = self.setup.whole_plan;
+                    let plan = self.setup.total_plan;
                     self.tell(index, Kind::Open, now, &|body| plan.write(body));
                 }
             }

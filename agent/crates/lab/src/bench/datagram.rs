@@ -105,7 +105,7 @@ impl Header {
         }
     }
 
-    /// Reads the header of a whole datagram; of load it checks the length and both ends of the pattern.
+    /// Reads the header of a complete datagram; of load it checks the length and both ends of the pattern.
     pub(super) fn read(datagram: &[u8]) -> Result<Self, Corrupt> {
         let (header, rest) = datagram.split_first_chunk::<HEADER_LEN>().ok_or(Corrupt)?;
         let kind = Kind::ALL.get(usize::from(header[4])).copied().ok_or(Corrupt)?;
@@ -119,12 +119,12 @@ impl Header {
             sequence: u64::from_be_bytes(fields.take()),
             sent_ns: u64::from_be_bytes(fields.take()),
         };
-        let whole = header[..4] == MAGIC && usize::from(size) == datagram.len() && header[5] <= 1;
+        let complete = header[..4] == MAGIC && usize::from(size) == datagram.len() && header[5] <= 1;
         let pattern = read.pattern();
         let intact = !kind.is_load()
             || rest.first().is_none_or(|byte| *byte == pattern)
                 && rest.last().is_none_or(|byte| *byte == pattern);
-        if whole && intact { Ok(read) } else { Err(Corrupt) }
+        if complete && intact { Ok(read) } else { Err(Corrupt) }
     }
 
     /// Makes `datagram`, which holds a probe, its echo.

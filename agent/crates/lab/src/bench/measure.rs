@@ -120,7 +120,7 @@ fn start(
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let flows: Vec<(u32, Path)> = flows.map(|flow| (flow, path)).collect();
             let plan_here = Plan { bits_per_second: rate, ..plan };
-            let setup = Setup { clock, epoch, run, plan: plan_here, whole_plan: plan, one_clock, shared };
+            let setup = Setup { clock, epoch, run, plan: plan_here, total_plan: plan, one_clock, shared };
             Ok(Client::new(setup, sockets, &flows))
         };
         threads.clients.push(shell::spawn(format!("bench-client-{thread}"), make, Client::finish)?);

@@ -6,7 +6,7 @@ use rand::{RngExt, rngs::SmallRng};
 
 use crate::probe::forge::put_varint;
 
-/// The whole handshake message of a client that wants `protocol` (ALPN) and calls itself `scid`.
+/// The complete handshake message of a client that wants `protocol` (ALPN) and calls itself `scid`.
 ///
 /// Any 32 bytes are an X25519 share (RFC 7748 §5), so that a server takes the handshake up; nobody knows the secret, so
 /// that nobody can finish it.
