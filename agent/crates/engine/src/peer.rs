@@ -17,8 +17,8 @@ use wire::{
     context::{Context, INNER_OVERHEAD},
     ids::{PeerId, SessionId},
     messages::{self, Hello},
-    meter::Meter,
     rate::{Allowance, Pace},
+    sampler::Sampler,
     throttle::Throttle,
 };
 
@@ -200,7 +200,7 @@ pub struct Peer {
     /// Why the last attempt or connection ended.
     pub failure: Option<Arc<Failure>>,
     /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
-    pub meter: Meter<6>,
+    pub meter: Sampler<6>,
     /// The brake on what is logged about its attempts.
     pub attempts_log: Throttle,
     /// The brake on what is logged about its connections.

@@ -343,7 +343,7 @@ impl Gate {
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
             return (Verdict::Unauthenticated, Step::Token);
         }
-        if let Some(used) = self.table.look(&tag) {
+        if let Some(used) = self.table.get(&tag) {
             return if used.passes(arrival.source) {
                 (Verdict::Pass, Step::Passed)
             } else {
@@ -423,7 +423,7 @@ impl Gate {
         }
         // The knock within a Retry token has a name of its own in the table.
         let inner = tag_of(&knock);
-        if retried && self.table.look(&inner).is_some() {
+        if retried && self.table.get(&inner).is_some() {
             return Err(Why::Repeated);
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;

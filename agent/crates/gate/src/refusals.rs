@@ -220,7 +220,7 @@ impl AtCeilings {
 struct Inside {
     /// Each with the packets refused for the same reason. A client repeats its first one, and dials anew every second.
     latest: VecDeque<(Refusal, u64)>,
-    /// A brake for each kind of reason, so that none hides another.
+    /// A throttle for each kind of reason, so that none hides another.
     logs: Vec<(Discriminant<Why>, Throttle)>,
     at_ceilings: AtCeilings,
 }

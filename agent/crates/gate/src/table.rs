@@ -175,7 +175,7 @@ impl SingleUse {
 
     /// What is known of the knock with this tag.
     #[must_use]
-    pub fn look(&self, tag: &Tag) -> Option<&Used> {
+    pub fn get(&self, tag: &Tag) -> Option<&Used> {
         self.entries.get(tag)
     }
 

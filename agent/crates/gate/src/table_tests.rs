@@ -61,7 +61,7 @@ impl Bench {
     }
 
     fn knows(&self, number: u64) -> bool {
-        self.table.look(&tag(number)).is_some()
+        self.table.get(&tag(number)).is_some()
     }
 }
 
@@ -78,15 +78,15 @@ fn source(port: u16) -> SocketAddr {
 #[test]
 fn a_knock_passes_from_its_source_until_its_handshake_is_done() {
     let mut bench = Bench::new(1);
-    assert!(bench.table.look(&tag(1)).is_none());
+    assert!(bench.table.get(&tag(1)).is_none());
     bench.insert(1, START + WINDOW).unwrap();
-    let used = *bench.table.look(&tag(1)).unwrap();
+    let used = *bench.table.get(&tag(1)).unwrap();
     assert!(used.passes(source(1)) && !used.passes(source(2)));
     assert_eq!(bench.insert(1, START + WINDOW), Err(InsertError::Used));
 
     bench.table.done(&tag(1));
     bench.table.done(&tag(2));
-    let used = *bench.table.look(&tag(1)).unwrap();
+    let used = *bench.table.get(&tag(1)).unwrap();
     assert!(!used.passes(source(1)));
     assert_eq!(bench.insert(1, START + WINDOW), Err(InsertError::Used));
     assert_eq!((bench.table.len(), bench.table.is_empty()), (1, false));
@@ -174,7 +174,7 @@ fn after_a_restart_a_used_knock_is_done_whoever_sends_it() {
     bench.pass(20);
     bench.restart(1);
     for number in [1, 2] {
-        assert_eq!(bench.table.look(&tag(number)).unwrap().state, State::Done);
+        assert_eq!(bench.table.get(&tag(number)).unwrap().state, State::Done);
         assert_eq!(bench.insert(number, START + WINDOW), Err(InsertError::Used));
     }
     bench.pass(2);

@@ -8,7 +8,7 @@
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 //! | numbers for peers, sessions and local sockets | [`ids`] |
 //! | time, deadlines | [`clock`], [`timers`] |
-//! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`meter`] |
+//! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`sampler`] |
 //! | maps, by who chooses their keys | [`hash`] |
 //! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
@@ -23,12 +23,13 @@ pub mod ids;
 pub mod join;
 mod labels;
 pub mod messages;
-pub mod meter;
+
 pub mod panics;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
 mod protobuf;
 pub mod rate;
+pub mod sampler;
 pub mod throttle;
 pub mod timers;

@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
 use wire::{
     ids::PeerId,
-    meter::Meter,
     rate::{Allowance, Pace},
+    sampler::Sampler,
 };
 
 use crate::{
@@ -94,7 +94,7 @@ pub struct TunSide {
     /// Counts.
     pub totals: TunTotals,
     /// Packets and bytes read, packets and bytes written.
-    pub meter: Meter<4>,
+    pub meter: Sampler<4>,
     /// Where fragments are made.
     pub fragment: Vec<u8>,
     /// Where packets are made that are to be cut into fragments.
@@ -118,7 +118,7 @@ impl TunSide {
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
-            meter: Meter::new(now),
+            meter: Sampler::new(now),
             fragment: Vec::new(),
             whole: Vec::new(),
             merger: Merger::default(),

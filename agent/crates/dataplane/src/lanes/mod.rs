@@ -30,7 +30,7 @@ use slab::Slab;
 use wire::{
     hash::{Issued, IssuedMap},
     ids::{PeerId, SessionId, SessionRef},
-    meter::Meter,
+    sampler::Sampler,
 };
 
 use self::paths::{Paths, Turn};
@@ -132,7 +132,7 @@ pub struct LaneSlot {
     /// When its owner was last told that it is to be replaced, because its limits are near.
     worn_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
-    pub meter: Meter<5>,
+    pub meter: Sampler<5>,
     touched: bool,
     /// The largest packet that its own search last told; `None` before it began.
     path_packet: Option<usize>,
@@ -166,7 +166,7 @@ impl LaneSlot {
             challenged: (None, None),
             exhausted: false,
             worn_since: None,
-            meter: Meter::new(opened),
+            meter: Sampler::new(opened),
             touched: false,
             path_packet: None,
         }

@@ -18,8 +18,8 @@ use wire::{
     context::Context,
     ids::{LaneRef, PeerId},
     messages::MessageError,
-    meter::Meter,
     panics::lock,
+    sampler::Sampler,
 };
 
 use crate::{
@@ -357,7 +357,7 @@ pub struct PeerRates {
 }
 
 impl PeerRates {
-    pub(super) fn of(meter: &Meter<6>) -> Option<Self> {
+    pub(super) fn of(meter: &Sampler<6>) -> Option<Self> {
         let [up, up_bytes, down, down_bytes, packets_sent, packets_lost] = meter.last()?.per_second();
         Some(Self { datagrams: [up, down], bytes: [up_bytes, down_bytes], packets_sent, packets_lost })
     }

@@ -23,7 +23,7 @@ use dataplane::{
 use ip::packets::TunOffload;
 use net::{Gso, TunStats, UdpOffload, UdpRole, stats::Booked};
 use quic_core::{LaneStats, LaneView, Rtt, Volume};
-use wire::{ids::PeerId, meter::Growth, panics::lock};
+use wire::{ids::PeerId, panics::lock, sampler::Delta};
 
 use crate::{
     control::connections::{Stage, StreamConnection},
@@ -122,7 +122,7 @@ pub struct LaneRow {
     /// How long ago a packet of it was last opened.
     pub heard: Option<Duration>,
     /// Packets and bytes sent, packets and bytes received, packets lost, when last looked at.
-    pub growth: Option<Growth<5>>,
+    pub growth: Option<Delta<5>>,
     /// What it counted.
     pub stats: LaneStats,
     /// What it is at.
@@ -211,7 +211,7 @@ pub struct TunRow {
     /// ICMP messages written in answer, by kind.
     pub answers: [u64; Answer::LABELS.len()],
     /// Packets and bytes read, packets and bytes written, when last looked at.
-    pub growth: Option<Growth<4>>,
+    pub growth: Option<Delta<4>>,
 }
 
 impl Inspection {
@@ -258,7 +258,7 @@ impl Worker {
             }
             let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
             let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
-            slot.meter.look(counts, now);
+            slot.meter.sample(counts, now);
         }
         for (peer, lanes) in self.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.relay, &peer.relay.stats);
@@ -266,12 +266,12 @@ impl Worker {
             let downlink = [relay.downlink.delivered, stats.downlink_bytes];
             let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
             let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
-            peer.meter.look(counts, now);
+            peer.meter.sample(counts, now);
         }
         if let Some((tun, _)) = &mut self.tun {
             let stats = tun.queue.stats();
             let (read, written) = (tun.totals.received, tun.totals.delivered);
-            tun.meter.look([read, stats.read_bytes, written, stats.write_bytes], now);
+            tun.meter.sample([read, stats.read_bytes, written, stats.write_bytes], now);
         }
     }
 
