@@ -24,14 +24,14 @@ pub trait Congestion {
     /// Called when packets were declared lost (RFC 9002 §6.1).
     fn on_lost(&mut self, lost: Volume, path: &PathState<'_>, now: Instant);
 
-    /// Of the packets in the [`on_acked`](Self::on_acked) before, so many had been declared lost: they were late.
+    /// Called when `packets` of the last [`on_acked`](Self::on_acked) had been declared lost before: they were late.
     fn on_spuriously_lost(&mut self, packets: u64, path: &PathState<'_>, now: Instant);
 
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
 }
 
-/// What a lane knows of its path.
+/// The state of a lane's path, for its congestion controller.
 #[derive(Debug, Clone, Copy)]
 pub struct PathState<'a> {
     /// The round-trip time, as measured on this path.

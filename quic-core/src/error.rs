@@ -1,4 +1,4 @@
-//! What can be wrong with a lane's packets.
+//! The errors of making a lane, and of sealing and opening its packets.
 
 use thiserror::Error;
 

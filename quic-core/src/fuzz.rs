@@ -1,4 +1,4 @@
-//! What the targets in `fuzz/` run, and what the tests replay their corpora through: properties of any input.
+//! Properties of any input: the targets in `fuzz/` check them, and the tests replay the corpora through them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

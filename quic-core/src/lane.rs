@@ -15,7 +15,7 @@ use crate::{
     seal::{MAX_PACKET_LEN, Sealer},
 };
 
-/// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
+/// The configuration of a lane. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
 pub struct LaneConfig<'a> {
     /// The cipher suite that TLS negotiated on the control connection.
@@ -73,7 +73,7 @@ pub struct Lane<C = Unlimited> {
     last_heard: Option<Instant>,
     /// When the current wait for a sign of life began; means nothing while nothing is in flight.
     silent_since: Option<Instant>,
-    /// What happens is written down there, while somebody looks at this lane.
+    /// The recorder, while somebody observes this lane.
     recorder: Option<Box<Recorder>>,
 }
 
@@ -390,7 +390,7 @@ impl<C: Congestion> Lane<C> {
         &self.stats
     }
 
-    /// What an operator may want to know of the lane beside its counters.
+    /// The state of the lane, for an operator, beside its counters.
     pub fn view(&self) -> LaneView {
         let keys = self.sealer.keys();
         LaneView {
@@ -405,12 +405,12 @@ impl<C: Congestion> Lane<C> {
         }
     }
 
-    /// From now on what happens is written down in `recorder`, or nowhere; returns the one before.
+    /// Sets the recorder of this lane, or none, and returns the one before.
     pub fn record(&mut self, recorder: Option<Box<Recorder>>) -> Option<Box<Recorder>> {
         std::mem::replace(&mut self.recorder, recorder)
     }
 
-    /// What happens is written down there.
+    /// The recorder that observes this lane, if there is one.
     #[inline]
     pub fn recorder_mut(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
@@ -462,7 +462,7 @@ impl<C: Congestion> Lane<C> {
         self.record_metrics(now);
     }
 
-    /// What acknowledgements and losses say of the path's MTU.
+    /// Takes the outcome of MTU probes and losses into account.
     #[inline]
     fn judge_mtu(&mut self, acked: Volume, now: Instant) {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
@@ -570,13 +570,13 @@ impl<C: Congestion> Lane<C> {
     }
 }
 
-/// What a congestion controller is shown.
+/// The path as the congestion controller is shown it.
 #[inline]
 fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
     PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
-/// What the frames of a packet ask of us.
+/// The acknowledgement that the frames of a packet ask for.
 #[inline]
 fn asks(contents: &Contents) -> Asks {
     if contents.ping {

@@ -39,7 +39,7 @@ use crate::ack::Volume;
 
 /// What every path carries (RFC 9000 §14).
 const BASE: u16 = 1200;
-/// So many probes of one size are lost before it is too large (RFC 8899 §5.1.2, MAX_PROBES).
+/// The number of probes of one size that must be lost before it counts as too large (RFC 8899 §5.1.2, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
 /// A search ends when it is so near: finer than the difference between common kinds of links.
 const STEP: u16 = 8;

@@ -38,11 +38,11 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Iterator over the DATAGRAM frames of an [`Opened`] packet.
+/// An iterator over the DATAGRAM frames of an [`Opened`] packet.
 #[derive(Debug, Clone)]
 pub struct Datagrams<'a> {
     frames: Frames<'a>,
-    /// Where the frames end in the packet's slice.
+    /// The end of the frames within the packet's slice.
     end: usize,
 }
 
@@ -51,7 +51,7 @@ pub struct Datagrams<'a> {
 pub struct Datagram<'a> {
     /// The bytes of the payload, decrypted.
     pub payload: &'a [u8],
-    /// Where they lie in the slice that [`Lane::open`](crate::Lane::open) was given.
+    /// The position of the payload in the slice that [`Lane::open`](crate::Lane::open) was given.
     pub range: Range<usize>,
 }
 
@@ -153,7 +153,7 @@ impl Opener {
 }
 
 impl KeyChoice {
-    /// What a packet is that this key does not open.
+    /// The error for a packet that this key does not open.
     fn failure(self) -> OpenError {
         match self {
             Self::Current => OpenError::Authentication,

@@ -19,14 +19,14 @@ pub struct Record {
 
 const _: () = assert!(size_of::<Record>() <= 40, "a recorder holds tens of thousands");
 
-/// What happened. A packet is followed by a [`Event::Frame`] for each of its frames.
+/// An event on a lane. A packet is followed by an [`Event::Frame`] for each of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A packet was sealed by this end.
     Sent {
         /// The number of the packet that was sealed.
         number: u64,
-        /// Its length, header and tag included.
+        /// The length of the packet, header and tag included.
         bytes: u16,
         /// The reason why the packet was sealed.
         purpose: Purpose,
@@ -35,7 +35,7 @@ pub enum Event {
     Received {
         /// The number of the packet that was opened.
         number: u64,
-        /// Its length, header and tag included.
+        /// The length of the packet, header and tag included.
         bytes: u16,
         /// The ECN bits of its datagram, as told with [`Recorder::note_ecn`].
         ecn: u8,
@@ -50,7 +50,7 @@ pub enum Event {
         bytes: u16,
         /// The rule by which it was declared lost.
         rule: LossRule,
-        /// It probed the path's MTU, and was most likely lost for its size.
+        /// Whether it probed the path's MTU, and so was most likely lost for its size.
         mtu_probe: bool,
     },
     /// A packet that had been declared lost was acknowledged: it was late.
@@ -58,7 +58,7 @@ pub enum Event {
         /// The number of the late packet.
         number: u64,
     },
-    /// What an acknowledgement or a loss left behind.
+    /// The state of loss recovery after an acknowledgement or a loss.
     Metrics(Metrics),
     /// This end seals with new keys.
     KeyUpdate {
@@ -76,7 +76,7 @@ pub enum Event {
     },
 }
 
-/// What a packet was sealed for.
+/// The reason why a packet was sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// To send the frames that the caller wrote.
@@ -162,7 +162,7 @@ pub struct Recorder {
     origin: Instant,
     records: Vec<Record>,
     capacity: usize,
-    /// Where the last record is that is no frame.
+    /// The index of the last record that is no frame.
     head: usize,
     /// Whether that found room, so that its frames belong to it.
     open: bool,
@@ -212,7 +212,7 @@ impl Recorder {
         self.frames(Frames::new(packet.get(HEADER_LEN..end).unwrap_or_default()), now);
     }
 
-    /// It was not sealed after all.
+    /// Drops the record of a packet that was not sealed after all.
     #[cold]
     pub(crate) fn not_sealed(&mut self) {
         if self.open {

@@ -1,4 +1,4 @@
-//! Which packet numbers were opened before.
+//! A window of the packet numbers that were opened before.
 
 use crate::bits::BitRing;
 

@@ -44,7 +44,7 @@ pub struct LaneStats {
     pub spuriously_lost_packets: u64,
     /// Probes of the path's MTU sent (RFC 8899).
     pub mtu_probes_sent: u64,
-    /// Those of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
+    /// Probes of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
     pub mtu_probes_lost: u64,
     /// Times that the path no longer carried packets of the size in use.
     pub black_holes: u64,
@@ -58,7 +58,7 @@ pub struct LaneStats {
     pub header_errors: u64,
     /// Packets whose tag did not match, both key phases counted.
     pub authentication_failures: u64,
-    /// Those of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
+    /// Packets of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
     pub other_phase_failures: u64,
     /// Key updates that this end began.
     pub key_updates_initiated: u64,
@@ -70,7 +70,7 @@ pub struct LaneStats {
     pub violations: u64,
 }
 
-/// What a lane is at, as [`Lane::view`](crate::Lane::view) shows it.
+/// The present state of a lane, as [`Lane::view`](crate::Lane::view) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneView {
     /// The number of the next packet to be sealed.

@@ -59,7 +59,7 @@ enum State {
     Due,
 }
 
-/// What an opened packet asks of its receiver.
+/// The kind of acknowledgement that an opened packet asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
     /// Nothing: it held ACK and PADDING only.

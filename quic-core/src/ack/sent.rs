@@ -89,7 +89,7 @@ pub(crate) struct SentWindow {
     probes: u32,
     /// The packet number of the MTU probe in flight.
     mtu_probe: Option<u64>,
-    /// What became of the last one, until it is taken.
+    /// The outcome of the last MTU probe, until it is taken.
     mtu_fate: Option<Fate>,
     /// Bytes of the largest packet lost since that was last taken, MTU probes aside.
     largest_lost: u16,
@@ -98,7 +98,7 @@ pub(crate) struct SentWindow {
 
 #[derive(Debug)]
 struct Ring {
-    /// What the records' times are relative to.
+    /// The origin of the times in the records.
     origin: Instant,
     records: Records,
     in_flight: BitRing<Box<[u64]>>,
@@ -128,7 +128,7 @@ pub(crate) enum Evicted {
 pub(crate) struct AckOutcome {
     pub(crate) acked: Volume,
     pub(crate) lost: Volume,
-    /// Of `acked`: packets that had been declared lost.
+    /// The packets of `acked` that had been declared lost.
     pub(crate) spuriously_lost: u64,
 }
 
@@ -267,7 +267,7 @@ impl SentWindow {
         self.mtu_probe = self.next.checked_sub(1);
     }
 
-    /// What became of the MTU probe, once.
+    /// Takes the outcome of the last MTU probe.
     #[inline]
     pub(crate) fn take_mtu_fate(&mut self) -> Option<Fate> {
         self.mtu_fate.take()

@@ -36,7 +36,7 @@ impl Suite {
         }
     }
 
-    /// Its TLS code point (RFC 8446 §B.4).
+    /// The TLS code point of the suite (RFC 8446 §B.4).
     pub const fn code_point(self) -> u16 {
         match self {
             Self::Aes128Gcm => 0x1301,

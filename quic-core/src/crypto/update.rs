@@ -36,7 +36,7 @@ pub(crate) struct Generation(u64);
 impl Generation {
     const FIRST: Self = Self(0);
 
-    /// What a packet shows of it.
+    /// The key phase bit that packets of this generation show.
     #[inline]
     pub(crate) const fn phase(self) -> KeyPhase {
         if self.0.is_multiple_of(2) { KeyPhase::Zero } else { KeyPhase::One }
@@ -168,7 +168,7 @@ struct Kept {
     until: Instant,
 }
 
-/// Which key a packet is tried with.
+/// The key that a packet is tried with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyChoice {
     Previous,

@@ -16,7 +16,7 @@ use crate::HeaderError;
 pub const HEADER_LEN: usize = NUMBER_OFFSET + NUMBER_LEN;
 /// Length of the AEAD tag that ends each packet, the same for all suites.
 pub const TAG_LEN: usize = 16;
-/// What a packet adds to its frames.
+/// The bytes that a packet adds to its frames.
 pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;
 
 /// A connection ID of a lane: always 8 bytes.
@@ -44,7 +44,7 @@ pub(super) const NUMBER_LEN_BITS: u8 = 0x03;
 pub(super) const PROTECTED_BITS: u8 = RESERVED_BITS | KEY_PHASE | NUMBER_LEN_BITS;
 /// The index of the packet number in a packet.
 pub(super) const NUMBER_OFFSET: usize = 9;
-/// Where the sample for header protection starts: as if the number had 4 bytes (RFC 9001 §5.4.2).
+/// The start of the sample for header protection, as if the packet number had 4 bytes (RFC 9001 §5.4.2).
 pub(super) const SAMPLE_OFFSET: usize = NUMBER_OFFSET + 4;
 /// The length of the sample for header protection.
 pub(super) const SAMPLE_LEN: usize = 16;

@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// What the network does to packets, in both directions.
+/// The treatment of packets by the network, in both directions.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
     pub(crate) delay: Duration,

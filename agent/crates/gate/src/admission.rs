@@ -1,4 +1,4 @@
-//! Whom a gate lets in, and what it says of them.
+//! The keys that a gate admits, and the handshakes that it let through.
 
 use wire::ids::PeerId;
 
@@ -15,7 +15,7 @@ pub enum Admits {
 
 /// The keys that a gate admits.
 pub trait Allowlist: Send + Sync {
-    /// Whom the holder of this X25519 key is let in as. Takes no lock and no memory.
+    /// Says whom the holder of this X25519 key is admitted as. Takes no lock and allocates nothing.
     fn admits(&self, agreement: &[u8; 32]) -> Admits;
 }
 
@@ -37,6 +37,6 @@ pub enum Room {
     Free,
     /// Half of them are under way: whoever begins one proves its address first.
     Busy,
-    /// As many handshakes are under way as there may be.
+    /// The limit on handshakes under way is reached.
     Full,
 }

@@ -49,9 +49,9 @@ const MOST_PREFIXES: usize = 4096;
 /// The decision whether a knock may be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// It may be opened; the operation is paid for.
+    /// The knock may be opened; the operation has been charged.
     Granted,
-    /// Its class or its prefix has used up what addresses get that are not validated: answer with a Retry.
+    /// The class or prefix has used up the budget for addresses that are not validated. Answer with a Retry.
     Retry,
     /// The same for validated addresses: it is dropped, and the client's next attempt tries again.
     Refused,

@@ -32,7 +32,7 @@ use crate::{
     session::{Hook, Hooked},
 };
 
-/// What the knock of one connection attempt is made of.
+/// The material of the knock for one connection attempt.
 pub struct Knock {
     /// The X25519 key of the client.
     pub own: Arc<AgreementKey>,
@@ -73,7 +73,7 @@ pub fn arm(
     armed
 }
 
-/// What the hooks of one attempt hand to each other.
+/// The state that the hooks of one attempt share.
 struct Slot(Mutex<State>);
 
 struct State {

@@ -6,9 +6,9 @@ wire::labelled! {
     pub enum DecoyDrop {
         /// There is no decoy: unauthenticated senders get no answer.
         NoDecoy => "no_decoy",
-        /// Its source prefix has as many flows as one may have.
+        /// The source prefix has as many flows as one prefix may have.
         SourceFlows => "source_flows",
-        /// Its source prefix opened too many flows of late.
+        /// The source prefix opened too many flows lately.
         SourceRate => "source_rate",
         /// All sources together opened too many flows of late.
         TotalRate => "total_rate",

@@ -1,4 +1,4 @@
-//! Which ClientHello an Initial packet carries: decrypted on a copy, because quinn-proto and the decoy need the original.
+//! Finds the ClientHello in an Initial packet. It is decrypted on a copy, because quinn-proto and the decoy need the original.
 //!
 //! Initial packets are sealed under keys that anyone can derive from their destination (RFC 9001 §5.2), so this opens
 //! nothing that an observer could not; it is the last check of a knock because it costs 3 µs.

@@ -76,7 +76,7 @@ pub const HELLO_HASH_BYTES: usize = 16;
 /// Why a token is no knock for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KnockError {
-    /// It has not the length of a knock, or the connection ID is longer than QUIC allows.
+    /// The token has another length than a knock, or the connection ID is longer than QUIC allows.
     #[error("the token is not a knock")]
     Length,
     /// Sealed to another key, or damaged.
@@ -90,7 +90,7 @@ pub enum KnockError {
     Version(u8),
 }
 
-/// What follows from a server's public key: all that an unauthenticated datagram is measured with.
+/// The values derived from a server's public key; every unauthenticated datagram is checked against them.
 #[derive(Clone)]
 pub struct ServerKey {
     public_key: PublicKey,

@@ -85,14 +85,14 @@ use self::{
 };
 use crate::{knock::MAX_CLOCK_WINDOW, tls::MIN_PACKET};
 
-/// What is to be done with a datagram.
+/// The decision about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It belongs to a connection, or may: quinn-proto decides.
+    /// The datagram belongs to a connection, or may belong to one: quinn-proto decides.
     Pass,
-    /// It is the first of a handshake that may begin.
+    /// The datagram is the first of a handshake that may begin.
     Admit(Admission),
-    /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
+    /// The client must prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
     /// The sender is not authenticated, or is treated as if it were not: it gets no answer, or the decoy's. A sender
     /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell.
@@ -167,7 +167,7 @@ pub struct Gate {
     pub stats: GateStats,
 }
 
-/// What a gate is made of.
+/// The parts that a gate is made of.
 pub struct GateSetup {
     /// The keys of this agent's identity.
     pub own: Arc<Own>,

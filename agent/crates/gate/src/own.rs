@@ -1,4 +1,4 @@
-//! What an identity brings to the gate: all of it follows from the identity key, so it is the same after a restart.
+//! The keys that the gate needs. All of them follow from the identity key, so they are the same after a restart.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Own {
         &self.agreement
     }
 
-    /// What others derive from our public key.
+    /// The values that clients derive from our public key.
     #[must_use]
     pub fn server(&self) -> &ServerKey {
         &self.server

@@ -138,7 +138,7 @@ pub fn identity(seed: u8) -> Identity {
 
 /// Takes `input` as a datagram, and as the frames of an Initial packet.
 ///
-/// What opens is a ClientHello, and stays the same one behind PADDING and PING.
+/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING.
 pub fn gate_initial(input: &[u8]) {
     static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");

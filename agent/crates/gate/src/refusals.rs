@@ -41,7 +41,7 @@ pub enum Why {
         /// Seconds; negative if it is behind.
         ahead: i64,
     },
-    /// It was made before this process started, and what was used then is not known.
+    /// The knock is older than this process, which does not know the knocks that were used before it started.
     BeforeStart,
     /// The client's key is not on the allowlist; `None` if the whole key is not known.
     Key(Option<PublicKey>),
@@ -51,18 +51,18 @@ pub enum Why {
     OtherHello,
     /// No further token can be remembered.
     Full,
-    /// As many handshakes are under way as there may be.
+    /// As many handshakes are under way as the limit allows.
     Busy,
     /// TLS: a certificate of another key than the one that knocked, or of none.
     Certificate,
     /// The client did not prove that it holds its key.
     Possession,
-    /// As many peers of open mode are connected as there may be.
+    /// As many peers of open mode are connected as the limit allows.
     OpenPeers,
 }
 
 impl Why {
-    /// Where in the gate it ended.
+    /// The step of the gate that refused the handshake.
     #[must_use]
     pub fn step(&self) -> Step {
         match self {

@@ -49,7 +49,7 @@ const _: () = assert!(RETRY_TOKEN_BYTES == 236, "the length that docs/wire-forma
 /// Why a token is no proof of its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RetryError {
-    /// It has not the length of one.
+    /// The token has another length than one of ours.
     #[error("the token is not one of a Retry")]
     Length,
     /// Not sealed by us, or damaged.
@@ -66,7 +66,7 @@ pub enum RetryError {
     Age,
 }
 
-/// What a token of ours carries.
+/// The content of a Retry token of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// The knock of the client's first packet; it is bound to the original destination.

@@ -20,7 +20,7 @@ use crate::session::{Hook, Hooked};
 /// A TLS 1.3 cipher suite that we offer: those that lanes know.
 pub use quic_core::Suite;
 
-/// What `Session::handshake_data` of a session of this module downcasts to.
+/// The type that `Session::handshake_data` downcasts to for sessions of this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeData {
     /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
@@ -148,7 +148,7 @@ impl Default for HelloWatch {
     }
 }
 
-/// What the bytes so far hold.
+/// The message that the bytes so far hold.
 enum Hello {
     Incomplete,
     /// A ServerHello, with the code point of its suite.

@@ -19,10 +19,10 @@ use crate::{
 /// is what the budget lets through, it is full after a minute; 200 a second go on for ever, and allowed peers make a few.
 pub const MOST_ENTRIES: usize = 200_000;
 
-/// What a table's entries are known by: the last 16 bytes of the token, which are mac1 of the rest.
+/// The key of an entry: the last 16 bytes of the token, which are mac1 of the rest.
 pub type Tag = [u8; 16];
 
-/// What is known of a used knock.
+/// An entry of the table: a used knock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The last unix second in which mac1 of the token may hold, under any window that can be configured.
@@ -40,7 +40,7 @@ pub struct Used {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its client still sends Initials with this token.
+    /// The client may still send Initials with this token.
     Handshaking {
         /// The address that the knock came from.
         source: SocketAddr,
@@ -173,7 +173,7 @@ impl SingleUse {
         table
     }
 
-    /// What is known of the knock with this tag.
+    /// The entry of the knock with this tag, if it was used.
     #[must_use]
     pub fn get(&self, tag: &Tag) -> Option<&Used> {
         self.entries.get(tag)

@@ -79,15 +79,15 @@ pub(crate) fn no_tokens() -> Arc<dyn crypto::HandshakeTokenKey> {
     Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&[3; 32]))
 }
 
-/// What becomes of a datagram of the client.
+/// The fate of a datagram that the client sent.
 pub(crate) enum Fate {
     Pass,
     Lose,
-    /// It is lost, and the client gets this.
+    /// The datagram is lost, and the client gets this one.
     Answer(Vec<u8>),
 }
 
-/// What the server said of a connection that began.
+/// A connection that began at the server.
 #[derive(Debug, PartialEq)]
 pub(crate) struct NewConnection {
     pub(crate) original_dcid: Vec<u8>,

@@ -62,7 +62,7 @@ pub struct TlsIdentity {
     randomness: Option<Randomness>,
 }
 
-/// Where TLS draws from in place of the system's generator.
+/// The sources of randomness that TLS uses instead of the system's generator.
 #[derive(Clone, Copy, Debug)]
 pub struct Randomness {
     /// Everything but the keys of key exchanges.
@@ -130,7 +130,7 @@ fn self_signed(pair: &rcgen::KeyPair) -> Result<CertificateDer<'static>, rcgen::
     Ok(params.self_signed(pair)?.der().clone())
 }
 
-/// Which clients a server lets in. It is asked on every handshake, so it may change at run time.
+/// The client keys that a server admits. It is asked on every handshake, so the answer may change at run time.
 pub trait ClientKeys: Send + Sync {
     /// Whether the holder of `key` may connect.
     fn is_allowed(&self, key: &[u8; 32]) -> bool;
@@ -141,7 +141,7 @@ pub trait ClientKeys: Send + Sync {
 
 /// Why a client's certificate was refused.
 ///
-/// It is decided before the client proves that it holds the key: anyone may *name* any key here.
+/// The decision comes before the client proves that it holds the key: anyone may *name* any key here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key is not on the list.

@@ -38,7 +38,7 @@ pub struct Cut<'a> {
     kind: Kind,
 }
 
-/// What is different from packet to packet, and the sums of what is not.
+/// The header fields that differ from packet to packet, and the checksums of the others.
 #[derive(Debug)]
 enum Kind {
     Uncut,
@@ -200,7 +200,7 @@ impl<'a> Cut<'a> {
         self.partial
     }
 
-    /// What each packet begins with, before [`Cut::complete_header`]; empty of a packet that is not cut.
+    /// The bytes that each packet begins with, before [`Cut::complete_header`]; empty for a packet that is not cut.
     #[inline]
     #[must_use]
     pub fn header(&self) -> &[u8] {
@@ -221,7 +221,7 @@ impl<'a> Cut<'a> {
         self.segment
     }
 
-    /// Where the payload of packet `index` lies in [`Cut::payload`].
+    /// The range of the payload of packet `index` in [`Cut::payload`].
     #[inline]
     #[must_use]
     pub fn range(&self, index: usize) -> Range<usize> {

@@ -42,8 +42,9 @@ const PSH: u8 = 0x08;
 #[derive(Debug)]
 pub struct Merger {
     flows: [Flow; FLOWS],
-    /// Whose packet came last, and which flow gives way next.
+    /// The index of the flow whose packet came last.
     last: usize,
+    /// The index of the flow that is replaced next.
     next: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel does with a super-packet, told simply, and packets to try it with: for the tests and the fuzz targets.
+//! A simple model of what the kernel does with a super-packet, and packets to try it with: for the tests and the fuzz targets.
 
 use crate::{
     view::{TCP, UDP},
@@ -95,7 +95,7 @@ pub fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
     chunks.iter().enumerate().map(packet).collect()
 }
 
-/// What one packet of a stream is like.
+/// The fields of one packet of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
     pub ipv6: bool,

@@ -40,7 +40,7 @@ pub fn clamp(packet: &mut [u8], view: &IpView, mtu: u16, partial: bool) -> bool 
     true
 }
 
-/// Where the value of the MSS option of a SYN stands in it; the whole fixed header is before it.
+/// The index of the value of the MSS option in a SYN; the fixed header is complete before it.
 fn mss_at(segment: &[u8]) -> Option<usize> {
     let fixed: &[u8; TCP_HEADER] = segment.first_chunk()?;
     let header = segment.get(..usize::from(fixed[12] >> 4) * 4)?;

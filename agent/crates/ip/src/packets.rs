@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::vnet::VnetHeader;
 
-/// What a TUN device does for us.
+/// The offloads that a TUN device supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunOffload {
     /// Partial checksums and TCP super-packets, both ways (`TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6`).
@@ -72,9 +72,9 @@ struct Piece {
 /// A packet to be written, or several in one.
 #[derive(Clone, Debug)]
 pub struct PacketMessage {
-    /// What the kernel is told of it.
+    /// The virtio header that the kernel is given.
     pub vnet: VnetHeader,
-    /// Whose packets they are; the caller's number.
+    /// The owner of the packets; the caller's number.
     pub owner: u32,
     /// The number of packets that are joined in the message.
     pub packets: u16,
@@ -82,7 +82,7 @@ pub struct PacketMessage {
     pub pieces: usize,
     /// The bytes of the message, its own header included.
     pub bytes: usize,
-    /// Its own header within the list's.
+    /// The range of its own header within the list's headers.
     header: Range<usize>,
     first: Option<usize>,
     last: Option<usize>,

@@ -271,7 +271,7 @@ fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Packet>) {
     (buffers, packets)
 }
 
-/// What the kernel makes of `list`: whose each packet is, and its bytes.
+/// The packets that the kernel makes of `list`, each with its owner.
 pub fn written(list: &PacketDelivery, batch: &Vec<Vec<u8>>, offload: TunOffload) -> Vec<(u32, Vec<u8>)> {
     let mut packets = Vec::new();
     for message in list.messages() {

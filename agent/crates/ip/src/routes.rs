@@ -1,4 +1,4 @@
-//! Which peer has an inner address: the longest prefix of all peers' `allowed_ips` decides.
+//! Finds the peer that has an inner address: the longest prefix of all peers' `allowed_ips` decides.
 //!
 //! ```text
 //!   10.9.0.0/24 → a       0.0.0.0   10.9.0.0   10.9.0.2   10.9.0.3   10.9.1.0
@@ -109,7 +109,7 @@ struct Piece<A, P> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner<P> {
     peer: P,
-    /// Of the prefix by which it is the owner, in bits.
+    /// The length of the prefix by which the peer is the owner, in bits.
     length: u8,
 }
 

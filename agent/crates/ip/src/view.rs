@@ -32,11 +32,11 @@ const MOST_EXTENSIONS: usize = 8;
 /// Whether a packet is a fragment of a datagram, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragment {
-    /// It is a whole datagram; also one with an IPv6 fragment header that is no fragment (RFC 6946).
+    /// The packet is a complete datagram. An IPv6 packet whose fragment header covers all of it counts as one (RFC 6946).
     No,
-    /// It has the beginning of the datagram's upper layer.
+    /// The packet is the first fragment, with the header of the upper layer.
     First,
-    /// It is a later fragment, without a header of the upper layer.
+    /// The packet is a later fragment, without a header of the upper layer.
     Later,
 }
 
@@ -46,7 +46,7 @@ pub enum Malformed {
     /// There are fewer bytes than its header says.
     #[error("the packet is shorter than its header says")]
     Truncated,
-    /// It is neither IPv4 nor IPv6.
+    /// The packet is neither IPv4 nor IPv6.
     #[error("the packet is neither IPv4 nor IPv6")]
     Version,
     /// An IPv4 or TCP header says that it is shorter than it can be, or longer than its packet.
@@ -58,7 +58,7 @@ pub enum Malformed {
     /// The IPv6 extension headers do not end within the packet, or are more than 8.
     #[error("the IPv6 extension headers do not end")]
     Extension,
-    /// It is said to be a super-packet and cannot be one of that kind.
+    /// The packet is announced as a super-packet of a kind that it cannot be.
     #[error("the packet is not the super-packet that it is said to be")]
     Offload,
     /// The checksum that is to be completed lies outside of the packet.
@@ -66,7 +66,7 @@ pub enum Malformed {
     Checksum,
 }
 
-/// What the headers of an IP packet say, checked once.
+/// The headers of an IP packet, checked once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpView {
     /// The source address of the packet.
@@ -75,7 +75,7 @@ pub struct IpView {
     pub destination: IpAddr,
     /// IANA number of the upper layer, after IPv6 extension headers; of a later fragment that of the fragmented payload.
     pub protocol: u8,
-    /// Where the upper layer's header begins; of a later fragment its data.
+    /// The index of the upper layer's header; in a later fragment that of its data.
     pub transport_at: usize,
     /// Bytes of the packet, as its header says.
     pub len: usize,

@@ -177,7 +177,7 @@ proptest! {
         properties::ip_view(&bytes);
     }
 
-    /// What another parser makes of the same packets.
+    /// The same packets, as another parser reads them.
     #[test]
     fn etherparse_reads_the_same(
         ipv6: bool, tcp: bool, options in 0usize..3, payload in 0usize..300, flow: u8, traffic_class: u8,

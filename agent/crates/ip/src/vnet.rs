@@ -12,7 +12,7 @@ const GSO_TCP6: u8 = 4;
 const GSO_UDP_SEGMENTS: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// What kind of packets a super-packet is made of.
+/// The kind of packets that a super-packet is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gso {
     /// The packet is a single one.
@@ -26,7 +26,7 @@ pub enum Gso {
     Udp,
 }
 
-/// What the kernel says of a packet, or is told of it.
+/// The description of a packet that the kernel gives or is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHeader {
     /// The L4 checksum field holds the sum over the pseudo-header only; the rest is to be added.
@@ -39,9 +39,9 @@ pub struct VnetHeader {
     pub header_len: u16,
     /// Bytes of L4 payload of each packet but the last.
     pub gso_size: u16,
-    /// Where the bytes that the checksum covers begin, from the start of the IP header.
+    /// The index of the first byte that the checksum covers, from the start of the IP header.
     pub checksum_start: u16,
-    /// Where the checksum stands, from there.
+    /// The distance of the checksum from there.
     pub checksum_offset: u16,
 }
 

@@ -10,7 +10,7 @@ use std::{
 pub enum Reader {
     /// Standard output is read, as far as is known.
     There,
-    /// It closed the pipe (`culvert status --watch | head -3`): whoever prints for it alone is done.
+    /// The reader closed the pipe (`culvert status --watch | head -3`): a command that prints for it alone is done.
     Gone,
 }
 

@@ -26,7 +26,7 @@ pub const MOST_SEGMENTS: u16 = 128;
 /// Bytes that one message may have: the largest UDP payload over IPv4.
 pub const MAX_MESSAGE_BYTES: usize = 65_507;
 
-/// What came with one received buffer.
+/// The metadata of one received buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     /// The bytes that the buffer holds.
@@ -44,7 +44,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Of a buffer that no socket received.
+    /// The metadata of a buffer that no socket received.
     pub const EMPTY: Self = Self {
         len: 0,
         segment: 1,
@@ -60,7 +60,7 @@ impl Meta {
         self.len.div_ceil(self.segment.max(1)).max(1)
     }
 
-    /// Where each datagram of the buffer lies in it.
+    /// The range of each datagram within the buffer.
     pub fn segments(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let Self { len, segment, .. } = *self;
         (0..self.datagrams()).map(move |index| index * segment..((index + 1) * segment).min(len))
@@ -80,7 +80,7 @@ pub struct ReceiveBatch {
     bytes: Box<[u8]>,
     slot_bytes: usize,
     slots: usize,
-    /// Which slot each accepted buffer lies in: a refused one leaves a hole.
+    /// The slot of each accepted buffer: a refused one leaves a hole.
     accepted: Vec<(usize, Meta)>,
 }
 
@@ -139,13 +139,13 @@ impl ReceiveBatch {
         self.accepted.clear();
     }
 
-    /// What it is to a worker, in [`units`]: the sum over its buffers.
+    /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.accepted.iter().map(|(_, meta)| units(meta.datagrams(), meta.len)).sum()
     }
 
-    /// What came with buffer `index`.
+    /// The metadata of buffer `index`.
     ///
     /// # Panics
     /// When `index` is not below [`ReceiveBatch::len`].
@@ -272,7 +272,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// What became of a message of `segments` segments.
+    /// The outcome of a message of `segments` segments.
     pub(super) fn outcome(&self, segments: u16) -> SendOutcome {
         match self.why {
             None => SendOutcome::Sent,
@@ -287,11 +287,11 @@ impl Progress {
 pub struct Message {
     /// The path that the datagrams take.
     pub path: Path,
-    /// Whose they are; the caller's number.
+    /// The owner of the datagrams; the caller's number.
     pub owner: u32,
     /// Bytes of each datagram; the last may be shorter.
     pub segment: usize,
-    /// Where they lie in the batch.
+    /// The range of the datagrams in the batch.
     pub range: Range<usize>,
     /// The number of datagrams in the message.
     pub segments: u16,
@@ -309,7 +309,7 @@ impl Message {
         self.progress.done.saturating_sub(self.progress.failed)
     }
 
-    /// Where datagram `index` lies in the batch.
+    /// The range of datagram `index` in the batch.
     pub(super) fn segment_range(&self, index: u16) -> Range<usize> {
         let start = self.range.start + usize::from(index) * self.segment;
         start..(start + self.segment).min(self.range.end)

@@ -63,7 +63,7 @@ pub use batch::{Delivery, Path, ReceiveBatch, Recipient, SendBatch};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
-/// What a worker asks of the outside world: sockets and names. The kernel implements it, and `memory` for tests.
+/// The sockets and names of the outside world, as a worker uses them. The kernel implements it, and `memory` for tests.
 pub trait Net {
     /// Opens a UDP socket whose readiness is reported under `token`.
     ///
@@ -115,11 +115,11 @@ pub trait Net {
 /// How a UDP socket is to be opened.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Where to bind; port 0 lets the kernel choose.
+    /// The address to bind; port 0 lets the kernel choose.
     pub bind: SocketAddr,
     /// Connect to this address, so that only its datagrams arrive and its refusals are reported.
     pub connect: Option<SocketAddr>,
-    /// What the socket is for; it decides the path-MTU and steering options, and labels its metrics.
+    /// The role of the socket. It decides the path-MTU and steering options, and labels the socket's metrics.
     pub role: UdpRole,
     /// `SO_RCVBUF` and `SO_SNDBUF` to ask for, in bytes.
     pub buffer_bytes: usize,
@@ -129,7 +129,7 @@ pub struct UdpOptions {
     pub gso: bool,
 }
 
-/// What a UDP socket is for.
+/// The role of a UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UdpRole {
     /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
@@ -172,7 +172,7 @@ pub trait UdpSocket {
         outcome: &mut dyn FnMut(&batch::DeliveryMessage, SendOutcome),
     );
 
-    /// What the socket did so far; monotonic counts.
+    /// The monotonic counts of the socket so far.
     fn stats(&self) -> UdpStats;
 
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
@@ -195,7 +195,7 @@ pub trait UdpSocket {
 pub struct KernelQueue {
     /// Buffers dropped because it was full, since the socket was opened.
     pub drops: u64,
-    /// What waits in it, in bytes of the kernel's memory: payloads and some hundred bytes of bookkeeping for each buffer.
+    /// The bytes of the kernel's memory that wait in the buffer: payloads, and some hundred bytes of bookkeeping for each.
     pub bytes: u64,
 }
 
@@ -247,10 +247,10 @@ pub trait TunQueue {
     /// Writes one packet of our own making, with complete checksums.
     fn send(&mut self, packet: &[u8]) -> SendOutcome;
 
-    /// What the device may be handed, and hands us.
+    /// The offloads that the device supports in both directions.
     fn offload(&self) -> TunOffload;
 
-    /// What the queue did so far; monotonic counts.
+    /// The monotonic counts of the queue so far.
     fn stats(&self) -> TunStats;
 }
 
@@ -280,7 +280,7 @@ pub struct TunStats {
 pub enum SendOutcome {
     /// The kernel took the whole message.
     Sent,
-    /// Of a message that was cut into single datagrams after a failed GSO send, this many segments were not sent.
+    /// The message was cut into single datagrams after a failed GSO send, and some of them were not sent.
     Partly {
         /// The number of segments that were not sent.
         failed: u16,

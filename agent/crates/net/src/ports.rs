@@ -39,7 +39,7 @@ pub struct Ports {
     tcp: Vec<(SocketAddr, Socket)>,
 }
 
-/// Which entry of a [`PortPlan`], by its index.
+/// An entry of a [`PortPlan`], by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortKind {
     /// The index of an entry of [`PortPlan::udp`].
@@ -63,7 +63,7 @@ impl fmt::Display for PortKind {
 pub struct PortError {
     /// The entry of the plan that failed.
     pub what: PortKind,
-    /// Where it was to be bound.
+    /// The address at which it was to be bound.
     pub address: SocketAddr,
     /// The error of the kernel that says why.
     #[source]
@@ -137,7 +137,7 @@ impl Ports {
         Some(self.udp.remove(index).2)
     }
 
-    /// Where the socket `index` is bound.
+    /// The address at which the socket `index` is bound.
     #[cfg(test)]
     pub(super) fn udp_address(&self, index: usize) -> SocketAddr {
         let local = self.udp[index].2.local_addr().ok().and_then(|address| address.as_socket());

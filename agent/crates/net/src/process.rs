@@ -125,7 +125,7 @@ pub fn descriptors() -> io::Result<Descriptors> {
     Ok(Descriptors { open: open as u64, limit })
 }
 
-/// What the kernel calls this boot of the machine: 36 characters and a line feed.
+/// The kernel's identifier of this boot of the machine: 36 characters and a line feed.
 ///
 /// # Errors
 /// `NotFound` where `/proc` is not mounted.

@@ -1,4 +1,4 @@
-//! Which sources may make progress: a queue of tokens that wakers fill and the worker drains.
+//! The sources that may make progress: a queue of tokens that wakers fill and the worker drains.
 
 use std::{
     fmt,

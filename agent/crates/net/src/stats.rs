@@ -1,4 +1,4 @@
-//! What a UDP socket counts (pure).
+//! The counts of a UDP socket (pure).
 
 use crate::ReceiveBatch;
 
@@ -123,7 +123,7 @@ fn bucket(bounds: &[u64], value: u64) -> usize {
     bounds.partition_point(|bound| *bound < value)
 }
 
-/// What has been booked of one socket.
+/// The counts of a socket, or of all sockets of a role, that have been added to the totals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Booked {
     /// The counts of the socket so far.

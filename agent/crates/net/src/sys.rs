@@ -148,7 +148,7 @@ impl Scratch {
 pub(super) struct Received {
     /// Buffers that the kernel filled; fewer than the slots means that nothing was left.
     pub(super) buffers: usize,
-    /// Of those, refused: truncated, or from no Internet address.
+    /// Buffers that were refused: truncated, or from no Internet address.
     pub(super) refused: usize,
 }
 
@@ -292,10 +292,10 @@ unsafe fn data<T: Copy>(message: *const cmsghdr) -> Option<T> {
     }
 }
 
-/// What goes with an outgoing buffer.
+/// The metadata of an outgoing buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
-    /// Where to; none on a connected socket.
+    /// The destination; none on a connected socket.
     pub(super) destination: Option<SocketAddr>,
     /// The local address to send from.
     pub(super) source: Option<IpAddr>,
@@ -661,7 +661,7 @@ pub(super) fn clock_state() -> io::Result<(bool, Duration)> {
     Ok((state.status & libc::STA_UNSYNC == 0, most))
 }
 
-/// What devices of the TUN driver `driver` may have, as `IFF_` flags.
+/// The features that devices of the TUN driver `driver` may have, as `IFF_` flags.
 pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
     let mut flags: c_uint = 0;
     // SAFETY: the kernel writes one unsigned int, to which the pointer leads.
@@ -669,7 +669,7 @@ pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
     if result == 0 { Ok(flags.cast_signed()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What ethtool says of an interface: the value of one of its commands that ask for a single number.
+/// The answer of ethtool about an interface, for one of its commands that ask for a single number.
 pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
     /// The `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]

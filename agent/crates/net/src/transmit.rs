@@ -34,7 +34,7 @@ const GSO_OFF_DESTINATIONS: usize = 1_024;
 /// The kernel's part of a send; a test replaces it to inject failures.
 pub(super) type RawSend = for<'s, 'b> fn(&mut Outgoing<'s, 'b>, BorrowedFd<'_>) -> io::Result<usize>;
 
-/// What the send loop must know of a message.
+/// The outline of a message that the send loop needs.
 #[derive(Clone, Copy)]
 pub(super) struct Outline {
     envelope: Envelope,
@@ -46,7 +46,7 @@ pub(super) struct Outline {
 pub(super) trait Cargo<'b> {
     /// The kind of message that a batch holds.
     type Message;
-    /// What the send loop must know of it.
+    /// The outline of the message that the send loop needs.
     fn outline(&self, message: &Self::Message) -> Outline;
     /// How much of the message has been handed to the kernel.
     fn progress<'m>(&self, message: &'m mut Self::Message) -> &'m mut Progress;
@@ -110,7 +110,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
     }
 }
 
-/// What a socket remembers for sending.
+/// The state that a socket keeps for sending.
 pub(super) struct Transmitter {
     connected: Option<SocketAddr>,
     gso: bool,

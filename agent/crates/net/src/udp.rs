@@ -31,7 +31,7 @@ use crate::{
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
 };
 
-/// What the sockets of one worker share.
+/// The state that the sockets of one worker share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) ready: Ready,
@@ -44,7 +44,7 @@ pub(super) struct KernelUdp {
     fd: AsyncFd<Socket>,
     /// A duplicate of the socket, while the send buffer is full.
     writable: Option<AsyncFd<Socket>>,
-    /// What registers that duplicate; tests have it fail.
+    /// The function that registers that duplicate; tests have it fail.
     pub(super) watch: fn(Socket) -> io::Result<AsyncFd<Socket>>,
     /// Wakes the worker later, while there is no descriptor for the duplicate.
     again: Option<JoinHandle<()>>,

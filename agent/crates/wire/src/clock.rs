@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Where a worker reads the time, once per batch.
+/// The clock that a worker reads once per batch.
 pub trait Clock {
     /// The present moment of the monotonic clock.
     fn now(&self) -> Instant;

@@ -95,7 +95,7 @@ impl Refusal {
     }
 }
 
-/// What one DATAGRAM frame says. The payload, where there is one, starts at `payload_at` within the frame.
+/// The content of one DATAGRAM frame. A payload starts at `payload_at` within the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
     /// An IP packet, with its headers.
@@ -140,13 +140,13 @@ pub enum Context {
     Piece {
         /// The flow that the datagram belongs to.
         number: FlowNumber,
-        /// Which datagram of the flow, below [`DATAGRAM_NUMBERS`].
+        /// The number of the datagram within the flow, below [`DATAGRAM_NUMBERS`].
         datagram: u32,
         /// Bytes of the whole datagram, 1 to [`MOST_DATAGRAM`].
         total: u16,
-        /// Where the piece begins in the datagram; below `total`.
+        /// The offset of the piece within the datagram; below `total`.
         offset: u16,
-        /// Offset of its bytes, in bytes from the start of the frame's data.
+        /// Offset of the piece's bytes, in bytes from the start of the frame's data.
         payload_at: usize,
     },
     /// A context that is reserved or not known; its number.

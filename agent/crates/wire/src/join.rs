@@ -1,4 +1,4 @@
-//! What a stream connection says first: which session it joins, under which number.
+//! The first message on a stream connection: the session that it joins, and its number.
 
 use crate::{
     messages::{MessageError, SIGNATURE_BYTES, id, narrow},

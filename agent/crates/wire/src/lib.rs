@@ -1,4 +1,4 @@
-//! What two Culvert agents say to each other, and the few things that every layer of an agent names.
+//! The messages of two Culvert agents, and the few things that every layer of an agent names.
 //!
 //! | what | module |
 //! |---|---|

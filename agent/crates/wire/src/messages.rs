@@ -1,4 +1,4 @@
-//! What two agents say to each other on the control stream, and at the head of a TCP forward's stream.
+//! The messages of two agents on the control stream, and at the head of a TCP forward's stream.
 //!
 //! `docs/culvert.proto` is the same for other languages. A message is decoded in three steps, each bounded: cut from
 //! the stream (`framing.rs`), parsed as protobuf (`protobuf.rs`), checked here. Unknown fields are ignored; so is an
@@ -41,7 +41,7 @@ pub enum MessageError {
     /// The bytes are not protobuf, or a field has another type.
     #[error("not a protobuf message")]
     Malformed(#[from] prost::DecodeError),
-    /// It says nothing, not even of a kind that a later version added: that has a field.
+    /// The message has no field at all; even a kind that a later version added would have one.
     #[error("an empty message")]
     Empty,
     /// A kind of message that a later version added.
@@ -168,7 +168,7 @@ pub enum Message {
 /// The bytes of padding in [`Message::Here`].
 const HERE_BYTES: usize = 1000;
 
-/// What an agent says of itself.
+/// The first message of each end: a description of the agent that sends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Random, made at process start; flow numbers are unique within it.
@@ -181,9 +181,9 @@ pub struct Hello {
     pub max_lanes: u8,
     /// The largest QUIC packet that it accepts on a lane, bytes.
     pub max_datagram_packet: u16,
-    /// What it offers to this peer.
+    /// The services that the sender offers to this peer.
     pub services: Vec<Service>,
-    /// What it can do beyond the version.
+    /// The optional abilities of the sender.
     pub features: Features,
     /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
@@ -258,7 +258,7 @@ pub struct Service {
 pub struct LaneOffer {
     /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
-    /// Which opening of this lane it is.
+    /// The number of this opening of the lane.
     pub epoch: u64,
     /// The connection ID under which the sender of the message receives.
     pub connection_id: [u8; CONNECTION_ID_BYTES],
@@ -269,7 +269,7 @@ pub struct LaneOffer {
 pub struct LaneEnd<R> {
     /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
-    /// Which opening of this lane it is.
+    /// The number of the opening that ends.
     pub epoch: u64,
     /// The reason for the end of the lane.
     pub reason: R,
@@ -299,11 +299,11 @@ pub enum LaneCloseCause {
     Dead = 1,
     /// A packet on it broke the protocol.
     ProtocolViolation = 2,
-    /// It was replaced by another epoch.
+    /// The lane was replaced by another epoch.
     Replaced = 3,
-    /// It is not needed, or its end is going away.
+    /// The lane is not needed, or its end is going away.
     Done = 4,
-    /// It still works, but its keys are nearly used up: it is to be replaced.
+    /// The lane still works, but its keys are nearly used up: it is to be replaced.
     WornOut = 5,
 }
 
@@ -511,7 +511,7 @@ pub enum StreamAnswer {
     UpstreamRefused = 4,
     /// The upstream did not answer in time.
     UpstreamTimeout = 5,
-    /// As many streams are open as there may be.
+    /// As many streams are open as the limit allows.
     LimitReached = 6,
 }
 

@@ -1,4 +1,4 @@
-//! What a panic ends: the daemon, unless it happens in an isolated part of it.
+//! The consequences of a panic: it ends the daemon, unless it happens in an isolated part of it.
 //!
 //! | where | what happens |
 //! |---|---|

@@ -80,7 +80,7 @@ impl Pace {
 pub struct Allowance {
     rate: Rate,
     bucket: Bucket,
-    /// What the bucket's nanoseconds count from.
+    /// The origin of the bucket's nanoseconds.
     epoch: Instant,
 }
 

@@ -61,7 +61,7 @@ mod tests {
     use crate::sampler::*;
 
     #[test]
-    fn a_rate_is_that_between_the_last_two_looks() {
+    fn a_rate_is_that_between_the_last_two_samples() {
         let clock = ManualClock::default();
         let mut sampler = Sampler::<2>::new(clock.now());
         assert_eq!(sampler.last(), None);

@@ -1,4 +1,4 @@
-//! Where an agent is, and the link that names it whole.
+//! The endpoint of an agent, and the share link that holds all that a dialler needs.
 
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
@@ -115,7 +115,7 @@ impl fmt::Display for ShareLink {
     }
 }
 
-/// Which part of a share link is wrong.
+/// The part of a share link that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareLinkError {
     /// The text begins with another scheme, or with none.

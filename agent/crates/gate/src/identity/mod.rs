@@ -124,7 +124,7 @@ pub enum IdentityError {
         /// The permission bits of the file.
         mode: u32,
     },
-    /// What it holds is not an identity.
+    /// The file's content is not an identity.
     #[error("{} {cause}", path.display())]
     Key {
         /// The path of the file that holds no identity.

@@ -1,4 +1,4 @@
-//! What a file of used knocks looks like (pure).
+//! The format of a file of used knocks (pure).
 //!
 //! ```text
 //!  0    magic and version, 8 bytes      "culvknk" 1

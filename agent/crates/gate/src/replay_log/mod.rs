@@ -26,7 +26,7 @@ pub use beside::Beside;
 pub use file::{FileReplayLog, Loaded, Opened, ReplayLogError, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
 
-/// Where the table of used knocks writes them.
+/// The store to which the table of used knocks writes them.
 pub trait ReplayLog: Send {
     /// Adds one record; once it returns, the record outlives the process.
     ///

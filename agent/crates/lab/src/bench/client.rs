@@ -48,7 +48,7 @@ pub(super) struct Shared {
     pub(super) refused: AtomicBool,
 }
 
-/// What one thread of clients is given.
+/// The parameters of one thread of clients.
 pub(super) struct Setup {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) epoch: Instant,
@@ -62,12 +62,12 @@ pub(super) struct Setup {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What one thread of clients found.
+/// The results of one thread of clients.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) sent: Sent,
     pub(super) received: Received,
-    /// What the sink said of each flow; none where it did not answer.
+    /// The report of the sink on each flow; none where it did not answer.
     pub(super) reports: Vec<Option<Report>>,
 }
 
@@ -92,7 +92,7 @@ enum State {
 pub(super) struct Client {
     setup: Setup,
     sockets: Vec<Box<dyn UdpSocket>>,
-    /// Which sockets may have something to read, each once.
+    /// The sockets that may have something to read, each once.
     readable: Vec<usize>,
     is_readable: Vec<bool>,
     flows: Vec<Flow>,

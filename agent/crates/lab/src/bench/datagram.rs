@@ -1,4 +1,4 @@
-//! What the datagrams of a run look like.
+//! The format of the datagrams of a run.
 //!
 //! ```text
 //!  0      4      5           6      8     12     16         24        32            size
@@ -176,7 +176,7 @@ impl Direction {
     }
 }
 
-/// What both ends of a run must know.
+/// The parameters that both ends of a run must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) direction: Direction,
@@ -240,14 +240,14 @@ impl Plan {
     }
 }
 
-/// What the sink knows of one flow, and of itself.
+/// The counts of one flow at the sink, and those of the sink itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
     /// Datagrams of the flow that arrived, each counted once.
     pub(super) distinct: u64,
     pub(super) duplicates: u64,
     pub(super) reordered: u64,
-    /// What the sink sent on the flow.
+    /// The datagrams that the sink sent on the flow.
     pub(super) sent: u64,
     /// Whether the sink will send more.
     pub(super) sending: bool,

@@ -138,7 +138,7 @@ fn start(
     Ok(())
 }
 
-/// Which flows thread `thread` of `threads` has.
+/// The flows that thread `thread` of `threads` has.
 fn share(flows: u32, threads: u32, thread: u32) -> Range<u32> {
     let bound = |thread: u32| {
         // At most `flows`, which has 32 bits.
@@ -312,7 +312,7 @@ fn way(sent: Sent, mut received: Received, one_clock: bool, seconds: f64) -> Way
     }
 }
 
-/// What a sink in another process said.
+/// The results that a sink in another process reported.
 struct Reported {
     sent: Sent,
     received: Received,

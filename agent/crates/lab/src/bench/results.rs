@@ -1,4 +1,4 @@
-//! What a run found, as a table and as JSON.
+//! The results of a run, as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -101,7 +101,7 @@ impl Results {
         total
     }
 
-    /// What a search learns from it.
+    /// The step that a search learns from.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates far below 2^63")]
     pub(super) fn outcome(&self) -> Step {
         let total = self.total();

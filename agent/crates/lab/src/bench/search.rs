@@ -1,9 +1,9 @@
 //! The highest rate of which less than a limit is lost: which rate to try next.
 
-/// What a step of the search showed.
+/// The result of one step of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Step {
-    /// What was asked for; none is as fast as it goes.
+    /// The rate that was asked for; none is as fast as it goes.
     pub(super) offered_bps: Option<u64>,
     pub(super) sent_bps: u64,
     pub(super) received_bps: u64,

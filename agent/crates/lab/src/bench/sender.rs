@@ -20,7 +20,7 @@ const BURSTS_PER_TURN: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) flow: u32,
-    /// Which of the thread's sockets it leaves by.
+    /// The index of the thread's socket that the flow leaves by.
     pub(super) socket: usize,
     pub(super) path: Path,
     sequence: u64,
@@ -34,7 +34,7 @@ impl Target {
     }
 }
 
-/// What became of the counted datagrams of a sender.
+/// The outcome of the counted datagrams of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sent {
     /// Counted datagrams that the kernel took.

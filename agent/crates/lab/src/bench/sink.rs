@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Batches that one turn reads at most.
 const BATCHES_PER_TURN: usize = 4;
 
-/// What the sink found in the run that it served last.
+/// The results of the run that the sink served last.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) sent: Sent,
@@ -45,7 +45,7 @@ struct Run {
 struct Flow {
     path: Path,
     tally: FlowTally,
-    /// Where the flow stands among the sender's targets.
+    /// The index of the flow among the sender's targets.
     target: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Sink {
     replies: SendBatch,
     readable: bool,
     arrived: u64,
-    /// What of `shared` is ours: received.
+    /// Datagrams received that were added to `shared`.
     told: u64,
 }
 
@@ -90,7 +90,7 @@ impl Sink {
         }
     }
 
-    /// What it found, after [`Turn::Ended`]; none if nobody opened a flow.
+    /// The results, after [`Turn::Ended`]; none if nobody opened a flow.
     pub(super) fn finish(self) -> Option<Outcome> {
         let drops = self.sockets[0].kernel_drops();
         let mut run = self.run?;

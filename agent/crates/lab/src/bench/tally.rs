@@ -1,10 +1,10 @@
-//! What arrived: once, twice, late, broken, and after how long.
+//! Counts of arrivals: in order, late, duplicate or corrupt, and their times.
 
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
-/// Which sequence numbers of a flow have arrived: one bit each, for the last [`Window::BITS`] of them.
+/// The sequence numbers of a flow that have arrived: one bit each, for the last [`Window::BITS`] of them.
 ///
 /// ```text
 ///            next - BITS                next
@@ -185,7 +185,7 @@ impl Latency {
     }
 }
 
-/// What one thread received of one direction.
+/// The datagrams that one thread received in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Received {
     pub(super) counts: Counts,

@@ -114,7 +114,7 @@ fn complete<'a>(dcid: &'a [u8], scid: &'a [u8], frames: &'a [u8]) -> Initial<'a>
     Initial { first: INITIAL, version: V1, dcid, scid, token: &[], number: 0, frames, bytes: MIN_DATAGRAM }
 }
 
-/// What an Initial says about itself.
+/// The fields of an Initial's header.
 struct Parts {
     dcid: Vec<u8>,
     scid: Vec<u8>,
@@ -208,7 +208,7 @@ fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
     }
 }
 
-/// What a QUIC server closes the connection for.
+/// The frames for which a QUIC server closes the connection.
 fn illegal_frames(list: &mut List, rng: &mut SmallRng) {
     let hello = client_hello(rng, b"h3", &[0; CID_BYTES]);
     let (random_hello, half) = (random(rng, 300), hello.len() / 2);

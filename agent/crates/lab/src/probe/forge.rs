@@ -43,7 +43,7 @@ pub(super) struct Initial<'a> {
     pub(super) token: &'a [u8],
     pub(super) number: u32,
     pub(super) frames: &'a [u8],
-    /// What the packet is padded to, at least the header and 20 bytes.
+    /// The length that the packet is padded to, at least the header and 20 bytes.
     pub(super) bytes: usize,
 }
 
@@ -79,7 +79,7 @@ impl Initial<'_> {
     }
 }
 
-/// What both ends derive from a connection ID alone; for versions that nobody knows, version 1's.
+/// The keys that both ends derive from a connection ID alone; for unknown versions, those of version 1.
 fn client_keys(version: u32, dcid: &[u8]) -> Keys {
     let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256;
     let version = match version {

@@ -43,7 +43,7 @@ fn extensions(protocol: &[u8], share: &[u8; 32], scid: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// What clients commonly offer (RFC 9000 §18.2).
+/// The transport parameters that clients commonly offer (RFC 9000 §18.2).
 fn transport_parameters(scid: &[u8]) -> Vec<u8> {
     const PARAMETERS: [(u64, u64); 9] = [
         // max_idle_timeout in ms, max_udp_payload_size

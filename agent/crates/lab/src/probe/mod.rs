@@ -1,4 +1,4 @@
-//! What a scanner could send to a UDP port to learn what listens there, and what comes back.
+//! Sends what a scanner could send to a UDP port to learn what listens there, and reports what comes back.
 //!
 //! | question | file |
 //! |---|---|
@@ -87,7 +87,7 @@ impl Class {
 pub struct Probe {
     /// The class that the packet belongs to.
     pub class: Class,
-    /// Which one of its class, in words.
+    /// The variant within the class, in words.
     pub detail: String,
     /// The UDP payload, 0 to 1500 bytes.
     pub bytes: Vec<u8>,
@@ -101,12 +101,12 @@ pub fn packets(seed: u64) -> Vec<Probe> {
     catalogue::all(&mut SmallRng::seed_from_u64(seed))
 }
 
-/// What is to be probed, and how.
+/// The target of a probe, and how it is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The address and port that are probed.
     pub target: SocketAddr,
-    /// What the packets are made from.
+    /// The seed that the packets are made from.
     pub seed: u64,
     /// How long an answer to the last datagram of a round may take.
     pub wait: Duration,

@@ -1,4 +1,4 @@
-//! What clients of other protocols over UDP send first. Scanners try these on every port.
+//! The first datagrams of clients of other protocols over UDP. Scanners try these on every port.
 
 use rand::{RngExt, rngs::SmallRng};
 

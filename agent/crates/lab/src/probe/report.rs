@@ -1,4 +1,4 @@
-//! What came back, class by class, as a table or as JSON.
+//! The answers to all probes, class by class, as a table or as JSON.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -31,7 +31,7 @@ wire::labelled! {
 pub struct Report {
     /// The address and port that were probed.
     pub target: SocketAddr,
-    /// What the packets were made from.
+    /// The seed that the packets were made from.
     pub seed: u64,
     /// How long answers were waited for.
     pub wait: Duration,
@@ -39,7 +39,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// What came back to the packets of one class.
+/// The answers to the packets of one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The class that the row is about.

@@ -11,7 +11,7 @@ use rustc_hash::FxHasher;
 
 use crate::{UdpRole, memory::Datagram, steering};
 
-/// What is bound; workers share an address for the same kind only.
+/// The kind of socket that is bound; workers share an address for the same kind only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Udp(UdpRole),

@@ -55,12 +55,12 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// What the network does with a datagram.
+/// The decision of the network about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The network delivers the datagram once.
     Deliver,
-    /// It does not arrive, and its sender does not learn of it.
+    /// The network drops the datagram, and its sender does not learn of it.
     Drop,
     /// The network delivers the datagram twice.
     Duplicate,
@@ -399,7 +399,7 @@ impl Host {
     }
 }
 
-/// Where a socket sends a datagram.
+/// The destination of a socket's datagram.
 struct Route {
     to: SocketAddr,
     source: Option<IpAddr>,

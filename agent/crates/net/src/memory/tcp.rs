@@ -19,7 +19,7 @@ const PIPE_BYTES: usize = 64 * 1024;
 /// Connections that wait to be accepted; a further one is refused.
 const BACKLOG: usize = 128;
 
-/// Who waits for something, if anybody does.
+/// The party that waits for something, if there is one.
 #[derive(Default)]
 struct Waiter {
     owner: Option<(Ready, Token)>,
@@ -172,7 +172,7 @@ impl Stream {
         Some(near)
     }
 
-    /// What a connect to a port without a listener gives.
+    /// The error of a connect to a port without a listener.
     pub(super) fn refused() -> Self {
         Self { pipes: None, refused: true }
     }

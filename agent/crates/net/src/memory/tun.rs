@@ -53,7 +53,7 @@ impl Queue {
 pub struct Written {
     /// The index of the queue it was written to.
     pub queue: u8,
-    /// What the kernel was told of it.
+    /// The virtio header that came with it.
     pub vnet: VnetHeader,
     /// The bytes of the packet or super-packet.
     pub packet: Vec<u8>,
@@ -91,7 +91,7 @@ impl MemoryTun {
         true
     }
 
-    /// What was written since the last call, in order, whatever the queue.
+    /// The packets written since the last call, in order, whatever the queue.
     #[must_use]
     pub fn take_written(&self) -> Vec<Written> {
         self.device.written.take()

@@ -14,7 +14,7 @@ use crate::{
     memory::{Arrival, Datagram, MemoryFabric, Route, WorkerId},
 };
 
-/// What a queued datagram costs beside its payload, so that empty ones are bounded too; about an `sk_buff`.
+/// The cost of a queued datagram beside its payload, so that empty ones are bounded too; about an `sk_buff`.
 const OVERHEAD_BYTES: usize = 256;
 
 /// The largest buffer that GRO makes.

@@ -368,7 +368,7 @@ impl Entry {
     }
 }
 
-/// What is to be changed of an interface.
+/// A change to be made to an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkChange {
     /// Whether the interface is to be brought up.

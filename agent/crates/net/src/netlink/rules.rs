@@ -22,7 +22,7 @@ pub struct Rule {
     pub what: RuleKind,
 }
 
-/// What a rule of ours does.
+/// The selection that a rule of ours makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleKind {
     /// Packets without `mark` look into `table`.

@@ -1,4 +1,4 @@
-//! What the packet path costs without a network: two lanes beside two quinn-proto endpoints, and on two threads.
+//! The cost of the packet path without a network: two lanes beside two quinn-proto endpoints, and on two threads.
 //!
 //! | question | file |
 //! |---|---|
