@@ -12,7 +12,7 @@ pub(crate) struct BitRing<W> {
 }
 
 impl<const WORDS: usize> BitRing<[u64; WORDS]> {
-    /// How many numbers fit side by side.
+    /// The number of numbers that fit side by side.
     pub(crate) const BITS: u64 = {
         assert!(WORDS.is_power_of_two(), "so that the index of a number is a mask and a shift");
         WORDS as u64 * 64
@@ -24,7 +24,7 @@ impl<const WORDS: usize> BitRing<[u64; WORDS]> {
 }
 
 impl BitRing<Box<[u64]>> {
-    /// An empty set of so many numbers side by side: 64 times a power of two.
+    /// An empty set with room for this many numbers side by side: 64 times a power of two.
     pub(crate) fn with_bits(bits: u64) -> Self {
         let words = (bits / 64) as usize;
         debug_assert!(words.is_power_of_two(), "so that the index of a number is a mask and a shift");

@@ -78,7 +78,7 @@ pub enum HeaderError {
     WrongDestination,
 }
 
-/// How the other end broke the protocol, in a packet that it authenticated.
+/// The way in which the other end broke the protocol, in a packet that it authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Violation {
     /// Reserved header bits are set (RFC 9000 §17.3.1).

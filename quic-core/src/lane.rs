@@ -28,7 +28,7 @@ pub struct LaneConfig<'a> {
     pub remote_cid: ConnectionId,
     /// The connection ID that received packets must carry.
     pub local_cid: ConnectionId,
-    /// How soon received packets are acknowledged.
+    /// The delay after which received packets are acknowledged.
     pub ack: AckProfile,
     /// Packets that one key seals at most; keys are updated after half of it. `None` = the suite's confidentiality limit
     /// (RFC 9001 §6.6), above which no value goes; below 2 counts as 2. For tests, and for operators who want more frequent

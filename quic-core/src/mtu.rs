@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use crate::ack::Volume;
 
-/// What every path carries (RFC 9000 §14).
+/// The packet size that every path carries (RFC 9000 §14).
 const BASE: u16 = 1200;
 /// The number of probes of one size that must be lost before it counts as too large (RFC 8899 §5.1.2, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
@@ -224,7 +224,7 @@ impl MtuSearch {
         false
     }
 
-    /// Packets were lost, of which the largest has so many bytes; probes are none of them.
+    /// Notes that packets were lost, other than probes, of which the largest has `largest` bytes.
     #[inline]
     pub(crate) fn on_packets_lost(&mut self, largest: u16) {
         // What is above the current size was sent before that fell.

@@ -77,7 +77,7 @@ pub(crate) struct Opener {
     replay: ReplayWindow,
     /// Packets that may fail authentication, under all keys together.
     integrity_limit: u64,
-    /// How many of those are left.
+    /// The number of those packets that are left.
     failure_budget: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What happens on a lane, packet by packet, for whoever wants to look at it: records of one size in memory that is bounded.
+//! Records the events on a lane, packet by packet, for an observer: records of one size, in bounded memory.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ pub enum Event {
     Metrics(Metrics),
     /// This end seals with new keys.
     KeyUpdate {
-        /// How often keys were updated on this lane.
+        /// The number of key updates on this lane so far.
         generation: u32,
         /// Whether this end followed an update of the other end.
         followed: bool,
@@ -99,7 +99,7 @@ pub enum SeenFrame {
     Ping,
     /// An ACK frame; its ranges follow as [`SeenFrame::AckRange`].
     Ack {
-        /// How long the largest packet was held back.
+        /// The time for which the largest packet was held back.
         delay_micros: u32,
     },
     /// The next range of the ACK before, from the highest down.
@@ -120,7 +120,7 @@ pub enum SeenFrame {
     },
 }
 
-/// How a packet was found to be lost (RFC 9002 §6.1).
+/// The rule by which a packet was found to be lost (RFC 9002 §6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LossRule {
     /// Three packets that were sent later were acknowledged.
@@ -170,7 +170,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for so many records, whose times are counted from `origin`.
+    /// Makes a recorder with room for this many records, whose times count from `origin`.
     pub fn new(capacity: usize, origin: Instant) -> Self {
         Self { origin, records: Vec::with_capacity(capacity), capacity, head: 0, open: false, lost: 0 }
     }
@@ -180,7 +180,7 @@ impl Recorder {
         &self.records
     }
 
-    /// How many events found no room since the last [`clear`](Self::clear); a packet is one, whatever its frames.
+    /// The events that found no room since the last [`clear`](Self::clear); a packet is one, whatever its frames.
     pub fn lost(&self) -> u64 {
         self.lost
     }

@@ -66,7 +66,7 @@ pub(crate) enum Asks {
     Nothing,
     /// An ACK within the acknowledgement delay.
     Ack,
-    /// An ACK at once: it held a PING, and whoever probes waits for the answer.
+    /// An ACK at once: the packet held a PING, and the sender of a probe waits for the answer.
     AckNow,
 }
 

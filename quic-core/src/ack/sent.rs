@@ -23,7 +23,7 @@ const LATEST: Duration = Duration::from_secs(3);
 /// A window that has sent nothing for so long is made small again.
 const REST: Duration = Duration::from_secs(1);
 
-/// How far below an acknowledged packet one must be to be lost by count (RFC 9002 §6.1.1, kPacketThreshold).
+/// The distance below an acknowledged packet from which one is lost by count (RFC 9002 §6.1.1, kPacketThreshold).
 const PACKET_THRESHOLD: u64 = 3;
 /// The back-off of probes stops at 2^6 times the PTO, so that a lane that works again is noticed soon.
 const MAX_BACKOFF: u32 = 6;

@@ -1,4 +1,4 @@
-//! Key updates (RFC 9001 §6): which generation of keys seals, and which opens.
+//! Key updates (RFC 9001 §6): the generation of keys that seals, and those that open.
 //!
 //! ```text
 //!  SendKeys      current ─────────────────────────▶ (next is derived when it is needed)
@@ -29,7 +29,7 @@ use crate::{
 /// For how many PTOs a replaced receive key is kept (RFC 9001 §6.5).
 const KEEP_PTOS: u32 = 3;
 
-/// How many key updates led to a key.
+/// The number of key updates that led to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(u64);
 

@@ -7,7 +7,7 @@ pub const DATAGRAM: u8 = 0x30;
 /// A DATAGRAM frame with a length field.
 pub const DATAGRAM_WITH_LEN: u8 = 0x31;
 
-/// What a frame with a length field (0x31) adds before a payload of this length: its type and the length field.
+/// The bytes that a frame with a length field (0x31) adds before a payload of this length: its type and the length field.
 #[inline]
 pub const fn header_len(payload_len: usize) -> usize {
     1 + varint::len(payload_len as u64)

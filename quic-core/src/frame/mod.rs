@@ -163,7 +163,7 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// What a payload holds, once all its frames were found valid.
+/// The content of a payload whose frames were all found valid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub(crate) datagrams: u32,

@@ -30,12 +30,12 @@ pub struct Admission {
     pub agreement: [u8; 32],
 }
 
-/// How much room there is for handshakes.
+/// The room that there is for further handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     /// A handshake may begin at once.
     Free,
-    /// Half of them are under way: whoever begins one proves its address first.
+    /// Half of the handshakes are under way: a client must prove its address before it begins one.
     Busy,
     /// The limit on handshakes under way is reached.
     Full,

@@ -25,22 +25,22 @@ pub const OPENS_PER_SECOND_AND_CORE: u32 = 12_000;
 /// All workers together spend at most a quarter of a core.
 pub const MOST_OPENS_PER_SECOND: u32 = OPENS_PER_SECOND_AND_CORE / 4;
 
-/// However many workers there are, each opens so many knocks a second: 0.4 % of its core.
+/// The least number of knocks that each worker opens per second, however many workers there are: 0.4 % of its core.
 pub const LEAST_OPENS_PER_SECOND: u32 = 50;
 
 /// The part of a class that one source prefix may have. Thirty-two prefixes can then use up a class: few enough for
 /// an office behind one address, whose hundred agents come back within seconds, and more than one machine has.
 const PREFIX_PART: u32 = 32;
 
-/// However small the part, a prefix may have so many a second.
+/// The least number of knocks per second that a prefix may have, however small its part.
 const LEAST_PREFIX_OPENS_PER_SECOND: u32 = 10;
 
-/// What a class that was idle may spend at once: an eighth of a second's worth, so that the packets of a worker never
+/// The time that a class that was idle may spend at once: an eighth of a second's worth, so that the packets of a worker never
 /// wait for more than 16 ms of one class's knocks (1,500 a second, one worker).
 const BURST: Duration = Duration::from_millis(125);
 
-/// What a prefix that was idle may spend at once, in time of its own rate; it is also the time after which a prefix
-/// that was not heard of is as good as new and can be forgotten.
+/// The time that a prefix that was idle may spend at once, at its own rate. A prefix that was silent for as long is as good as
+/// new and can be forgotten.
 const PREFIX_BURST: Duration = Duration::from_secs(2);
 
 /// Prefixes of a class in each of the two generations that are remembered.
@@ -57,12 +57,12 @@ pub enum Take {
     Refused,
 }
 
-/// How often a peer that proved its key is not charged to its source: as often as one dials that misses us.
+/// The interval at which a peer that proved its key is not charged to its source: as often as a peer dials that misses us.
 const FREE_EVERY: Duration = Duration::from_secs(1);
 
 /// The budget of one worker for opening knocks.
 pub struct Budget {
-    /// What the buckets' nanoseconds count from.
+    /// The origin of the buckets' nanoseconds.
     epoch: Instant,
     unvalidated: Class,
     validated: Class,

@@ -1,4 +1,4 @@
-//! What a datagram is, by the bits that nothing protects: form, type, version and lengths (RFC 8999 §5, RFC 9000 §17).
+//! Classifies a datagram by the bits that nothing protects: form, type, version and lengths (RFC 8999 §5, RFC 9000 §17).
 //!
 //! ```text
 //!  long   1?TT????  version 32  len│DCID  len│SCID   Initial: varint│token  varint│number and payload
@@ -47,10 +47,10 @@ pub struct Initial<'a> {
     pub scid: &'a [u8],
     /// The token of the packet, which is often empty.
     pub token: &'a [u8],
-    /// Where the protected packet number begins, counted from the start of the datagram.
+    /// The index of the protected packet number, counted from the start of the datagram.
     pub packet_number_at: usize,
-    /// Where the packet ends; what follows are other packets. At least [`PROTECTED_BYTES`] after `packet_number_at`,
-    /// at most the length of the datagram.
+    /// The end of the packet; other packets follow. At least [`PROTECTED_BYTES`] after `packet_number_at`, at most the length
+    /// of the datagram.
     pub end: usize,
 }
 

@@ -27,7 +27,7 @@ use wire::rate::{Allowance, Pace};
 
 pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
-/// How long a flow may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
+/// The time for which a flow may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
 pub const IDLE: Duration = Duration::from_secs(60);
 
 /// Bytes that may go back to a sender for each byte that came, until it has answered (RFC 9000 §8.1).

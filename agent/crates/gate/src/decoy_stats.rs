@@ -10,7 +10,7 @@ wire::labelled! {
         SourceFlows => "source_flows",
         /// The source prefix opened too many flows lately.
         SourceRate => "source_rate",
-        /// All sources together opened too many flows of late.
+        /// All sources together opened too many flows lately.
         TotalRate => "total_rate",
         /// No socket could be opened for it.
         NoSocket => "no_socket",

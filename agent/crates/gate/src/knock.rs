@@ -48,8 +48,8 @@ pub const KNOCK_BYTES: usize = 136;
 /// The length of mac1, which closes every token that the gate looks at.
 pub const MAC_BYTES: usize = 16;
 
-/// How long an epoch of mac1 lasts. Shorter ones would let mac1 expire sooner, and cost an unauthenticated datagram
-/// more of them: each that the window touches is one block of BLAKE2s.
+/// The duration of an epoch of mac1. Shorter epochs would let mac1 expire sooner, and cost an unauthenticated datagram more of
+/// them: each that the window touches is one block of BLAKE2s.
 pub const EPOCH_SECONDS: u64 = 256;
 
 /// The epochs that clocks show which differ from ours, at `unix_seconds`, by at most `window` (whole seconds).

@@ -151,7 +151,7 @@ pub struct Gate {
     refusals: Arc<Refusals>,
     /// Whether a client must knock before its handshake.
     required: bool,
-    /// How far a knock's time may be from ours; whole seconds.
+    /// The difference that is allowed between a knock's time and ours; whole seconds.
     window: Duration,
     table: SingleUse,
     budget: Budget,
@@ -171,7 +171,7 @@ pub struct Gate {
 pub struct GateSetup {
     /// The keys of this agent's identity.
     pub own: Arc<Own>,
-    /// How our connection IDs are told.
+    /// The check and the maker of our connection IDs.
     pub ids: ConnectionIds,
     /// The list of keys that may connect.
     pub allowlist: Arc<dyn Allowlist>,
@@ -179,7 +179,7 @@ pub struct GateSetup {
     pub refusals: Arc<Refusals>,
     /// Whether a client must knock before its handshake.
     pub required: bool,
-    /// How far a knock's time may be from ours; whole seconds.
+    /// The difference that is allowed between a knock's time and ours; whole seconds.
     pub window: Duration,
     /// The knocks that were used, those of earlier processes included.
     pub table: SingleUse,
@@ -297,7 +297,7 @@ impl Gate {
         }
     }
 
-    /// How many used tokens it remembers.
+    /// The number of used tokens that it remembers.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.table.len()

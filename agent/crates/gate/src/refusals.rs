@@ -36,7 +36,7 @@ pub enum Why {
     Budget,
     /// The knock does not open: it is damaged, or meant for another key.
     Knock(KnockError),
-    /// The client's clock and ours differ: by so many seconds it is ahead.
+    /// The client's clock is ahead of ours by this much.
     Clock {
         /// Seconds; negative if it is behind.
         ahead: i64,

@@ -1,4 +1,4 @@
-//! Retry packets (RFC 9000 §8.1.2) that the gate makes when knocks cost more than it may spend: whoever answers one can
+//! Retry packets (RFC 9000 §8.1.2), which the gate makes when knocks cost more than it may spend: a client that answers one can
 //! receive at the address that it claims.
 //!
 //! quinn-proto's own Retry would replace the knock by its token. Here the knock travels inside:

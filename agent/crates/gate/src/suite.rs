@@ -153,7 +153,7 @@ enum Hello {
     Incomplete,
     /// A ServerHello, with the code point of its suite.
     Real(u16),
-    /// A HelloRetryRequest of so many bytes.
+    /// A HelloRetryRequest of this many bytes.
     Retry(usize),
     Foreign,
 }

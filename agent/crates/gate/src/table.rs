@@ -27,11 +27,11 @@ pub type Tag = [u8; 16];
 pub struct Used {
     /// The last unix second in which mac1 of the token may hold, under any window that can be configured.
     pub expiry: u64,
-    /// How far the handshake of the knock is.
+    /// The progress of the knock's handshake.
     pub state: State,
 }
 
-/// How far the handshake of a used knock is.
+/// The progress of the handshake of a used knock.
 ///
 /// ```text
 ///  insert ──► Handshaking ──done──► Done ──expire──► (forgotten)
@@ -98,8 +98,8 @@ pub struct SingleUse {
     /// In the order of insertion, which is that of expiry unless the wall clock jumps back. An entry waits for those before it.
     queue: VecDeque<Queued>,
     capacity: usize,
-    /// How many at the front of the queue come from an earlier process; they take no room from the knocks of this
-    /// one, or a restart with fewer workers could begin with full tables.
+    /// The entries at the front of the queue that come from an earlier process. They take no room from the knocks of this one;
+    /// otherwise a restart with fewer workers could begin with full tables.
     restored: usize,
     replay_log: Box<dyn ReplayLog>,
     /// Records in the replay log, those of forgotten knocks included.
@@ -179,7 +179,7 @@ impl SingleUse {
         self.entries.get(tag)
     }
 
-    /// Whether a knock with this timestamp (unix seconds) would be here if it had been used; else it must be refused.
+    /// Whether a knock with this timestamp (unix seconds) would be here if it had been used; otherwise it must be refused.
     ///
     /// Two windows after the start a knock from before it is refused for its age; that the question ends then keeps a
     /// wall clock that was ahead at the start from locking everybody out until it is there again.

@@ -182,12 +182,12 @@ pub fn client_crypto(
     client_crypto_with(FirstSuite::for_this_cpu(), identity, expected)
 }
 
-/// Which suite heads the list that is offered and chosen from.
+/// The suite that heads the list that is offered and chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstSuite {
     /// The CPU has AES and carry-less multiplication instructions.
     Aes128,
-    /// It has not, and AES-GCM would be several times slower.
+    /// The CPU lacks AES instructions, and AES-GCM would be several times slower.
     ChaCha20,
     /// No CPU asks for it; it makes the third suite reachable in tests.
     #[cfg(test)]
@@ -434,8 +434,8 @@ pub fn server_config(
 /// The smallest QUIC packet that every path must carry, bytes (RFC 9000 §14).
 pub const MIN_PACKET: u16 = 1200;
 
-/// How large packets grow by path MTU discovery when nothing else is configured, bytes: Ethernet's 1500 minus
-/// an IPv6 and a UDP header.
+/// The size up to which path MTU discovery raises packets when nothing else is configured, in bytes: Ethernet's 1500 minus an
+/// IPv6 and a UDP header.
 pub const DEFAULT_MAX_PACKET: u16 = 1452;
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.

@@ -1,4 +1,4 @@
-//! What is read from the TUN device, as the packets that it becomes: a super-packet is cut as the kernel would cut it.
+//! Turns what is read from the TUN device into packets: a super-packet is cut as the kernel would cut it.
 //!
 //! ```text
 //!   super-packet   | header |  payload ···········································  |
@@ -57,7 +57,7 @@ enum Ip {
 
 #[derive(Debug)]
 struct L4 {
-    /// Of the pseudo-header but for the length; without partial checksums also of the L4 header but for what differs.
+    /// The sum of the pseudo-header without its length; with complete checksums also of the L4 header's constant fields.
     sum: u16,
     /// The TCP header's fields that differ between packets; `None` for UDP.
     tcp: Option<Tcp>,
@@ -172,7 +172,7 @@ impl<'a> Cut<'a> {
         })
     }
 
-    /// How many packets it becomes, at least one.
+    /// The number of packets that result, at least one.
     #[inline]
     #[must_use]
     pub fn count(&self) -> usize {

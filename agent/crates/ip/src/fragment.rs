@@ -5,7 +5,7 @@ use crate::{
     view::{IPV4_HEADER, IpView},
 };
 
-/// A fragment's data, but for the last one's, is a multiple of so many bytes.
+/// The unit of fragment offsets in bytes: the data of every fragment but the last is a multiple of it.
 const UNIT: usize = 8;
 
 /// The flag that says that more fragments follow.
@@ -29,8 +29,8 @@ pub struct Fragments<'a> {
 }
 
 impl<'a> Fragments<'a> {
-    /// Of `packet`, whose headers are `view` and whose checksums are complete, in pieces of at most `mtu` bytes; `None` where it
-    /// must not be cut, need not be, or cannot be because its header leaves no room.
+    /// Cuts `packet`, whose headers are `view` and whose checksums are complete, into fragments of at most `mtu` bytes. `None`
+    /// if it must not be cut, need not be, or cannot be because its header leaves no room.
     #[must_use]
     pub fn new(packet: &'a [u8], view: &IpView, mtu: u16) -> Option<Self> {
         let packet = packet.get(..view.len)?;

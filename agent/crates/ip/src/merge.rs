@@ -1,4 +1,4 @@
-//! What came from a peer, as the super-packets that are written to the TUN device: one write for many packets of a flow.
+//! Joins packets that came from a peer into super-packets for the TUN device: one write for many packets of a flow.
 //!
 //! ```text
 //!   a flow's packets    | header | payload |   | header | payload |   | header | payload |

@@ -1,5 +1,5 @@
-//! Which packets of a received batch are written to a TUN device, and as which super-packets, without system calls: their
-//! bytes stay in the buffers in which they were decrypted.
+//! Lists the packets of a received batch that are written to a TUN device, joined or single, without system calls: their bytes
+//! stay in the buffers in which they were decrypted.
 //!
 //! ```text
 //!   written as   | virtio header | own header | piece → piece → … |

@@ -1,4 +1,4 @@
-//! What the headers of an IP packet say, checked once: whose it is, of which flow, where its upper layer begins.
+//! Reads and checks the headers of an IP packet once: its owner, its flow, and where its upper layer begins.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -39,7 +39,7 @@ pub struct Meta {
     pub local: Option<IpAddr>,
     /// The ECN bits, 0 to 3; 0 on sockets that do not ask for them (ingress and upstream ones).
     pub ecn: u8,
-    /// How long it waited in the kernel, at most 10 s; an estimate in calls without timestamps, zero when not known.
+    /// The time it waited in the kernel, at most 10 s; an estimate in calls without timestamps, zero if not known.
     pub age: Duration,
 }
 
@@ -54,7 +54,7 @@ impl Meta {
         age: Duration::ZERO,
     };
 
-    /// How many datagrams the buffer holds. An empty buffer is one datagram without payload.
+    /// The number of datagrams in the buffer. An empty buffer is one datagram without payload.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.len.div_ceil(self.segment.max(1)).max(1)
@@ -67,7 +67,7 @@ impl Meta {
     }
 }
 
-/// What so many datagrams of so many bytes together cost a worker: each is one unit, or 1,500 bytes are, if that is more.
+/// The cost of datagrams to a worker: each is one unit, or every 1,500 bytes are one, whichever is more.
 #[must_use]
 pub fn units(datagrams: usize, bytes: usize) -> u32 {
     const UNIT_BYTES: usize = 1_500;
@@ -122,7 +122,7 @@ impl ReceiveBatch {
         self.accepted.is_empty()
     }
 
-    /// How many buffers it can hold.
+    /// The number of buffers that it can hold.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
@@ -258,7 +258,7 @@ pub struct Path {
     pub tos: u8,
 }
 
-/// How far a message has come; it lasts over a `WouldBlock` in the midst of one that is sent in single datagrams.
+/// The progress of a message. It lasts over a `WouldBlock` in the middle of a message that is sent in single datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// Segments that need no more work, failed ones included.
@@ -295,7 +295,7 @@ pub struct Message {
     pub range: Range<usize>,
     /// The number of datagrams in the message.
     pub segments: u16,
-    /// How many payloads they carry together.
+    /// The number of payloads that the datagrams carry together.
     pub payloads: u32,
     /// A shorter datagram ended it: no other may follow.
     closed: bool,
@@ -303,7 +303,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// How many of its datagrams the kernel took, where it did not take the whole message at once.
+    /// The number of its datagrams that the kernel took, if it did not take the whole message at once.
     #[must_use]
     pub fn taken(&self) -> u16 {
         self.progress.done.saturating_sub(self.progress.failed)
@@ -370,7 +370,7 @@ impl SendBatch {
         self.buffer.get_mut(self.tail..self.tail + max_len)
     }
 
-    /// Whether datagrams of so many bytes together fit, each in a message of its own.
+    /// Whether datagrams of `bytes` bytes together fit, each in a message of its own.
     #[inline]
     #[must_use]
     pub fn has_room(&self, datagrams: usize, bytes: usize) -> bool {

@@ -51,7 +51,7 @@ pub struct DeliveryMessage {
     pub owner: u32,
     /// Bytes of each payload; the last may be shorter.
     pub segment: usize,
-    /// How many payloads, each a datagram.
+    /// The number of payloads, each of which is a datagram.
     pub payloads: u16,
     /// The bytes of all payloads together.
     pub bytes: usize,

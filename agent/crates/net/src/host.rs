@@ -26,7 +26,7 @@ pub struct ClockState {
     pub most_error: Duration,
 }
 
-/// How the system's clock is kept.
+/// The state of the system's clock.
 ///
 /// # Errors
 /// The kernel's, e.g. `PermissionDenied` where a sandbox forbids to ask.

@@ -112,7 +112,7 @@ pub trait Net {
     }
 }
 
-/// How a UDP socket is to be opened.
+/// The options with which a UDP socket is opened.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
     /// The address to bind; port 0 lets the kernel choose.
@@ -183,7 +183,7 @@ pub trait UdpSocket {
         KernelQueue { drops: self.kernel_drops(), bytes: 0 }
     }
 
-    /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
+    /// The way in which the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
     fn offload(&self, destination: SocketAddr) -> UdpOffload {
         let _ = destination;
         UdpOffload::default()
@@ -199,7 +199,7 @@ pub struct KernelQueue {
     pub bytes: u64,
 }
 
-/// How the kernel moves the datagrams of a UDP socket.
+/// The way in which the kernel moves the datagrams of a UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpOffload {
     /// Many datagrams in one message out (`UDP_SEGMENT`).
@@ -326,7 +326,7 @@ pub trait TcpListener {
 
 /// A TCP connection that does not block.
 pub trait TcpStream {
-    /// Whether a started connect has ended: `WouldBlock` while it goes on, else its result.
+    /// Whether a connect that was started has ended: `WouldBlock` while it goes on, then its result.
     ///
     /// # Errors
     /// `WouldBlock`, or why the connection failed.

@@ -60,7 +60,7 @@ pub fn out_of_descriptors() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
 }
 
-/// How many ports the kernel has for sockets that ask for none, all programs of the host together.
+/// The number of ports that the kernel has for sockets that ask for none, all programs of the host together.
 #[must_use]
 pub fn ephemeral_ports() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;

@@ -130,7 +130,7 @@ pub struct Booked {
     pub stats: UdpStats,
     /// Buffers that the kernel dropped at it.
     pub kernel_drops: u64,
-    /// Of a role: what waited in the receive buffers of those that were looked at last, in bytes of the kernel's memory.
+    /// For a role: the bytes of the kernel's memory that waited in the receive buffers when they were last sampled.
     pub kernel_queue: u64,
 }
 

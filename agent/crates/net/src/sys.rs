@@ -215,8 +215,8 @@ pub(super) fn receive(
     Ok(Received { buffers: count, refused })
 }
 
-/// What came with the buffer of `header`; none when it, or what came with it, was truncated. Its age is `held`, or if it
-/// is stamped and `now` is known, the one at that time.
+/// The metadata of the buffer of `header`; none if the buffer or its metadata was truncated. Its age is `held`, or if it is
+/// stamped and `now` is known, the one at that time.
 fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespec>) -> Option<Meta> {
     let len = header.msg_len as usize;
     let header = &header.msg_hdr;
@@ -592,8 +592,8 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
     set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
 }
 
-/// What waits in this socket's receive buffer, in bytes of the kernel's memory, and how many buffers the kernel dropped at it
-/// since it was opened, which wraps at 2^32.
+/// The bytes of the kernel's memory that wait in this socket's receive buffer, and the buffers that the kernel dropped at it
+/// since it was opened, a count that wraps at 2^32.
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     /// The words of a `SK_MEMINFO_VARS` reply (linux/sock_diag.h).
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;

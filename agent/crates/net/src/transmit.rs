@@ -25,7 +25,7 @@ use crate::{
     sys::{Envelope, Outgoing, Scratch},
 };
 
-/// How long GSO stays off for a destination after EIO; routes and devices change on this scale (our choice).
+/// The time for which GSO stays off for a destination after EIO; routes and devices change on this scale (our choice).
 pub(super) const GSO_RETRY: Duration = Duration::from_secs(60);
 
 /// Destinations whose GSO may be off at once; past this one more is tried with GSO each time, which costs a system call.

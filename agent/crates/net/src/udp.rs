@@ -60,7 +60,7 @@ pub(super) struct KernelUdp {
     drops: Cell<(u32, u64)>,
 }
 
-/// What a socket knows of the ages of its buffers, from asking for timestamps in one call of [`STAMPED_CALLS`].
+/// The knowledge of a socket about the ages of its buffers, from asking for timestamps in one call of [`STAMPED_CALLS`].
 #[derive(Default)]
 struct Ages {
     calls: u32,
@@ -70,7 +70,8 @@ struct Ages {
     seen: Option<Seen>,
 }
 
-/// How long a buffer had waited at most, at some time of the monotonic clock. What is read later came later.
+/// An upper bound of the time that a buffer had waited, at some time of the monotonic clock. Buffers that are read later came
+/// later.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     age: Duration,
@@ -78,7 +79,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// How long the next buffers have waited at most.
+    /// An upper bound of the time that the next buffers have waited.
     fn oldest(self, now: Instant) -> Duration {
         self.age + now.saturating_duration_since(self.at)
     }
@@ -123,7 +124,7 @@ impl Ages {
     }
 }
 
-/// How long a socket without room waits that cannot be watched. A buffer of 4 MiB takes 34 ms to empty at 1 Gbit/s.
+/// The time that a socket without room waits if it cannot be watched. A buffer of 4 MiB takes 34 ms to empty at 1 Gbit/s.
 const UNWATCHED_RETRY: Duration = Duration::from_millis(5);
 
 impl KernelUdp {
@@ -351,7 +352,7 @@ fn watch_readable(socket: Socket, connected: bool, waker: &Waker) -> io::Result<
     Ok(fd)
 }
 
-/// How many segments this kernel takes in one message, found out by sending one over loopback.
+/// The number of segments that this kernel takes in one message, found out by sending one over loopback.
 ///
 /// # Errors
 /// The kernel's, when that cannot be tried.

@@ -79,7 +79,7 @@ impl ConnectionIds {
         Self { rng: Arc::new(Mutex::new(rng)), issued, seed, worker, workers: workers.max(1) }
     }
 
-    /// How many workers the agent has.
+    /// The number of workers of the agent.
     #[must_use]
     pub fn workers(&self) -> u8 {
         self.workers

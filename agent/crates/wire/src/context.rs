@@ -190,8 +190,8 @@ impl Context {
         }
     }
 
-    /// Where its datagram starts, if it starts here: of one in pieces, in that which begins it. A context that this version
-    /// does not know counts as a whole.
+    /// The offset at which its datagram starts, if the frame holds the start: of a datagram in pieces, that is the piece with
+    /// offset 0. A context that this version does not know counts as a complete datagram.
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         match *self {

@@ -22,8 +22,8 @@ pub struct Join {
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
 }
 
-/// How many connections carry the TCP forwards of a peer, the control connection included: one for each worker of the end
-/// that has more.
+/// The number of connections that carry the TCP forwards of a peer, the control connection included: one for each worker of the
+/// end that has more.
 #[must_use]
 pub fn connections_for(own_workers: u8, peer_workers: u16) -> u8 {
     let most = u16::from(own_workers).max(peer_workers).clamp(1, u16::from(MAX_STREAM_CONNECTIONS));

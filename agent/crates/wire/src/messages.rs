@@ -195,7 +195,7 @@ pub const SIGNATURE_BYTES: usize = 64;
 /// The label under which TLS exports the bytes that a dialler signs (RFC 8446 §7.5).
 pub const POSSESSION_LABEL: &[u8] = b"EXPORTER-culvert-possession";
 
-/// What a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
+/// The bytes that a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
 /// elsewhere, and 32 bytes that only the two ends of this connection have.
 #[must_use]
 pub fn possession(exported: &[u8; 32]) -> [u8; 52] {
@@ -239,17 +239,17 @@ impl Features {
 /// A named upstream that the sender offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// How flows and streams refer to it.
+    /// The number by which flows and streams refer to the service.
     pub number: u32,
-    /// How the configuration refers to it.
+    /// The name by which the configuration refers to the service.
     pub name: String,
     /// Whether the service takes UDP flows.
     pub udp: bool,
     /// Whether the service takes TCP forwards.
     pub tcp: bool,
-    /// How long a UDP flow to it may be silent; whole milliseconds.
+    /// The time for which a UDP flow to it may be silent; whole milliseconds.
     pub idle: Duration,
-    /// Whether a datagram to it that fits into no packet travels in pieces; else it is dropped.
+    /// Whether a datagram to it that fits into no packet travels in pieces; otherwise it is dropped.
     pub fragment: bool,
 }
 

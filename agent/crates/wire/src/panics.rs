@@ -52,7 +52,7 @@ pub struct Panicked;
 thread_local! {
     /// The part that this thread runs.
     static PART: Cell<Option<Part>> = const { Cell::new(None) };
-    /// How many locks and changes forbid this thread to survive a panic.
+    /// The number of locks and changes that forbid this thread to survive a panic.
     static CRITICAL: Cell<u32> = const { Cell::new(0) };
 }
 

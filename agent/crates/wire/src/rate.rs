@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How fast a bucket fills, and how much it holds.
+/// The rate at which a bucket fills, and the tokens that it holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Nanoseconds in which it gains one token.

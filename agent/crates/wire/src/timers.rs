@@ -1,4 +1,4 @@
-//! Deadlines of many things, of which few fire.
+//! Deadlines of many things, few of which ever fire.
 //!
 //! A thing that is busy moves its deadline with every packet. So arming is lazy: an entry is only added when the
 //! new deadline is earlier than the armed one, and whoever is woken asks the thing itself whether it is due.

@@ -14,8 +14,8 @@ use wire::panics::lock;
 
 use crate::replay_log::{Record, ReplayLog};
 
-/// How long a worker waits for a write: far longer than one into the kernel's cache takes, and far less than the 500 ms after which peers
-/// hold a silent lane for dead.
+/// The time that a worker waits for a write: far longer than one into the kernel's cache takes, and far less than the 500 ms
+/// after which peers take a silent lane for dead.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A replay log whose owner waits for each write, up to a limit. A write that takes longer counts as failed, and nothing is waited for until

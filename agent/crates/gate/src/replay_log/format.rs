@@ -52,8 +52,8 @@ impl Record {
     }
 }
 
-/// Which boot of the machine this is: records of the same one are complete, because what was written stays in the
-/// kernel's cache however the process ended.
+/// The boot of the machine. Records of the present boot are complete, because what was written stays in the kernel's cache
+/// however the process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootId([u8; Self::BYTES]);
 
@@ -72,7 +72,7 @@ impl BootId {
 pub(super) struct Header {
     /// The boot of the machine in which the file was created.
     pub(super) boot: BootId,
-    /// How many workers the agent had, and so how many files belong together.
+    /// The number of workers that the agent had, and so the number of files that belong together.
     pub(super) workers: u8,
     /// Knocks with a timestamp up to this unix second may have been used and yet be in no file.
     pub(super) blind_until: u64,

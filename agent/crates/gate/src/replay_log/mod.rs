@@ -1,4 +1,4 @@
-//! The used knocks of a worker, kept across a restart: else whoever recorded a knock could have it answered again.
+//! The used knocks of a worker, kept across a restart so that a recorded knock is not answered again.
 //!
 //! | question | file |
 //! |---|---|

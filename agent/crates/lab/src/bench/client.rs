@@ -23,16 +23,16 @@ use crate::bench::{
     tally::{Counts, FlowTally, Received},
 };
 
-/// How often a datagram that needs an answer is repeated: far above any round trip worth a measurement.
+/// The interval at which a datagram that needs an answer is repeated: far above any round trip worth a measurement.
 const REPEAT: Duration = Duration::from_millis(50);
 
-/// How long stragglers are waited for.
+/// The time for which stragglers are waited for.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 
 /// Batches that one socket gives in one turn at most.
 const BATCHES_PER_TURN: usize = 4;
 
-/// What the threads of a run share. Nothing in it is touched per datagram.
+/// The state that the threads of a run share. None of it is touched per datagram.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Flows that the sink has welcomed.

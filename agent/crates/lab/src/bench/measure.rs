@@ -32,10 +32,10 @@ use crate::{
     out,
 };
 
-/// How long the flows may take to be welcomed: an agent that dials does so every second.
+/// The time that the flows may take to be welcomed: an agent that dials does so every second.
 const WELCOME: Duration = Duration::from_secs(5);
 
-/// How often this thread looks at what the others do.
+/// The interval at which this thread looks at the progress of the others.
 const LOOK: Duration = Duration::from_millis(2);
 
 type Handle<T> = JoinHandle<anyhow::Result<T>>;

@@ -94,7 +94,7 @@ pub struct Options {
     pub sizes: Vec<u16>,
     /// Payload bits per second over all flows, for each direction; none is as fast as it goes.
     pub bits_per_second: Option<u64>,
-    /// How long is counted, at least a millisecond.
+    /// The time that is counted, at least a millisecond.
     pub measured: Duration,
     /// The duration of the warm-up, which is not counted.
     pub warmup: Duration,
@@ -189,7 +189,7 @@ fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow
     Ok(Found { best, steps })
 }
 
-/// One object: the run itself if there is one, else a list of them.
+/// One object: the run itself if there is one, otherwise a list of runs.
 fn json(runs: &[Found]) -> serde_json::Value {
     let one = |found: &Found| {
         if found.steps.is_empty() {

@@ -38,7 +38,7 @@ pub(super) struct Outcome {
     pub(super) round_trip: Latency,
     /// Probes sent while the load was counted.
     pub(super) sent: u64,
-    /// How many of them came back.
+    /// The number of those probes that came back.
     pub(super) returned: u64,
 }
 

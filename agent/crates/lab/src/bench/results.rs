@@ -21,7 +21,7 @@ pub(super) struct Way {
     pub(super) kernel_drops: u64,
     /// From the sender's call to the receiver's; none where they have no clock in common.
     pub(super) one_way: Option<Histogram<u64>>,
-    /// How long the receiver took for what it counted, not less than the sender sent.
+    /// The time that the receiver took for what it counted, not less than the sender sent.
     pub(super) seconds: f64,
 }
 

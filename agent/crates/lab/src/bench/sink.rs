@@ -17,7 +17,7 @@ use crate::bench::{
     tally::{FlowTally, Received},
 };
 
-/// How often it looks whether it shall end.
+/// The interval at which the sink checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Batches that one turn reads at most.

@@ -31,7 +31,7 @@ pub(super) enum Arrival {
 }
 
 impl Window {
-    /// How far behind a datagram may be: 8 KiB a flow, and 60 ms of 64-byte datagrams at a million a second.
+    /// The distance that a datagram may be behind: 8 KiB a flow, and 60 ms of 64-byte datagrams at a million a second.
     const BITS: u64 = 65_536;
 
     pub(super) fn new() -> Self {

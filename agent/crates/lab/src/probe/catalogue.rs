@@ -353,7 +353,7 @@ fn other_long_headers(list: &mut List, rng: &mut SmallRng) {
     }
 }
 
-/// What has 1200 bytes, again, from one port: a sender's burst, which the kernel may hand over as one buffer.
+/// Repeats the probes of 1200 bytes from one port: a sender's burst, which the kernel may hand over as one buffer.
 fn mixture(list: &mut List) {
     let equal = list.probes.iter().filter(|probe| probe.bytes.len() == MIN_DATAGRAM);
     let mixed: Vec<Probe> = equal

@@ -91,7 +91,7 @@ pub struct Probe {
     pub detail: String,
     /// The UDP payload, 0 to 1500 bytes.
     pub bytes: Vec<u8>,
-    /// How often it is sent, as a client does that gets no answer.
+    /// The number of times it is sent, as by a client that gets no answer.
     pub rounds: u8,
 }
 
@@ -108,7 +108,7 @@ pub struct Options {
     pub target: SocketAddr,
     /// The seed that the packets are made from.
     pub seed: u64,
-    /// How long an answer to the last datagram of a round may take.
+    /// The time that an answer to the last datagram of a round may take.
     pub wait: Duration,
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::probe::Class;
 
-/// How much of an answer is shown.
+/// The bytes of an answer that are shown.
 const SHOWN_BYTES: usize = 16;
 
 wire::labelled! {
@@ -33,7 +33,7 @@ pub struct Report {
     pub target: SocketAddr,
     /// The seed that the packets were made from.
     pub seed: u64,
-    /// How long answers were waited for.
+    /// The time for which answers were waited for.
     pub wait: Duration,
     /// One for each class, in the order of [`Class::ALL`].
     pub rows: Vec<Row>,

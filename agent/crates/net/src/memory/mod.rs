@@ -39,7 +39,7 @@ pub use tun::{MemoryTun, Written};
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
-/// How far apart hosts begin in it.
+/// The distance between the first dynamic ports of two hosts.
 const PORTS_BETWEEN_HOSTS: u16 = 1_009;
 
 /// A datagram between two sockets of a fabric.
@@ -158,7 +158,7 @@ impl MemoryFabric {
         self.state.borrow_mut().no_gro = !gro;
     }
 
-    /// Whether a listening port's group is steered by connection ID. It is at first; else it is hashed, as by a kernel that
+    /// Whether a listening port's group is steered by connection ID, as at first. Otherwise it is hashed, as by a kernel that
     /// takes no program.
     pub fn set_steering(&self, steering: bool) {
         self.state.borrow_mut().no_steering = !steering;
@@ -233,7 +233,7 @@ pub struct MemoryNet {
     worker: WorkerId,
     ready: Ready,
     answers: HashMap<Token, io::Result<Vec<SocketAddr>>>,
-    /// How often port 0 of an address was asked for.
+    /// The number of times that port 0 of an address was asked for.
     binds: HashMap<(Kind, IpAddr), usize>,
     /// Until the worker asks for its queue.
     tun: Option<MemoryTun>,

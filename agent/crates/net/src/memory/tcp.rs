@@ -62,7 +62,7 @@ impl Pipe {
     }
 }
 
-/// What the connections of an address wait in, for one of its listeners.
+/// The queue of connections to an address, for one of its listeners.
 #[derive(Default)]
 pub(super) struct Backlog {
     waiting: VecDeque<(Stream, SocketAddr)>,

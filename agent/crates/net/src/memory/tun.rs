@@ -97,7 +97,7 @@ impl MemoryTun {
         self.device.written.take()
     }
 
-    /// How many packets wait in `queue` to be read.
+    /// The number of packets that wait in `queue` to be read.
     ///
     /// # Panics
     /// When there is no such queue.

@@ -78,7 +78,7 @@ impl Endpoint {
         }
     }
 
-    /// How well the socket matches a datagram's addresses; none when it does not hear it.
+    /// The quality of the match between the socket and a datagram's addresses; none if it does not receive the datagram.
     pub(super) fn hears(&self, datagram: &Datagram<'_>) -> Option<u8> {
         let ip = self.local.ip();
         if ip.is_ipv4() != datagram.to.is_ipv4() || !(ip.is_unspecified() || ip == datagram.to.ip()) {

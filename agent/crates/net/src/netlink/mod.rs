@@ -31,7 +31,8 @@ const ANSWER_BYTES: usize = 64 << 10;
 /// The routing table that is looked at without any rule of ours.
 pub const TABLE_MAIN: u32 = 254;
 
-/// By which `ip route` and `ip rule` tell what is ours (`proto 199`): a number that iproute2's `rt_protos` gives to nobody.
+/// The number that marks routes and rules as ours in `ip route` and `ip rule` (`proto 199`). iproute2's `rt_protos` gives it to
+/// nobody.
 pub const PROTOCOL: u8 = 199;
 
 /// A connection to the kernel's tables.
@@ -316,7 +317,7 @@ impl Route {
     }
 }
 
-/// A route of the kernel's, whoever set it.
+/// A route in the kernel, whoever set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The prefix that the route leads to.

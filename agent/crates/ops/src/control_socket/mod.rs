@@ -124,7 +124,7 @@ impl Desk {
             }
             Ok(Request::QlogTake { id }) => {
                 let taken = self.peers.captures().take(id);
-                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken))
+                taken.map_or_else(|refusal| no_capture(&refusal), Answer::Qlog)
             }
             Ok(Request::QlogStop { id }) => {
                 let stopped = self.peers.captures().stop(id);
